@@ -1,0 +1,1 @@
+"""Loss under a chosen context, the influence of a token, selection rules, dependency sparsity."""

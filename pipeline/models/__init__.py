@@ -1,0 +1,1 @@
+"""Language models behind one interface; ai2-olmo stays behind this door."""

@@ -1,0 +1,1 @@
+"""Arrow schemas, atomic shards, provenance, completeness, intervals."""

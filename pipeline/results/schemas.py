@@ -1,0 +1,150 @@
+"""The Arrow schema of every artefact, each column with its meaning and unit.
+
+`RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > RESULTS.md` writes it, a test
+keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens from the
+start of the document; a target at position t is predicted from the tokens before it.
+"""
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+def _column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
+    return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
+
+
+_TARGET_COLUMNS = [
+    _column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+    _column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
+    _column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
+]
+_SELECTION_COLUMNS = [
+    _column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
+    _column(
+        "far_context",
+        pa.string(),
+        "'own', or 'other_document': the null, where the far context is another document's tokens"
+        " at the same positions",
+    ),
+]
+_LOSS_COLUMNS = [
+    _column("short_context_loss", pa.float32(), "loss(t | exactly short_context_length tokens before t), nats"),
+    _column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
+]
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "evaluation_documents": pa.schema(
+        [
+            _column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            _column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
+            _column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
+            _column("num_tokens", pa.int32(), "length of token_ids"),
+        ]
+    ),
+    "loss_differences": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            _column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
+            _column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
+            *_LOSS_COLUMNS,
+            _column(
+                "loss_difference",
+                pa.float32(),
+                "short_context_loss - long_context_loss, nats; positive = the long context helps",
+            ),
+        ]
+    ),
+    "influential_tokens": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            *_SELECTION_COLUMNS,
+            _column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
+            _column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
+            _column("distance", pa.int32(), "target_position - context_position"),
+            _column(
+                "context_token_id",
+                pa.int32(),
+                "vocabulary ID of the selected token (of the other document's, for the null)",
+            ),
+            _column(
+                "influence",
+                pa.float32(),
+                "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
+                " positive = the token helps",
+            ),
+        ]
+    ),
+    "influences": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            _SELECTION_COLUMNS[1],
+            _column(
+                "influences",
+                pa.list_(pa.float32()),
+                "influence of every far-context token, nats; entry i is the token at chunk start + i",
+            ),
+        ]
+    ),
+    "sparse_context_losses": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            *_SELECTION_COLUMNS,
+            _column("k", pa.int32(), "number of influential tokens added to the short context"),
+            *_LOSS_COLUMNS,
+            _column("sparse_context_loss", pa.float32(), "loss(t | short context and S_k only), nats"),
+        ]
+    ),
+    "dependency_sparsity": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            _SELECTION_COLUMNS[0],
+            _column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
+            _column(
+                "dependency_sparsity",
+                pa.int32(),
+                "k*: the least studied k recovering the recovery fraction of loss_difference; null where"
+                " loss_difference is below the minimum gain, or no studied k reaches it",
+                nullable=True,
+            ),
+            _column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
+        ]
+    ),
+    "length_losses": pa.schema(
+        [
+            *_TARGET_COLUMNS[:1],
+            _column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
+            _column("num_targets", pa.int32(), "targets of the document"),
+            _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
+        ]
+    ),
+}
+
+_PREAMBLE = """# What the Parquet files hold
+
+Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this page equal to the schemas.
+
+A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
+`pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
+Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
+Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
+`settings` (the full configuration), `inputs` (SHA-256 of checkpoint and documents), `git_commit` and
+`packages` (their versions).
+"""
+
+
+def results_page() -> str:
+    """The text of RESULTS.md: a table a artefact, a row a column."""
+    sections = [_PREAMBLE]
+    for artefact, schema in SCHEMAS.items():
+        rows = [
+            f"| `{field.name}` | {field.type}{', may be null' if field.nullable else ''} "
+            f"| {field.metadata[b'meaning'].decode()} |"
+            for field in schema
+        ]
+        sections.append("\n".join([f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|", *rows, ""]))
+    return "\n".join(sections)
+
+
+if __name__ == "__main__":
+    print(results_page(), end="")  # noqa: T201

@@ -1,0 +1,1 @@
+"""Documents from a source, tokenizers, packed training shards, evaluation documents."""

@@ -1,0 +1,1 @@
+"""The training loop on accelerate, its configuration, data order and checkpoints."""
