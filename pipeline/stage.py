@@ -35,7 +35,9 @@ def stage_parser(manual: str | None) -> argparse.ArgumentParser:
 def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None]) -> None:
     """Parse the command line, run `main`, and turn what the user can mend into one line and exit code 2."""
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s", stream=sys.stderr
+    )
     # Libraries log what only their authors need; warnings of theirs still pass.
     for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -61,7 +63,7 @@ def _exit_with(parser: argparse.ArgumentParser, sentence: str) -> None:
 
 
 def progress(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
-    """`items`, with a progress bar and an ETA on standard error; a line each ten seconds where that is a file."""
+    """`items`, with a progress bar and an ETA on standard error (a line each ten seconds into a file)."""
     return iter(progress_bar(items, description, unit, total))
 
 

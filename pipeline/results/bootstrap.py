@@ -48,12 +48,13 @@ def ratio_of_sums(
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
     generator = np.random.default_rng(seed)
     num_documents = len(numerators_D)
+    equal_D = np.full(num_documents, 1 / num_documents)
     ratios = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for start in range(0, num_resamples, block_of_resamples):
             num_draws = min(block_of_resamples, num_resamples - start)
             # How often each document is drawn says all there is to know of a resample.
-            counts_RD = generator.multinomial(num_documents, np.full(num_documents, 1 / num_documents), num_draws)
+            counts_RD = generator.multinomial(num_documents, equal_D, num_draws)
             ratios.append((counts_RD @ numerators_D) / (counts_RD @ denominators_D))
         estimate = float(numerators_D.sum() / denominators_D.sum())
     low, high = np.nanquantile(np.concatenate(ratios), [0.025, 0.975])

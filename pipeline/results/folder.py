@@ -1,8 +1,8 @@
 """A results folder: one stage writes one model's shards, each whole or absent, resumable, never mixed.
 
-    <results>/<artefact>/model=<model>/00003-of-00008.parquet      the data
-    <results>/_stages/<stage>/model=<model>/settings.json          what made it, written first
-    <results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete, written last
+<results>/<artefact>/model=<model>/00003-of-00008.parquet      the data
+<results>/_stages/<stage>/model=<model>/settings.json          what made it, written first
+<results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete, written last
 """
 
 import json
@@ -72,9 +72,12 @@ class StageOutput:
     def _shard_name(self, shard_index: int) -> str:
         return f"{shard_index:05d}-of-{self._num_shards:05d}"
 
+    def _mark(self, shard_index: int) -> Path:
+        return self._marks / f"{self._shard_name(shard_index)}.done"
+
     def pending_shards(self) -> list[int]:
         """Indices of the shards that are not complete yet."""
-        return [i for i in range(self._num_shards) if not (self._marks / f"{self._shard_name(i)}.done").exists()]
+        return [i for i in range(self._num_shards) if not self._mark(i).exists()]
 
     def write_shard(self, shard_index: int, tables: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
         """Write the columns of each artefact of one shard, then mark the shard complete.
@@ -83,8 +86,10 @@ class StageOutput:
             shard_index: which shard.
             tables: artefact -> column -> values, as `SCHEMAS` names and types them.
         """
-        metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self._made_by.items()}
-        metadata |= {"git_commit": git_commit(), "packages": json.dumps(package_versions())}
+        provenance = self._made_by | {"git_commit": git_commit(), "packages": package_versions()}
+        metadata = {
+            key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
+        }
         rows = {}
         for artefact, columns in tables.items():
             schema = SCHEMAS[artefact].with_metadata(metadata)
@@ -92,7 +97,7 @@ class StageOutput:
             folder = self._results / artefact / f"model={self._model}"
             write_parquet(folder / f"{self._shard_name(shard_index)}.parquet", table)
             rows[artefact] = table.num_rows
-        write_json(self._marks / f"{self._shard_name(shard_index)}.done", {"rows": rows})
+        write_json(self._mark(shard_index), {"rows": rows})
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -129,6 +134,7 @@ def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = 
         present = ", ".join(artefacts_in(results)) or "nothing"
         raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
     partitioning = ds.partitioning(pa.schema([("model", pa.string())]), flavor="hive")
-    dataset = ds.dataset(files, schema=SCHEMAS[artefact].append(pa.field("model", pa.string())), partitioning=partitioning)
+    schema = SCHEMAS[artefact].append(pa.field("model", pa.string()))
+    dataset = ds.dataset(files, schema=schema, partitioning=partitioning)
     wanted = [field.name for field in SCHEMAS[artefact]] if columns is None else list(columns)
     return dataset.to_table(columns=["model", *wanted]).to_pandas()

@@ -29,7 +29,7 @@ _SELECTION_COLUMNS = [
     ),
 ]
 _LOSS_COLUMNS = [
-    _column("short_context_loss", pa.float32(), "loss(t | exactly short_context_length tokens before t), nats"),
+    _column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
     _column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
 ]
 
@@ -134,7 +134,7 @@ Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schem
 
 
 def results_page() -> str:
-    """The text of RESULTS.md: a table a artefact, a row a column."""
+    """The text of RESULTS.md: a table an artefact, a row a column."""
     sections = [_PREAMBLE]
     for artefact, schema in SCHEMAS.items():
         rows = [
@@ -142,7 +142,8 @@ def results_page() -> str:
             f"| {field.metadata[b'meaning'].decode()} |"
             for field in schema
         ]
-        sections.append("\n".join([f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|", *rows, ""]))
+        heading = [f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|"]
+        sections.append("\n".join([*heading, *rows, ""]))
     return "\n".join(sections)
 
 

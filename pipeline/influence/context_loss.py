@@ -1,0 +1,115 @@
+"""loss(t | C): the loss of one token under a chosen context, each token at its own position ID.
+
+Coordinates here count from the start of the chunk, and are the position IDs too.
+
+Shapes: L chunk (long_context_length), T targets, C context, N contexts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.errors import InputError
+from pipeline.models.causal_lm import CausalLM, target_losses
+
+
+@dataclass(frozen=True)
+class ContextLengths:
+    """Which tokens are predicted, and what they see.
+
+    Raises:
+        InputError: the far context of the first target would be empty.
+    """
+
+    short_context_length: int
+    """s: the short context of target t is exactly the s tokens [t - s, t)."""
+    long_context_length: int
+    """ℓ: documents are cut into chunks of ℓ tokens."""
+    targets_per_chunk: int
+    """m: the last m positions of a chunk are targets, and see everything before them in the chunk."""
+
+    def __post_init__(self) -> None:
+        if self.short_context_length >= self.first_target:
+            raise InputError(
+                f"the short context ({self.short_context_length} tokens) leaves no far context: it must be"
+                f" shorter than the long context before the first target, {self.long_context_length}"
+                f" - {self.targets_per_chunk} = {self.first_target} tokens"
+            )
+
+    @property
+    def first_target(self) -> int:
+        """The first target's place in its chunk."""
+        return self.long_context_length - self.targets_per_chunk
+
+    @property
+    def targets_T(self) -> np.ndarray:
+        """The targets' places in their chunk: int64 [T]."""
+        return np.arange(self.first_target, self.long_context_length)
+
+    @property
+    def num_far_tokens_T(self) -> np.ndarray:
+        """Far-context tokens of each target: the far context of t is [0, t - s)."""
+        return self.targets_T - self.short_context_length
+
+
+def context_losses(
+    model: CausalLM,
+    token_ids_NC: np.ndarray,
+    position_ids_NC: np.ndarray,
+    target_ids_N: np.ndarray,
+    tokens_per_batch: int,
+) -> np.ndarray:
+    """loss(t | C) for N contexts of C tokens each, nothing else visible anywhere in the network: float32 [N].
+
+    A context is a sequence of its own, so leaving tokens out is exact; their IDs keep them in place. The
+    last token of each context stands right before the target, and its row predicts the target.
+
+    Args:
+        token_ids_NC, position_ids_NC: the contexts' tokens and their position IDs, ascending.
+        target_ids_N: the tokens to be predicted.
+        tokens_per_batch: how many tokens one forward pass may hold.
+    """
+    num_contexts, context_length = token_ids_NC.shape
+    contexts_per_batch = max(1, tokens_per_batch // context_length)
+    losses = []
+    for start in range(0, num_contexts, contexts_per_batch):
+        batch = slice(start, start + contexts_per_batch)
+        token_ids = torch.as_tensor(token_ids_NC[batch], device=model.device)
+        losses.append(
+            target_losses(
+                model,
+                token_ids,
+                torch.as_tensor(position_ids_NC[batch], device=model.device),
+                None,
+                torch.full((len(token_ids), 1), context_length - 1, device=model.device),
+                torch.as_tensor(target_ids_N[batch, None], device=model.device),
+            )
+        )
+    return torch.cat(losses)[:, 0].cpu().numpy()
+
+
+def window_losses(
+    model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray, context_length: int, tokens_per_batch: int
+) -> np.ndarray:
+    """loss(t | exactly the `context_length` tokens before t), one window a target: float32 [T].
+
+    Windows are never shared between targets: a token at the window's edge would otherwise carry what it
+    saw before the edge into the prediction.
+    """
+    positions_TC = targets_T[:, None] + np.arange(-context_length, 0)
+    return context_losses(model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], tokens_per_batch)
+
+
+def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:
+    """loss(t | everything before t in the chunk), all targets in one forward pass: float32 [T]."""
+    token_ids_1S = torch.as_tensor(chunk_L[None, :-1], device=model.device)
+    losses_1T = target_losses(
+        model,
+        token_ids_1S,
+        torch.arange(token_ids_1S.shape[1], device=model.device)[None],
+        None,
+        torch.as_tensor(targets_T[None] - 1, device=model.device),
+        torch.as_tensor(chunk_L[targets_T][None], device=model.device),
+    )
+    return losses_1T[0].cpu().numpy()

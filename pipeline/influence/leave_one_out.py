@@ -1,0 +1,136 @@
+"""The influence of every far-context token, by leaving each out once for all targets together.
+
+One forward pass over a sequence without row r gives loss(t | long without r) for every target at once,
+so a chunk costs one pass a removed token, not one a (target, token) pair (design.md 2). Row r is really
+left out, at kept position IDs, which equals masking every attention edge into it (a test).
+
+The null needs the same for a far context from another document. There the tokens that target t sees
+depend on t: other-document tokens before t - s, own tokens from t - s on. A packed sequence holds both: the
+other document once (it never sees our tokens, so all targets share it), then a window of s own tokens a
+target, each of which sees its own window and the other document up to where the window begins.
+
+Shapes: L chunk, S rows of the packed sequence, T targets, R removed rows, F far-context rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.influence.context_loss import ContextLengths
+from pipeline.models.causal_lm import CausalLM, target_losses
+
+
+@dataclass(frozen=True)
+class PackedSequence:
+    """Rows of tokens in which some predict targets. Row r < F holds the far-context token of position r."""
+
+    token_ids_S: np.ndarray
+    position_ids_S: np.ndarray
+    visible_SS: np.ndarray | None
+    """Which row sees which; None: the rows up to itself."""
+    query_rows_T: np.ndarray
+    """The row that predicts each target: the one holding the token right before it."""
+    target_ids_T: np.ndarray
+    num_far_tokens_T: np.ndarray
+    """Rows [0, this) are the target's far context."""
+
+
+def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:
+    """The chunk itself: every target sees all that is before it."""
+    return PackedSequence(
+        chunk_L[:-1],
+        np.arange(len(chunk_L) - 1),
+        None,
+        lengths.targets_T - 1,
+        chunk_L[lengths.targets_T],
+        lengths.num_far_tokens_T,
+    )
+
+
+def null_contexts(
+    chunk_L: np.ndarray, other_chunk_L: np.ndarray, lengths: ContextLengths
+) -> Iterator[PackedSequence]:
+    """The same targets with the same short contexts, the far context taken from another document.
+
+    A few targets at a time, so that their windows take no more rows than the other document does and
+    the attention mask stays small.
+    """
+    targets_per_sequence = max(1, int(lengths.num_far_tokens_T[0]) // lengths.short_context_length)
+    for start in range(0, lengths.targets_per_chunk, targets_per_sequence):
+        targets_T = lengths.targets_T[start : start + targets_per_sequence]
+        yield _null_context(chunk_L, other_chunk_L, targets_T, lengths.short_context_length)
+
+
+def _null_context(
+    chunk_L: np.ndarray, other_chunk_L: np.ndarray, targets_T: np.ndarray, short_context_length: int
+) -> PackedSequence:
+    num_far_T = targets_T - short_context_length
+    num_far, num_targets = int(num_far_T[-1]), len(targets_T)
+    windows_TC = num_far_T[:, None] + np.arange(short_context_length)
+    # The other document is "target" -1; a row sees the rows of its own part up to itself, and a window's
+    # rows see those of the other document that stand before the window.
+    part_S = np.concatenate([np.full(num_far, -1), np.repeat(np.arange(num_targets), short_context_length)])
+    position_ids_S = np.concatenate([np.arange(num_far), windows_TC.ravel()])
+    window_start_S = np.concatenate([np.zeros(num_far), np.repeat(num_far_T, short_context_length)])
+    same_part_SS = part_S[:, None] == part_S[None, :]
+    visible_SS = (same_part_SS & (position_ids_S[:, None] >= position_ids_S[None, :])) | (
+        (part_S[None, :] == -1) & (position_ids_S[None, :] < window_start_S[:, None])
+    )
+    return PackedSequence(
+        np.concatenate([other_chunk_L[:num_far], chunk_L[windows_TC].ravel()]),
+        position_ids_S,
+        visible_SS,
+        num_far + short_context_length * np.arange(1, num_targets + 1) - 1,
+        chunk_L[targets_T],
+        num_far_T,
+    )
+
+
+def influences(model: CausalLM, sequence: PackedSequence, tokens_per_batch: int) -> np.ndarray:
+    """I_t(i) = loss(t | long without i) - loss(t | long) for every far-context token i: float32 [T, F], nats.
+
+    F is the far context of the last target; entries beyond a target's own far context are NaN.
+    """
+    num_far = int(sequence.num_far_tokens_T[-1])
+    full_1T = _losses(model, sequence, None)
+    removals_per_batch = max(1, tokens_per_batch // len(sequence.token_ids_S))
+    losses_FT = np.concatenate(
+        [
+            _losses(model, sequence, np.arange(start, min(start + removals_per_batch, num_far)))
+            for start in range(0, num_far, removals_per_batch)
+        ]
+    )
+    influence_TF = (losses_FT - full_1T).T
+    influence_TF[np.arange(num_far) >= sequence.num_far_tokens_T[:, None]] = np.nan
+    return influence_TF
+
+
+def _losses(model: CausalLM, sequence: PackedSequence, removed_R: np.ndarray | None) -> np.ndarray:
+    """The targets' losses without each of the removed rows, or with all rows: float32 [R, T] or [1, T].
+
+    Where the removed row is a target's own query row, the entry is another row's loss. A query row is
+    never far context, so `influences` blanks such entries.
+    """
+    num_rows, queries_1T = len(sequence.token_ids_S), sequence.query_rows_T[None]
+    if removed_R is None:
+        kept_RS, query_rows_RT = np.arange(num_rows)[None], queries_1T
+    else:
+        rows_1S = np.arange(num_rows - 1)[None]
+        kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
+        query_rows_RT = queries_1T - (queries_1T > removed_R[:, None])
+    kept = torch.as_tensor(kept_RS, device=model.device)
+    visible_RSS = None
+    if sequence.visible_SS is not None:
+        visible_SS = torch.as_tensor(sequence.visible_SS, device=model.device)
+        visible_RSS = visible_SS[kept[:, :, None], kept[:, None, :]]
+    losses_RT = target_losses(
+        model,
+        torch.as_tensor(sequence.token_ids_S, device=model.device)[kept],
+        torch.as_tensor(sequence.position_ids_S, device=model.device)[kept],
+        visible_RSS,
+        torch.as_tensor(query_rows_RT, device=model.device),
+        torch.as_tensor(sequence.target_ids_T, device=model.device).expand(len(kept_RS), -1),
+    )
+    return losses_RT.cpu().numpy()

@@ -1,0 +1,142 @@
+"""The few far tokens that carry a prediction, and what is lost by keeping only them.
+
+For each checkpoint and each target t of the evaluation documents:
+  1. influence of every far-context token: loss(t | long without it) - loss(t | long), one forward pass a
+     removed token for all targets of a chunk together;
+  2. the k tokens that each selection rule ranks first (leave_one_out; controls: random, nearest);
+  3. loss(t | short context and those k tokens), nothing else visible anywhere in the network;
+  4. the same three with the far context of another document at the same positions: the null. Selection
+     looks at the answer, so k tokens chosen among hundreds lower the loss even where none matters; only
+     the excess over the null is an effect;
+  5. dependency sparsity k*: the least k that recovers most of what the long context gains.
+
+writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
+         *.parquet                                            columns: RESULTS.md
+resumes  run the same command again; complete shards are kept, other settings are refused
+needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+
+full size, on one GPU:
+  python pipeline/influential_tokens.py --data runs/c4/data --checkpoints runs/c4/models/long-seed0 \\
+      --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
+
+on a laptop, after `make demo` (half a minute):
+  python pipeline/influential_tokens.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
+      --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 8
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.evaluation import (
+    Chunk,
+    Columns,
+    add_evaluation_arguments,
+    append_columns,
+    evaluate_checkpoints,
+)
+from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
+from pipeline.influence.rules import RULES, find_rule
+from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
+from pipeline.influence.sparsity import dependency_sparsity
+from pipeline.models.causal_lm import CausalLM
+from pipeline.stage import fraction, positive_int, run_stage, stage_parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add_evaluation_arguments(stage)
+    add = stage.add_argument
+    add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
+    add(
+        "--k",
+        type=positive_int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16],
+        help="numbers of influential tokens studied",
+    )
+    add("--rules", nargs="+", default=list(RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add(
+        "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
+    )
+    add(
+        "--minimum-gain", type=float, default=0.1,
+        help="loss difference, in nats, below which a target has no k*: there is nothing to recover",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, help="of the rules that draw")
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint."""
+    lengths = ContextLengths(
+        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
+    )
+    arguments.k = sorted(set(arguments.k))
+    smallest_far_context = int(lengths.num_far_tokens_T[0])
+    if arguments.k[-1] > smallest_far_context:
+        raise InputError(
+            f"--k {arguments.k[-1]} is more than the {smallest_far_context} far-context tokens of the first"
+            " target; choose a smaller k, a longer long context or fewer targets a chunk"
+        )
+    for rule in arguments.rules:
+        find_rule(rule)
+    settings = {
+        name: getattr(arguments, name)
+        for name in ("short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed")
+    }
+    settings["intervention"] = "remove"
+    evaluate_checkpoints(
+        arguments,
+        "influential_tokens",
+        settings,
+        lambda model, chunk: _measure(model, chunk, lengths, arguments),
+    )
+
+
+def _measure(
+    model: CausalLM, chunk: Chunk, lengths: ContextLengths, arguments: argparse.Namespace
+) -> dict[str, Columns]:
+    chunk_L, targets_T, batch = chunk.token_ids_L, lengths.targets_T, arguments.tokens_per_batch
+    short_T = window_losses(model, chunk_L, targets_T, lengths.short_context_length, batch)
+    long_T = long_context_losses(model, chunk_L, targets_T)
+    contexts = far_contexts(model, chunk_L, chunk.null_token_ids_L, lengths, batch)
+    seed = [arguments.seed, int(chunk.document_id, 16), chunk.chunk_index]
+    selections = {
+        (rule, context.name): (context, selected_positions(context, rule, lengths, arguments.k[-1], seed))
+        for rule in arguments.rules
+        for context in contexts
+    }
+    sparse_of_k = {
+        k: sparse_context_losses(model, chunk_L, selections, k, lengths, batch) for k in arguments.k
+    }
+    tables: dict[str, Columns] = {}
+    for context in contexts:
+        append_columns(tables, influence_rows(chunk, targets_T, context))
+    for key, (context, positions_TK) in selections.items():
+        rule = key[0]
+        append_columns(tables, selection_rows(chunk, targets_T, rule, context, positions_TK))
+        sparse_TJ = np.stack([sparse_of_k[k][key] for k in arguments.k], axis=1)
+        losses_T = (short_T, long_T)
+        append_columns(
+            tables, sparse_loss_rows(chunk, targets_T, rule, context, losses_T, arguments.k, sparse_TJ)
+        )
+        if context.name == OWN:
+            sparsity = dependency_sparsity(
+                short_T, long_T, sparse_TJ, np.array(arguments.k),
+                recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
+            )  # fmt: skip
+            append_columns(tables, sparsity_rows(chunk, targets_T, rule, short_T - long_T, sparsity))
+    return tables
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

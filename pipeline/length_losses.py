@@ -1,0 +1,109 @@
+"""Loss against context length: how much each model gains, or suffers, from longer contexts.
+
+For each checkpoint and each context length c from 8 tokens to the long context: loss(t | exactly the c
+tokens before t), the same targets at every c, every token at its own position ID. Ends by printing the
+mean loss of each model and length with its 95 % interval (bootstrap over documents).
+
+writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
+resumes  run the same command again; complete shards are kept, other settings are refused
+needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+
+full size, on one GPU:
+  python pipeline/length_losses.py --data runs/c4/data --checkpoints runs/c4/models/* \\
+      --results runs/c4/results --long-context-length 1024 --targets-per-chunk 64
+
+on a laptop, after `make demo` (seconds):
+  python pipeline/length_losses.py --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
+      --results runs/try/results --long-context-length 256 --max-documents 16
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from pipeline.errors import InputError
+from pipeline.influence.context_loss import ContextLengths, window_losses
+from pipeline.influence.evaluation import Chunk, Columns, add_evaluation_arguments, evaluate_checkpoints
+from pipeline.models.causal_lm import CausalLM
+from pipeline.models.olmo import model_name
+from pipeline.results.bootstrap import ratio_of_sums
+from pipeline.results.folder import read_artefact
+from pipeline.stage import logger, positive_int, run_stage, stage_parser
+
+_SHORTEST = 8
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add_evaluation_arguments(stage)
+    stage.add_argument(
+        "--context-lengths", type=positive_int, nargs="+",
+        help="context lengths, in tokens; if not given, 8, 12, 16, 24, … doubling in two steps up to what the"
+        " first target has before it",
+    )  # fmt: skip
+    return stage
+
+
+def default_context_lengths(longest: int) -> list[int]:
+    """8, 12, 16, 24, 32, … below `longest`, then `longest` itself."""
+    steps = (
+        base << doublings
+        for doublings in range(longest.bit_length())
+        for base in (_SHORTEST, _SHORTEST * 3 // 2)
+    )
+    return [*(length for length in steps if length < longest), longest]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint, then print the means."""
+    # The shortest length stands in for the short context: it only has to fit.
+    lengths = ContextLengths(
+        min(arguments.context_lengths or [_SHORTEST]),
+        arguments.long_context_length,
+        arguments.targets_per_chunk,
+    )
+    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
+    if context_lengths[-1] > lengths.first_target:
+        raise InputError(
+            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has {lengths.first_target}"
+            " tokens before it, and every length is measured on every target"
+        )
+
+    def measure(model: CausalLM, chunk: Chunk) -> dict[str, Columns]:
+        means = [
+            float(
+                window_losses(
+                    model, chunk.token_ids_L, lengths.targets_T, context_length, arguments.tokens_per_batch
+                ).mean()
+            )
+            for context_length in context_lengths
+        ]
+        columns: Columns = {
+            "document_id": [chunk.document_id] * len(context_lengths),
+            "context_length": context_lengths,
+            "num_targets": [lengths.targets_per_chunk] * len(context_lengths),
+            "mean_loss": means,
+        }
+        return {"length_losses": columns}
+
+    evaluate_checkpoints(arguments, "length_losses", {"context_lengths": context_lengths}, measure)
+    for path in arguments.checkpoints:
+        _log_means(arguments.results, model_name(path))
+
+
+def _log_means(results: Path, model: str) -> None:
+    losses = read_artefact(results, "length_losses")
+    losses = losses[losses["model"] == model]
+    losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]
+    for context_length, rows in losses.groupby("context_length"):
+        sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()
+        interval = ratio_of_sums(sums["loss_sum"].to_numpy(), sums["num_targets"].to_numpy())
+        logger.info("%s: %5d tokens of context: mean loss %s nats", model, context_length, interval)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

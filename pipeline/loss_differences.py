@@ -1,0 +1,67 @@
+"""Loss of every target under its short and its long context.
+
+For each checkpoint and each target t of the evaluation documents: long_context_loss (everything before t
+in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
+loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
+
+writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
+resumes  run the same command again; complete shards are kept, other settings are refused
+needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+
+full size, on one GPU:
+  python pipeline/loss_differences.py --data runs/c4/data --checkpoints runs/c4/models/* \\
+      --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
+
+on a laptop, after `make demo` (seconds):
+  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
+      --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.evaluation import Chunk, Columns, add_evaluation_arguments, evaluate_checkpoints
+from pipeline.models.causal_lm import CausalLM
+from pipeline.stage import positive_int, run_stage, stage_parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add_evaluation_arguments(stage)
+    stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint."""
+    lengths = ContextLengths(
+        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
+    )
+
+    def measure(model: CausalLM, chunk: Chunk) -> dict[str, Columns]:
+        targets_T = lengths.targets_T
+        short_T = window_losses(
+            model, chunk.token_ids_L, targets_T, lengths.short_context_length, arguments.tokens_per_batch
+        )
+        long_T = long_context_losses(model, chunk.token_ids_L, targets_T)
+        columns = chunk.target_columns(targets_T) | {
+            "target_token_id": chunk.token_ids_L[targets_T].tolist(),
+            "num_long_context_tokens": targets_T.tolist(),
+            "short_context_loss": short_T.tolist(),
+            "long_context_loss": long_T.tolist(),
+            "loss_difference": (short_T - long_T).tolist(),
+        }
+        return {"loss_differences": columns}
+
+    settings = {"short_context_length": lengths.short_context_length}
+    evaluate_checkpoints(arguments, "loss_differences", settings, measure)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)
