@@ -1,0 +1,150 @@
+"""Print the closing table of a results folder: losses, and how much of the gain k tokens recover.
+
+python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.statistics import NULL, OWN, excess_over_null, recovered_losses, summarize_models
+from pipeline.errors import unknown_name
+from pipeline.results.bootstrap import Interval
+from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.stage import run_stage, stage_parser
+
+Row = Mapping[Hashable, Any]  # of one of the tables of statistics
+_ABSENT = "-"
+_NO_GAIN = "no gain"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _interval(row: Row | None, column: str) -> str:
+    if row is None:
+        return _ABSENT
+    return str(Interval(row[column], row[f"{column}_low"], row[f"{column}_high"]))
+
+
+def context_lengths(results: Path, model: str) -> str:
+    """'short / long' tokens of the contexts that a model's loss differences were measured with."""
+    path = results / "_stages" / "loss_differences" / f"model={model}" / "settings.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.exists() else {}
+    lengths = (settings.get(name, _ABSENT) for name in ("short_context_length", "long_context_length"))
+    return " / ".join(map(str, lengths))
+
+
+def models_table(results: Path) -> str:
+    """A row a model: contexts, sample size, mean losses and the mean loss difference with its interval."""
+    summary = summarize_models(read_artefact(results, "loss_differences"))
+    rows = [
+        [
+            row["model"], context_lengths(results, row["model"]),
+            f"{row['num_targets']:,}", f"{row['num_documents']:,}",
+            f"{row['short_context_loss']:.3f}", f"{row['long_context_loss']:.3f}",
+            _interval(row, "loss_difference"),
+        ]
+        for row in summary.to_dict("records")
+    ]  # fmt: skip
+    header = [
+        "model",
+        "context short / long",
+        "targets",
+        "documents",
+        "short loss",
+        "long loss",
+        "short - long [95 %]",
+    ]
+    return aligned(header, rows)
+
+
+def recovered_table(results: Path, rule: str) -> str:
+    """A row a model and k: recovered fraction beside its null's, and the excess in nats.
+
+    Raises:
+        InputError: no results of influential tokens, or none of this rule.
+    """
+    losses = read_artefact(results, "sparse_context_losses")
+    if rule not in set(losses["rule"]):
+        raise unknown_name("rule", rule, losses["rule"].unique())
+    losses = losses[losses["rule"] == rule]
+    recovered = {
+        (row["far_context"], row["model"], row["k"]): row
+        for row in recovered_losses(losses).to_dict("records")
+    }
+    excess = {(row["model"], row["k"]): row for row in excess_over_null(losses).to_dict("records")}
+    rows = []
+    for far_context, model, k in recovered:
+        if far_context == OWN:
+            own, null = recovered[OWN, model, k], recovered.get((NULL, model, k))
+            beyond = excess.get((model, k))
+            in_nats = [_interval(own, "recovered_loss"), _interval(beyond, "excess_loss")]
+            rows.append([model, str(k), _fraction(own), _fraction(null), *in_nats])
+    rows += [[model, *[_ABSENT] * 5] for model in _models_without(results, losses)]
+    header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]
+    return aligned(header, rows)
+
+
+def _fraction(row: Row | None) -> str:
+    if row is not None and not row["is_gain_clear"]:
+        return _NO_GAIN
+    return _interval(row, "recovered_fraction")
+
+
+def _models_without(results: Path, losses: pd.DataFrame) -> list[str]:
+    models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
+    return sorted(set(models) - set(losses["model"]))
+
+
+def closing_text(results: Path, figures: Path, rule: str) -> str:
+    """The whole page: both tables, what their words mean, and where figures and data lie."""
+    notes = f"""\
+Losses are in nats, means over targets; [ ] is the 95 % interval over documents. "its null" makes the same
+choice among another document's tokens: what it recovers is owed to choosing with the answer in hand, so
+the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain, short - long, is not above 0,
+and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
+"""
+    parquet = [f"  {results / artefact / 'model=*' / '*.parquet'}" for artefact in artefacts_in(results)]
+    drawn = [f"  {path}" for path in sorted(figures.glob("*.png"))] or [f"  none in {figures}"]
+    return "\n".join(
+        [
+            "What the long context is worth", models_table(results),
+            f"What k tokens of it recover (rule {rule})", recovered_table(results, rule),
+            notes,
+            "Figures (a PDF beside each)", *drawn, "",
+            "Data (RESULTS.md says what the columns mean)", *parquet, "",
+        ]
+    )  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the page."""
+    figures = arguments.figures or arguments.results.parent / "figures"
+    sys.stdout.write(closing_text(arguments.results, figures, arguments.rule))
+
+
+if __name__ == "__main__":
+    parser = stage_parser(__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="a results folder")
+    parser.add_argument(
+        "--figures", type=Path, help="the folder of figures; beside the results where not given"
+    )
+    parser.add_argument("--rule", default="leave_one_out", help="the selection rule shown")
+    run_stage(parser, main)
