@@ -127,6 +127,14 @@ def _mark_gain(ax: Axes, gain: float) -> None:
     ax.axhline(gain, color=GREY, linewidth=1, linestyle=":", label="the whole gain")
 
 
+def _say(ax: Axes, sentence: str) -> Axes:
+    """A panel that has nothing to draw says why."""
+    ax.text(0.5, 0.5, sentence, ha="center", va="center", transform=ax.transAxes, color=GREY)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    return ax
+
+
 def rules_legend(figure: Figure, ax: Axes) -> None:
     """One legend below `figure` for panels of rules, with the labels of `ax` and the null's dashes."""
     handles, labels = ax.get_legend_handles_labels()
@@ -159,11 +167,7 @@ def recovered_fraction_against_k(recovered: pd.DataFrame, ax: Axes) -> Axes:
     """
     _against_k(ax, recovered, "recovered fraction")
     if not recovered["is_gain_clear"].any():
-        ax.text(0.5, 0.5, "no clear gain from the long\ncontext: no fraction of it", ha="center", va="center",
-                transform=ax.transAxes, color=GREY)  # fmt: skip
-        ax.set_yticks([])
-        ax.set_xlim(recovered["k"].min() / 1.2, recovered["k"].max() * 1.2)
-        return ax
+        return _say(ax, "no clear gain from the long\ncontext: no fraction of it")
     _draw_rules(ax, recovered, "recovered_fraction")
     _mark_gain(ax, 1)
     return ax
@@ -176,6 +180,8 @@ def excess_over_null_against_k(excess: pd.DataFrame, ax: Axes) -> Axes:
         excess: `statistics.excess_over_null`, one model.
         ax: to draw on.
     """
+    if excess.empty:
+        return _say(_against_k(ax, excess, "recovered beyond the null (nats)"), "the null was not measured")
     _draw_rules(ax, excess.assign(far_context=OWN), "excess_loss")
     _mark_gain(ax, excess["loss_difference"].iloc[0])
     return _against_k(ax, excess, "recovered beyond the null (nats)")
