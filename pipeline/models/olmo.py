@@ -9,8 +9,10 @@ import re
 from pathlib import Path
 
 import torch
+from olmo.config import ModelConfig
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
+from yaml import YAMLError
 
 from pipeline.errors import InputError
 from pipeline.models.rope import blocks_of, use_position_ids
@@ -56,7 +58,7 @@ class OLMoCausalLM:
             logits_NV = torch.nn.functional.linear(hidden_ND, transformer.wte.weight)
         else:
             logits_NV = transformer.ff_out(hidden_ND)
-        return logits_NV / math.sqrt(config.d_model) if config.scale_logits else logits_NV
+        return logits_NV * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits_NV
 
 
 def _attention_bias(visible_BSS: torch.Tensor) -> torch.Tensor:
@@ -100,16 +102,17 @@ def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
         InputError: the folder is not an OLMo checkpoint, is truncated, or has no RoPE.
     """
     try:
+        config = ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
+    except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {reason}") from error
+    if not config.rope:
+        raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
+    try:
         model = OLMo.from_checkpoint(str(checkpoint), device=str(device))
-    except (OLMoConfigurationError, KeyError) as error:
-        raise InputError(f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {error}") from error
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    if not model.config.rope:
-        raise InputError(
-            f"{checkpoint} has no RoPE (model.rope is false), so tokens cannot keep position IDs"
-        )
     return OLMoCausalLM(model.float())

@@ -1,0 +1,139 @@
+"""Everything the engine computes, computed again naively: one pair at a time, by stock OLMo and masks.
+
+The witness shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo
+reads all tokens before the target in place, and attention edges into the tokens outside the context are cut.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+from olmo.model import OLMo
+
+from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
+from pipeline.models.olmo import OLMoCausalLM
+
+S, L, M, MAX_K = 4, 24, 5, 8
+LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
+TARGETS = range(L - M, L)
+TOLERANCE = 2e-5
+
+
+def _naive_loss(stock: OLMo, tokens: np.ndarray, target: int, context: Iterable[int]) -> float:
+    allowed = torch.zeros(target, target, dtype=torch.bool)
+    for query in range(target):
+        for key in context:
+            allowed[query, key] = key <= query
+    with torch.inference_mode():
+        logits = stock(torch.tensor(tokens[None, :target]), attention_bias=allowed[None, None]).logits[0, -1]
+    return -torch.log_softmax(logits, -1)[int(tokens[target])].item()
+
+
+@pytest.fixture(scope="module")
+def chunks() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(5)
+    return generator.integers(0, 48, L), generator.integers(0, 48, L)
+
+
+@pytest.fixture(scope="module")
+def stock(make_olmo: Callable[..., OLMo]) -> OLMo:
+    return make_olmo(seed=2)
+
+
+@pytest.fixture(scope="module")
+def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
+    return OLMoCausalLM(make_olmo(seed=2))
+
+
+def _far_tokens(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -> np.ndarray:
+    """The chunk as the target sees it: its own, or with the other document's tokens before t - s."""
+    own, other = chunks
+    return own if name == "own" else np.concatenate([other[: target - S], own[target - S :]])
+
+
+def test_short_and_long_losses(stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> None:
+    own = chunks[0]
+    short = window_losses(lm, own, LENGTHS.targets_T, S, tokens_per_batch=9)
+    long = long_context_losses(lm, own, LENGTHS.targets_T)
+    for index, target in enumerate(TARGETS):
+        assert short[index] == pytest.approx(
+            _naive_loss(stock, own, target, range(target - S, target)), abs=TOLERANCE
+        )
+        assert long[index] == pytest.approx(_naive_loss(stock, own, target, range(target)), abs=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def contexts(lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
+    return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, tokens_per_batch=100)}
+
+
+@pytest.fixture(scope="module")
+def naive_influences(stock: OLMo, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, list[list[float]]]:
+    found = {}
+    for name in ("own", "other_document"):
+        found[name] = []
+        for target in TARGETS:
+            tokens = _far_tokens(name, chunks, target)
+            everything = _naive_loss(stock, tokens, target, range(target))
+            found[name].append(
+                [
+                    _naive_loss(stock, tokens, target, [i for i in range(target) if i != left_out])
+                    - everything
+                    for left_out in range(target - S)
+                ]
+            )
+    return found
+
+
+@pytest.mark.parametrize("name", ["own", "other_document"])
+def test_every_influence(contexts: dict, naive_influences: dict, name: str) -> None:
+    influence_TF = contexts[name].influence_TF
+    assert influence_TF.shape == (M, L - 1 - S)
+    for index, naive in enumerate(naive_influences[name]):
+        np.testing.assert_allclose(influence_TF[index, : len(naive)], naive, atol=TOLERANCE)
+        assert np.isnan(influence_TF[index, len(naive) :]).all()
+    assert np.nanstd(influence_TF) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["own", "other_document"])
+def test_selection_takes_the_largest_naive_influences(
+    contexts: dict, naive_influences: dict, name: str
+) -> None:
+    selected = selected_positions(contexts[name], "leave_one_out", LENGTHS, MAX_K, seed=[0])
+    for index, naive in enumerate(naive_influences[name]):
+        assert selected[index].tolist() == sorted(range(len(naive)), key=lambda i: -naive[i])[:MAX_K]
+
+
+@pytest.mark.parametrize("k", [1, 3, MAX_K])
+def test_every_sparse_context_loss(
+    stock: OLMo, lm: OLMoCausalLM, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
+) -> None:
+    selections = {
+        (rule, name): (context, selected_positions(context, rule, LENGTHS, MAX_K, seed=[0]))
+        for rule in ("leave_one_out", "random", "nearest")
+        for name, context in contexts.items()
+    }
+    losses = sparse_context_losses(lm, chunks[0], selections, k, LENGTHS, tokens_per_batch=50)
+    assert losses.keys() == selections.keys()
+    for (rule, name), (_, positions) in selections.items():
+        for index, target in enumerate(TARGETS):
+            seen = [*positions[index, :k].tolist(), *range(target - S, target)]
+            naive = _naive_loss(stock, _far_tokens(name, chunks, target), target, seen)
+            assert losses[rule, name][index] == pytest.approx(naive, abs=TOLERANCE), (rule, name, target)
+
+
+def test_a_wide_target_block_reaches_into_its_own_far_context(
+    stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]
+) -> None:
+    # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
+    lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
+    own = chunks[0]
+    (context, _) = far_contexts(lm, *chunks, lengths, tokens_per_batch=100)
+    first = L - 12
+    everything = _naive_loss(stock, own, first, range(first))
+    for left_out in range(first - 2):
+        naive = _naive_loss(stock, own, first, [i for i in range(first) if i != left_out]) - everything
+        assert context.influence_TF[0, left_out] == pytest.approx(naive, abs=TOLERANCE)
+    assert np.isnan(context.influence_TF[0, first - 2 :]).all()

@@ -1,0 +1,77 @@
+"""A dependency put there on purpose must be found: tokens that repeat what stood 12 places before."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from olmo.model import OLMo
+
+from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.selection import (
+    OTHER_DOCUMENT,
+    OWN,
+    far_contexts,
+    selected_positions,
+    sparse_context_losses,
+)
+from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.rope import use_position_ids
+
+PERIOD, LENGTH, VOCABULARY = 12, 24, 16
+LENGTHS = ContextLengths(short_context_length=4, long_context_length=LENGTH, targets_per_chunk=6)
+
+
+def _repeated(num_sequences: int, generator: torch.Generator) -> torch.Tensor:
+    half = torch.randint(0, VOCABULARY, (num_sequences, PERIOD), generator=generator)
+    return half.repeat(1, LENGTH // PERIOD)
+
+
+def _test_sequences() -> np.ndarray:
+    """Sequences with no token twice in a half: the planted token alone tells the target."""
+    half = torch.rand(21, VOCABULARY, generator=torch.Generator().manual_seed(9)).argsort(1)[:, :PERIOD]
+    return half.repeat(1, LENGTH // PERIOD).numpy()
+
+
+@pytest.fixture(scope="module")
+def copier(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
+    """An OLMo trained, in seconds, to say again the token 12 before; one layer can."""
+    model = make_olmo(n_layers=1, d_model=32, vocab_size=VOCABULARY, embedding_size=VOCABULARY, init_std=0.1)
+    use_position_ids(model).set_position_ids(torch.arange(LENGTH)[None])
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        tokens = _repeated(64, generator)
+        logits = model(tokens).logits[:, PERIOD - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, PERIOD:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss < 0.02:
+            break
+    assert loss < 0.1, "the planted task was not learnt"
+    return OLMoCausalLM(model)
+
+
+def test_leave_one_out_returns_exactly_the_planted_position(copier: OLMoCausalLM) -> None:
+    tokens = _test_sequences()
+    for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True):
+        contexts = {c.name: c for c in far_contexts(copier, chunk, null_chunk, LENGTHS, 4096)}
+        selected = selected_positions(contexts[OWN], "leave_one_out", LENGTHS, 1, seed=[0])
+        assert selected[:, 0].tolist() == (LENGTHS.targets_T - PERIOD).tolist()
+
+
+def test_the_planted_token_restores_the_prediction_and_its_null_does_not(copier: OLMoCausalLM) -> None:
+    tokens = _test_sequences()
+    losses: dict[str, list[float]] = {OWN: [], OTHER_DOCUMENT: []}
+    for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True):
+        selections = {
+            ("leave_one_out", context.name): (
+                context,
+                selected_positions(context, "leave_one_out", LENGTHS, 1, seed=[0]),
+            )
+            for context in far_contexts(copier, chunk, null_chunk, LENGTHS, 4096)
+        }
+        for (_, name), values in sparse_context_losses(copier, chunk, selections, 1, LENGTHS, 4096).items():
+            losses[name].extend(values.tolist())
+    assert np.mean(losses[OWN]) < 0.5 < 1.5 < np.mean(losses[OTHER_DOCUMENT])
