@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary path beside `path`, fsync what it wrote and rename it to `path`.
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The
@@ -42,3 +42,13 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write `table` as zstd Parquet, atomically."""
     write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """The table of column -> values, typed and ordered by `schema`, whose metadata it carries."""
+    return pa.Table.from_pydict(dict(columns), schema=schema)
+
+
+def read_parquet(path: Path, columns: Sequence[str]) -> pa.Table:
+    """The named columns of one Parquet file."""
+    return pq.read_table(path, columns=list(columns))
