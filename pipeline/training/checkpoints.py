@@ -1,0 +1,121 @@
+"""Checkpoints in OLMo's unsharded layout, whole or absent.
+
+<run folder>/config.yaml                 the run's configuration, written when it begins
+<run folder>/step1000-unsharded/
+    config.yaml  model.pt  optim.pt      as OLMo writes them; OLMo.from_checkpoint loads the folder
+    train.pt                             step, tokens, random state, and what made them
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from pipeline.errors import InputError
+from pipeline.results.files import write_atomically
+from pipeline.training.configuration import PretrainConfig, plain_values
+
+_NAME = re.compile(r"step(\d+)-unsharded")
+_CHANGEABLE = {
+    "save_folder",
+    "run_name",
+}  # a run may be moved and renamed; everything else decides its numbers
+
+
+def checkpoints_of(run_folder: Path) -> dict[int, Path]:
+    """Step -> folder of every complete checkpoint, ascending."""
+    folders = run_folder.iterdir() if run_folder.is_dir() else ()
+    found = [(int(match[1]), folder) for folder in folders if (match := _NAME.fullmatch(folder.name))]
+    return dict(sorted(found))
+
+
+def save_checkpoint(
+    run_folder: Path, step: int, config: PretrainConfig, state: dict[str, dict[str, Any]]
+) -> Path:
+    """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
+
+    Args:
+        run_folder: the run's folder.
+        step: finished steps.
+        config: written beside the weights.
+        state: file stem (`model`, `optim`, `train`) -> what that file holds.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    folder = run_folder / f"step{step}-unsharded"
+    temporary = run_folder / f".{folder.name}.part"
+    for leftover in (temporary, folder):  # of a killed save; a folder of this very step is made again
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        config.save(temporary / "config.yaml")
+        for stem, content in state.items():
+            torch.save(content, temporary / f"{stem}.pt")
+        for path in temporary.iterdir():
+            _sync(path)
+        _sync(temporary)
+        temporary.rename(folder)
+        _sync(run_folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_state(folder: Path) -> dict[str, dict[str, Any]]:
+    """The `state` given to `save_checkpoint`, its tensors on the CPU."""
+    return {
+        stem: torch.load(folder / f"{stem}.pt", map_location="cpu", weights_only=True)
+        for stem in ("model", "optim", "train")
+    }
+
+
+def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
+    """Remove all but the newest `num_kept` checkpoints."""
+    for folder in list(checkpoints_of(run_folder).values())[:-num_kept]:
+        shutil.rmtree(folder)
+
+
+def begin_or_continue(run_folder: Path, config: PretrainConfig) -> None:
+    """Write the run's configuration, or refuse a folder that holds a run of another one.
+
+    Raises:
+        InputError: names every field that changed.
+    """
+    path = run_folder / "config.yaml"
+    if not path.exists():
+        write_atomically(path, config.save)
+        return
+    earlier, now = OmegaConf.to_container(OmegaConf.load(path)), plain_values(config)
+    changes = _differences(earlier, now)
+    if changes:
+        raise InputError(
+            f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
+            " choose another --save-folder, or repeat the earlier settings"
+        )
+
+
+def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
+    """One phrase for every leaf in which two nested configurations differ."""
+    if name in _CHANGEABLE or earlier == now:
+        return []
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        names = sorted(earlier.keys() | now.keys())
+        prefix = f"{name}." if name else ""
+        return [
+            phrase for key in names for phrase in _differences(earlier.get(key), now.get(key), prefix + key)
+        ]
+    return [f"{name} was {earlier}, now {now}"]

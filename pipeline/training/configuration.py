@@ -1,0 +1,147 @@
+"""What one pretraining run is: OLMo's TrainConfig with our fields for length, positions and batch in tokens.
+
+A plain OLMo TrainConfig YAML loads too. Of OLMo's top-level fields the run honours those in
+`HONOURED_FIELDS`; any other one is refused unless it is null or has OLMo's default value, for a setting
+that does nothing would be recorded as if it had done something. `model`, `optimizer` and `scheduler` go
+to OLMo's own classes whole. `max_duration` has OLMo's meaning: 1000 is steps, "2e6T" tokens, "2ep"
+epochs. `save_interval` counts steps between checkpoints, which are always unsharded.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+from olmo.config import TrainConfig
+from omegaconf import OmegaConf
+
+from pipeline.errors import InputError, unknown_name
+from pipeline.positions.schemes import position_scheme
+
+PRECISIONS = ("amp_bf16", "fp32")
+
+
+@dataclass
+class PretrainConfig(TrainConfig):
+    """OLMo's TrainConfig, and what this project adds to it."""
+
+    train_context_length: int | None = None
+    """Tokens of one training sequence. None: model.max_sequence_length."""
+
+    position_scheme: str = "contiguous"
+    """Position IDs of a training sequence: `contiguous` or `pose`."""
+
+    pose_target_length: int | None = None
+    """PoSE draws position IDs below this number of tokens. None unless position_scheme is `pose`."""
+
+    global_train_batch_tokens: int | None = None
+    """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences), so that
+    another train_context_length leaves the tokens of a step as they are. None: the latter decides."""
+
+    device_train_microbatch_tokens: int | None = None
+    """Tokens of one forward and backward pass on one device, in place of device_train_microbatch_size
+    (sequences). None: device_train_microbatch_size decides."""
+
+    train_data_sha256: str | None = None
+    """SHA-256 of the training tokens, in hex. None: taken from the tokenized data."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of one training sequence, with the default resolved."""
+        return self.train_context_length or self.model.max_sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.global_train_batch_size * self.sequence_length
+
+    def micro_batch_size(self, num_ranks: int) -> int:
+        """Sequences of one forward pass on one of `num_ranks` ranks; every micro-batch has this size.
+
+        Raises:
+            InputError: the global batch does not divide into equal micro-batches.
+        """
+        if self.global_train_batch_size % num_ranks:
+            raise InputError(
+                f"global_train_batch_size {self.global_train_batch_size} (sequences) is not divisible by"
+                f" the {num_ranks} ranks"
+            )
+        rank_batch_size = self.global_train_batch_size // num_ranks
+        micro_batch_size = min(self.device_train_microbatch_size, rank_batch_size)
+        if rank_batch_size % micro_batch_size:
+            raise InputError(
+                f"the {rank_batch_size} sequences of a rank are not divisible by device_train_microbatch_size"
+                f" {micro_batch_size} (sequences)"
+            )
+        return micro_batch_size
+
+    def validate(self) -> None:
+        """Refuse values that could only fail later, or do nothing.
+
+        Raises:
+            InputError: names the field, its value and what would be right.
+        """
+        self._validate_positions()
+        for name in ("seed", "save_interval", "console_log_interval", "global_train_batch_size",
+                     "device_train_microbatch_size"):  # fmt: skip
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; it must be at least {least}")
+        if self.optimizer.learning_rate <= 0:
+            raise InputError(f"optimizer.learning_rate is {self.optimizer.learning_rate}; it must be above 0")
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.model.init_device == "meta":
+            raise InputError(
+                "model.init_device 'meta' is for sharded training, which this stage does not do; leave it out"
+            )
+        self.micro_batch_size(num_ranks=1)
+
+    def _validate_positions(self) -> None:
+        length, longest = self.sequence_length, self.model.max_sequence_length
+        if not 1 < length <= longest:
+            raise InputError(
+                f"train_context_length is {length} tokens; it must be at least 2 and at most"
+                f" model.max_sequence_length, {longest}"
+            )
+        position_scheme(self.position_scheme, self.pose_target_length)
+        if self.pose_target_length is not None and self.pose_target_length < length:
+            raise InputError(
+                f"pose_target_length is {self.pose_target_length} tokens; it must be at least"
+                f" train_context_length, {length}"
+            )
+        if not self.model.rope:
+            raise InputError("model.rope is false; position IDs can be chosen in models with RoPE only")
+
+
+OUR_FIELDS = tuple(
+    field.name for field in dataclasses.fields(PretrainConfig) if field.name in PretrainConfig.__annotations__
+)
+HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
+    "run_name", "seed", "model", "optimizer", "scheduler", "save_folder", "save_interval",
+    "save_num_unsharded_checkpoints_to_keep", "max_duration", "global_train_batch_size",
+    "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval",
+}  # fmt: skip
+
+
+def plain_values(config: TrainConfig) -> dict[str, Any]:
+    """`config` as it is written to YAML: nested dicts and lists, enums by name."""
+    values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return cast(dict[str, Any], values)
+
+
+def refuse_ignored_fields(given: dict[str, Any]) -> None:
+    """Refuse a setting of OLMo's that this stage would not act on.
+
+    Args:
+        given: what the user wrote, nested plain values.
+
+    Raises:
+        InputError: names the field.
+    """
+    defaults = plain_values(TrainConfig())
+    for name, value in given.items():
+        if name not in HONOURED_FIELDS and value is not None and value != defaults[name]:
+            raise InputError(
+                f"'{name}' is a field of OLMo's trainer that pretrain does not act on;"
+                " leave it out or set it to null"
+            )

@@ -1,0 +1,133 @@
+"""From what the user wrote (a YAML file, overrides, tokenized data) to a checked PretrainConfig."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from pipeline.errors import InputError, unknown_name
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.training.configuration import PretrainConfig, refuse_ignored_fields
+
+_EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
+_BATCH_FIELDS = {
+    "global_train_batch_tokens": "global_train_batch_size",
+    "device_train_microbatch_tokens": "device_train_microbatch_size",
+}
+
+
+def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> PretrainConfig:
+    """The configuration of one run, complete and checked.
+
+    Args:
+        path: a YAML file of PretrainConfig's, or plain OLMo TrainConfig's, fields.
+        overrides: `field.subfield=value`, as in OLMo's scripts; they win over the file.
+        data: the tokenized data, whose tokenizer decides vocab_size, embedding_size, eos_token_id and
+            pad_token_id of the model; a setting that says otherwise is refused.
+
+    Raises:
+        InputError: one sentence naming the field and what would be right.
+    """
+    try:
+        given = _read_given(path, overrides)
+        _refuse_unknown_fields(given, OmegaConf.structured(PretrainConfig))
+        refuse_ignored_fields(given)
+        _take_from_data(given, data)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PretrainConfig), given))
+        assert isinstance(config, PretrainConfig)
+        _derive_sequences(config, given)
+    except OmegaConfBaseException as error:
+        raise InputError(f"{path}: {_first_line(error)}") from error
+    config.validate()
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    """OmegaConf's message and the field it is about, without its dump of types."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    fields = [line for line in lines[1:] if line.startswith("full_key:")]
+    return " ".join([lines[0], *(f"({line.replace('full_key: ', '')})" for line in fields)])
+
+
+def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the file and the overrides say, merged, interpolations resolved."""
+    for override in overrides:
+        if "=" not in override:
+            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
+    _register_resolvers()
+    try:
+        file = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise InputError(f"no configuration file {path}") from error
+    except (OSError, YAMLError) as error:
+        raise InputError(f"{path} is not a readable YAML file: {error}") from error
+    if not isinstance(file, DictConfig):
+        raise InputError(f"{path} does not hold the fields of a training configuration")
+    merged = OmegaConf.merge(
+        PretrainConfig.update_legacy_settings(file), OmegaConf.from_dotlist(list(overrides))
+    )
+    given = OmegaConf.to_container(merged, resolve=True)
+    assert isinstance(given, dict)
+    return cast(dict[str, Any], given)
+
+
+def _register_resolvers() -> None:
+    """Let a file use OLMo's `path.*` interpolations."""
+    with (
+        warnings.catch_warnings()
+    ):  # ai2-olmo 0.6 registers them in a way that OmegaConf 2.4 calls deprecated
+        warnings.simplefilter("ignore", UserWarning)
+        PretrainConfig._register_resolvers(validate_paths=False)
+
+
+def _refuse_unknown_fields(given: Mapping[str, Any], schema: DictConfig, prefix: str = "") -> None:
+    """Raise for the first field, at any depth, that the configuration does not have."""
+    known_names = [str(name) for name in schema]
+    for name, value in given.items():
+        if name not in known_names:
+            valid = [f"{prefix}{known}" for known in known_names]
+            raise unknown_name("configuration field", f"{prefix}{name}", valid)
+        if isinstance(value, Mapping) and isinstance(schema[name], DictConfig) and len(schema[name]):
+            _refuse_unknown_fields(value, schema[name], f"{prefix}{name}.")
+
+
+def _take_from_data(given: dict[str, Any], data: TokenizedData) -> None:
+    """Fill in what the tokenized data decides; refuse a setting that says otherwise."""
+    model = given["model"] = dict(given.get("model") or {})
+    padded_size = -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE
+    decided = [
+        (given, "train_data_sha256", data.train_sha256),
+        (model, "vocab_size", data.vocabulary_size),
+        (model, "embedding_size", padded_size),
+        (model, "eos_token_id", data.eos_token_id),
+        (model, "pad_token_id", data.eos_token_id),  # sequences are full: no token is ever padding
+    ]
+    for settings, name, value in decided:
+        if settings.get(name) not in (None, value):
+            field = name if settings is given else f"model.{name}"
+            raise InputError(
+                f"{field} is {settings[name]}, but the tokenized data says {value}; leave it out"
+            )
+        settings[name] = value
+
+
+def _derive_sequences(config: PretrainConfig, given: Mapping[str, Any]) -> None:
+    """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
+    for tokens_field, sequences_field in _BATCH_FIELDS.items():
+        tokens, length = getattr(config, tokens_field), config.sequence_length
+        if tokens is None:
+            continue
+        if tokens < length or tokens % length:
+            raise InputError(
+                f"{tokens_field} {tokens} is not a multiple of the train_context_length, {length} tokens"
+            )
+        if given.get(sequences_field) not in (None, tokens // length):
+            raise InputError(
+                f"{tokens_field} {tokens} makes {tokens // length} sequences, but {sequences_field} is"
+                f" {given[sequences_field]}; give one of the two"
+            )
+        setattr(config, sequences_field, tokens // length)

@@ -1,0 +1,74 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.positions.schemes import contiguous_position_ids, pose_position_ids, position_scheme
+
+
+class FixedDraws:
+    """A generator that hands out the numbers a test wrote down, and keeps the bounds it was asked for."""
+
+    def __init__(self, *draws: list[int]) -> None:
+        self._draws = list(draws)
+        self.bounds: list[tuple[int, int]] = []
+
+    def integers(self, low: int, high: int, size: Any, endpoint: bool = False) -> np.ndarray:
+        self.bounds.append((low, high if endpoint else high - 1))
+        return np.array(self._draws.pop(0), dtype=np.int64).reshape(size)
+
+
+def test_contiguous_ids_count_from_zero_in_every_sequence() -> None:
+    ids_BS = contiguous_position_ids(2, 4, np.random.default_rng(0))
+    assert ids_BS.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert ids_BS.dtype == np.int64
+
+
+def test_pose_shifts_the_second_chunk_only() -> None:
+    draws: Any = FixedDraws([1, 3, 2], [3, 6, 0])
+    ids_BS = pose_position_ids(3, 4, draws, target_length=10)
+    assert ids_BS.tolist() == [[0, 4, 5, 6], [0, 1, 2, 9], [0, 1, 2, 3]]
+    assert ids_BS.dtype == np.int64
+    # Cuts leave neither chunk empty; the largest skip puts the last token at the last ID, 9.
+    assert draws.bounds == [(1, 3), (0, 6)]
+
+
+def test_pose_ids_increase_start_at_zero_and_stay_below_the_target() -> None:
+    ids_BS = pose_position_ids(2000, 5, np.random.default_rng(1), target_length=12)
+    assert (np.diff(ids_BS, axis=1) > 0).all()
+    assert (ids_BS[:, 0] == 0).all()
+    assert ids_BS.max() == 11
+
+
+def test_pose_reaches_every_distance_below_the_target() -> None:
+    ids_BS = pose_position_ids(2000, 5, np.random.default_rng(2), target_length=12)
+    distances = {
+        int(later - earlier) for ids in ids_BS for i, earlier in enumerate(ids) for later in ids[i + 1 :]
+    }
+    assert distances == set(range(1, 12))
+
+
+def test_pose_to_its_own_length_is_contiguous() -> None:
+    generator = np.random.default_rng(3)
+    assert pose_position_ids(3, 4, generator, target_length=4).tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_schemes_by_name_draw_the_same_ids_from_the_same_seed() -> None:
+    scheme = position_scheme("pose", 64)
+    first, second = (scheme(8, 16, np.random.default_rng([7, 3])) for _ in range(2))
+    assert (first == second).all()
+    assert position_scheme("contiguous")(1, 3, np.random.default_rng(0)).tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "target_length", "sentence"),
+    [
+        ("posse", 64, "unknown position_scheme 'posse'; did you mean 'pose'?"),
+        ("pose", None, "needs pose_target_length"),
+        ("contiguous", 64, "would ignore it"),
+    ],
+)
+def test_bad_schemes_are_refused_in_a_sentence(name: str, target_length: int | None, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace("?", r"\?")):
+        position_scheme(name, target_length)
