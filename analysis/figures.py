@@ -37,7 +37,6 @@ STYLE: dict[str, Any] = {
     "axes.titlesize": 9,
     "figure.titlesize": 9,
     "figure.labelsize": 9,
-    "mathtext.default": "regular",
     "axes.labelsize": 9,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
@@ -261,8 +260,8 @@ def sparse_gain_panels(targets: pd.DataFrame, num_columns: int = 3) -> Figure:
     for ax in axes[len(ks) :]:
         ax.remove()
     figure.colorbar(drawn[0], ax=list(axes[: len(ks)]), label="targets", shrink=0.7)
-    figure.supxlabel("gain of the whole long context, $L_{short} - L_{long}$ (nats)", fontsize=9)
-    figure.supylabel("gain of k tokens, $L_{short} - L_{short+k}$ (nats)", fontsize=9)
+    figure.supxlabel("gain of the long context: short - long loss (nats)", fontsize=9)
+    figure.supylabel("gain of k tokens: short - sparse loss (nats)", fontsize=9)
     return figure
 
 
@@ -280,7 +279,7 @@ def loss_differences_by_model(summary: pd.DataFrame, ax: Axes) -> Axes:
     ax.axvline(0, color=BLACK, linewidth=0.6)
     ax.set_yticks(range(len(rows)), rows["model"])
     ax.set_ylim(-0.5, len(rows) - 0.5)
-    ax.set_xlabel("mean $L_{short} - L_{long}$ (nats)")
+    ax.set_xlabel("mean loss difference, short - long (nats)")
     return ax
 
 
@@ -298,7 +297,7 @@ def loss_difference_distribution(loss_differences: pd.DataFrame, ax: Axes) -> Ax
     ax.axvline(0, color=BLACK, linewidth=0.6)
     ax.set_xlim(*np.quantile(loss_differences["loss_difference"], [0.005, 0.995]))
     ax.set_ylim(0, 1)
-    ax.set_xlabel("$L_{short} - L_{long}$ of a target (nats)")
+    ax.set_xlabel("loss difference of a target (nats)")
     ax.set_ylabel("share of targets above")
     ax.legend(loc="upper right")
     return ax
@@ -376,5 +375,5 @@ def generalization_gap_by_sparsity(gaps: pd.DataFrame, ax: Axes) -> Axes:
     ax.axhline(0, color=BLACK, linewidth=0.6)
     ax.set_xlabel("k*, tokens needed for 0.9 of the gain (n: targets)")
     ax.set_ylabel("generalization gap (nats)")
-    ax.legend(loc="upper left")
+    ax.legend(loc="best")
     return ax

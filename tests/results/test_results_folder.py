@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -33,12 +34,12 @@ def rows(*losses: float) -> dict[str, dict[str, list]]:
     return {"length_losses": columns}
 
 
-def open_output(results: Path, model: str = "a", **changes) -> StageOutput:
+def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
     settings = {"settings": SETTINGS, "inputs": INPUTS, "num_shards": 2}
     return StageOutput(results, "length_losses", model, **(settings | changes))
 
 
-def test_written_shards_are_no_longer_pending_and_read_back(tmp_path):
+def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> None:
     output = open_output(tmp_path)
     assert output.pending_shards() == [0, 1]
     output.write_shard(1, rows(1.5, 2.5))
@@ -51,7 +52,7 @@ def test_written_shards_are_no_longer_pending_and_read_back(tmp_path):
     assert artefacts_in(tmp_path) == ["length_losses"]
 
 
-def test_shard_states_what_made_it(tmp_path):
+def test_shard_states_what_made_it(tmp_path: Path) -> None:
     open_output(tmp_path).write_shard(0, rows(1.0))
     path = tmp_path / "length_losses" / "model=a" / "00000-of-00002.parquet"
     metadata = {key.decode(): value.decode() for key, value in pq.read_schema(path).metadata.items()}
@@ -70,15 +71,17 @@ def test_shard_states_what_made_it(tmp_path):
         ({"settings": SETTINGS | {"intervention": "remove"}}, "intervention was None, now 'remove'"),
     ],
 )
-def test_another_configuration_is_refused_by_name(tmp_path, changes, sentence):
+def test_another_configuration_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
     open_output(tmp_path).write_shard(0, rows(1.0))
     with pytest.raises(InputError, match=sentence):
         open_output(tmp_path, **changes)
     assert open_output(tmp_path).pending_shards() == [1]
 
 
-def test_a_full_disk_leaves_no_part_behind(tmp_path, monkeypatch):
-    def fill_up(table, path, **options):
+def test_a_full_disk_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(table: Any, path: Path, **options: Any) -> None:
         Path(path).write_bytes(b"half a file")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -93,7 +96,7 @@ def test_a_full_disk_leaves_no_part_behind(tmp_path, monkeypatch):
     assert output.pending_shards() == [1]
 
 
-def test_a_rewrite_that_fails_keeps_the_old_file(tmp_path):
+def test_a_rewrite_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, lambda part: part.write_text("old") and None)
 
@@ -107,7 +110,7 @@ def test_a_rewrite_that_fails_keeps_the_old_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_killed_between_data_and_mark_the_shard_is_done_again(tmp_path):
+def test_killed_between_data_and_mark_the_shard_is_done_again(tmp_path: Path) -> None:
     program = f"""
 import os, signal, sys
 sys.path[0] = {str(ROOT)!r}
@@ -129,13 +132,13 @@ output.write_shard(1, rows(2.0))
     assert read_artefact(tmp_path, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]
 
 
-def test_half_written_files_are_not_read(tmp_path):
+def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     open_output(tmp_path).write_shard(0, rows(1.0))
     (tmp_path / "length_losses" / "model=a" / ".00001-of-00002.parquet.part").write_bytes(b"PAR1")
     assert len(read_artefact(tmp_path, "length_losses")) == 1
 
 
-def test_a_missing_artefact_names_those_present(tmp_path):
+def test_a_missing_artefact_names_those_present(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no 'influences' results; it holds nothing"):
         read_artefact(tmp_path, "influences")
     open_output(tmp_path).write_shard(0, rows(1.0))
@@ -143,15 +146,15 @@ def test_a_missing_artefact_names_those_present(tmp_path):
         read_artefact(tmp_path, "influences")
 
 
-def test_columns_other_than_the_schema_are_refused(tmp_path):
+def test_columns_other_than_the_schema_are_refused(tmp_path: Path) -> None:
     tables = rows(1.0)
     del tables["length_losses"]["mean_loss"]
     with pytest.raises(KeyError, match="mean_loss"):
         open_output(tmp_path).write_shard(0, tables)
 
 
-def test_shards_of_all_nulls_and_of_none_read_together(tmp_path):
-    def sparsity(k):
+def test_shards_of_all_nulls_and_of_none_read_together(tmp_path: Path) -> None:
+    def sparsity(k: int | None) -> dict[str, dict[str, list]]:
         keys = {"document_id": ["d"], "chunk_index": [0], "target_position": [250], "rule": ["leave_one_out"]}
         columns = {"loss_difference": [0.5], "dependency_sparsity": [k], "is_censored": [False]}
         return {"dependency_sparsity": keys | columns}
@@ -159,10 +162,13 @@ def test_shards_of_all_nulls_and_of_none_read_together(tmp_path):
     output = open_output(tmp_path)
     output.write_shard(0, sparsity(None))
     output.write_shard(1, sparsity(4))
-    assert read_artefact(tmp_path, "dependency_sparsity")["dependency_sparsity"].isna().tolist() == [True, False]
+    assert read_artefact(tmp_path, "dependency_sparsity")["dependency_sparsity"].isna().tolist() == [
+        True,
+        False,
+    ]
 
 
-def test_every_column_says_what_it_means():
+def test_every_column_says_what_it_means() -> None:
     for artefact, schema in SCHEMAS.items():
         for field in schema:
             assert field.metadata[b"meaning"], f"{artefact}.{field.name}"

@@ -7,11 +7,13 @@ from pipeline.results.schemas import SCHEMAS, results_page
 PAGE = Path(__file__).resolve().parents[2] / "RESULTS.md"
 
 
-def test_results_page_equals_the_schemas():
-    assert PAGE.read_text(encoding="utf-8") == results_page(), "run: python -m pipeline.results.schemas > RESULTS.md"
+def test_results_page_equals_the_schemas() -> None:
+    assert PAGE.read_text(encoding="utf-8") == results_page(), (
+        "run: python -m pipeline.results.schemas > RESULTS.md"
+    )
 
 
-def test_results_page_has_a_row_a_column():
+def test_results_page_has_a_row_a_column() -> None:
     for artefact, schema in SCHEMAS.items():
         section = results_page().split(f"## {artefact}\n")[1].split("## ")[0]
         assert section.count("\n| `") == len(schema)

@@ -1,0 +1,170 @@
+"""Results with planted truth, written the way the stages write theirs.
+
+Each target draws how many far tokens it truly needs (k*), and how much the long context gains it; the
+gain is recovered linearly in log2(k) up to k*. Choosing with the answer in hand adds a selection bonus
+to `leave_one_out`, the same under the null. The generalization gap grows with k*.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.results.folder import StageOutput
+
+KS = [1, 2, 4, 8, 16]
+SHORT_CONTEXT_LENGTH, LONG_CONTEXT_LENGTH = 16, 256
+SHORT_MODELS, LONG_MODELS = ["short-contiguous", "short-pose"], ["long-seed0", "long-seed1"]
+TRAIN_CONTEXT_LENGTHS = {"short-contiguous": 32, "short-pose": 32, "long-seed0": 256, "long-seed1": 256}
+RULES = ["leave_one_out", "nearest", "random"]
+SELECTION_BONUS = {"leave_one_out": 0.08, "nearest": 0.01, "random": 0.0}
+# How far along its path to L_long a rule gets, as a part of what the planted truth allows.
+RULE_STRENGTH = {"leave_one_out": 1.0, "nearest": 0.4, "random": 0.1}
+CENSORED_K, NO_GAIN_K = 32, 0
+MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
+TARGETS_PER_DOCUMENT = 16
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What was planted, a row a target: needed_k, gain (nats) and the target's keys."""
+
+    targets: pd.DataFrame
+
+    def recovered_gain(self, rule: str, k: int) -> pd.Series:
+        """Nats of each target's gain that k tokens truly carry under a rule."""
+        return RULE_STRENGTH[rule] * self.targets["gain"] * share(self.targets["needed_k"].to_numpy(), k)
+
+
+def share(needed_k: np.ndarray, k: int) -> np.ndarray:
+    """Part of the gain that the k best tokens carry: all from k = needed_k on."""
+    return np.minimum(1.0, np.log2(k + 1) / np.log2(np.maximum(needed_k, 1) + 1))
+
+
+def plant(num_documents: int, seed: int) -> Truth:
+    """Draw the truth of every target."""
+    generator = np.random.default_rng(seed)
+    num_targets = num_documents * TARGETS_PER_DOCUMENT
+    document = np.repeat(np.arange(num_documents), TARGETS_PER_DOCUMENT)
+    needed_k = generator.choice(
+        [*KS, CENSORED_K, NO_GAIN_K], num_targets, p=[0.2, 0.15, 0.15, 0.1, 0.1, 0.1, 0.2]
+    )
+    document_effect = generator.gamma(4.0, 0.25, num_documents)[document]
+    gain = (
+        np.where(needed_k == NO_GAIN_K, 0.0, 0.1 + generator.gamma(1.5, 0.3, num_targets)) * document_effect
+    )
+    targets = pd.DataFrame(
+        {
+            "document_id": [f"{index:016x}" for index in document],
+            "chunk_index": np.zeros(num_targets, dtype=int),
+            "target_position": np.tile(np.arange(240, 240 + TARGETS_PER_DOCUMENT), num_documents),
+            "needed_k": needed_k,
+            "gain": gain,
+            "long_context_loss": 2.0 + generator.gamma(2.0, 1.0, num_targets) * document_effect,
+        }
+    )
+    return Truth(targets)
+
+
+def write_results(
+    results: Path, num_documents: int = 24, seed: int = 0, models: list[str] | None = None
+) -> Truth:
+    """Write all stages' artefacts in two shards; short-pose has no influential tokens."""
+    truth = plant(num_documents, seed)
+    for index, model in enumerate(models or [*SHORT_MODELS, *LONG_MODELS]):
+        generator = np.random.default_rng([seed, index])
+        losses = _losses(truth, model, generator)
+        settings = {"short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH}
+        outputs = {
+            stage: StageOutput(
+                results, stage, model, settings=settings, inputs={"checkpoint": f"{index:064x}"}, num_shards=2
+            )
+            for stage in ("loss_differences", "influential_tokens", "length_losses")
+            if (stage, model) != ("influential_tokens", "short-pose")
+        }
+        for shard_index, shard in enumerate(np.array_split(losses.index.to_numpy(), 2)):
+            rows = losses.loc[shard]
+            outputs["loss_differences"].write_shard(
+                shard_index, {"loss_differences": _loss_differences(rows)}
+            )
+            outputs["length_losses"].write_shard(
+                shard_index, {"length_losses": _length_losses(rows, model, generator)}
+            )
+            if "influential_tokens" in outputs:
+                tables = {
+                    "sparse_context_losses": _sparse_context_losses(rows, generator),
+                    "dependency_sparsity": _dependency_sparsity(rows),
+                }
+                outputs["influential_tokens"].write_shard(shard_index, tables)
+    return truth
+
+
+def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:
+    """The truth as one model measures it: long-trained models gain, short-trained ones do not."""
+    losses = truth.targets.copy()
+    noise = generator.normal(0, 0.02, len(losses))
+    gap = MEAN_GAP.get(model, 0.0) * np.log2(losses["needed_k"] + 1)
+    losses["long_context_loss"] = losses["long_context_loss"] + gap + noise
+    if model in SHORT_MODELS:
+        losses["gain"] = generator.normal(0, 0.3, len(losses))
+    losses["short_context_loss"] = losses["long_context_loss"] + losses["gain"]
+    return losses
+
+
+def _loss_differences(rows: pd.DataFrame) -> dict[str, list]:
+    return {
+        **{key: rows[key].to_list() for key in ("document_id", "chunk_index", "target_position")},
+        "target_token_id": (rows["target_position"] % 7).to_list(),
+        "num_long_context_tokens": rows["target_position"].to_list(),
+        "short_context_loss": rows["short_context_loss"].to_list(),
+        "long_context_loss": rows["long_context_loss"].to_list(),
+        "loss_difference": rows["gain"].to_list(),
+    }
+
+
+def _sparse_context_losses(rows: pd.DataFrame, generator: np.random.Generator) -> dict[str, list]:
+    frames = []
+    for rule in RULES:
+        for far_context in ("own", "other_document"):
+            for k in KS:
+                recovered = SELECTION_BONUS[rule] * np.log2(k + 1) + generator.normal(0, 0.02, len(rows))
+                if far_context == "own":
+                    recovered += RULE_STRENGTH[rule] * rows["gain"] * share(rows["needed_k"].to_numpy(), k)
+                frame = rows[["document_id", "chunk_index", "target_position"]].assign(
+                    rule=rule, far_context=far_context, k=k,
+                    short_context_loss=rows["short_context_loss"],
+                    long_context_loss=rows["long_context_loss"],
+                    sparse_context_loss=rows["short_context_loss"] - recovered,
+                )  # fmt: skip
+                frames.append(frame)
+    return pd.concat(frames).to_dict("list")
+
+
+def _dependency_sparsity(rows: pd.DataFrame) -> dict[str, list]:
+    reached = rows["needed_k"].isin(KS)
+    columns = {key: rows[key].to_list() for key in ("document_id", "chunk_index", "target_position")}
+    return {
+        **columns,
+        "rule": ["leave_one_out"] * len(rows),
+        "loss_difference": rows["gain"].to_list(),
+        "dependency_sparsity": [
+            int(k) if ok else None for k, ok in zip(rows["needed_k"], reached, strict=True)
+        ],
+        "is_censored": (rows["needed_k"] == CENSORED_K).to_list(),
+    }
+
+
+def _length_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
+    """Loss falls with the context up to the training length, and rises beyond it where training was short."""
+    columns: dict[str, list] = {"document_id": [], "context_length": [], "num_targets": [], "mean_loss": []}
+    for document_id, targets in rows.groupby("document_id"):
+        for context_length in (16, 32, 64, 128, 256):
+            doublings_beyond = max(0.0, np.log2(context_length / TRAIN_CONTEXT_LENGTHS[model]))
+            mean_loss = targets["long_context_loss"].mean() + 2 / np.sqrt(context_length)
+            mean_loss += {"short-contiguous": 0.2, "short-pose": 0.03}.get(model, 0.0) * doublings_beyond
+            columns["document_id"].append(document_id)
+            columns["context_length"].append(context_length)
+            columns["num_targets"].append(len(targets))
+            columns["mean_loss"].append(mean_loss + generator.normal(0, 0.02))
+    return columns
