@@ -4,6 +4,7 @@ import argparse
 import errno
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +42,8 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
     # Libraries log what only their authors need; warnings of theirs still pass.
     for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # ai2-olmo's own use of OmegaConf; nothing a user of a stage could mend.
+    warnings.filterwarnings("ignore", message=r"register_new_resolver")
     try:
         with logging_redirect_tqdm():
             main(arguments)
@@ -52,7 +55,7 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
         _exit_with(
             parser,
             f"no space left on the device while writing {error.filename or 'the output'};"
-            " free some and run the same command again, finished parts are kept",
+            " free some and run the same command again",
         )
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted; run the same command again to go on\n")

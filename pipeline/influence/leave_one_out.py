@@ -54,12 +54,12 @@ def null_contexts(
 ) -> Iterator[PackedSequence]:
     """The same targets with the same short contexts, the far context taken from another document.
 
-    A few targets at a time, so that their windows take no more rows than the other document does and
-    the attention mask stays small.
+    A few targets at a time, so that their windows take about as many rows as the other document does
+    and the attention mask stays small.
     """
-    targets_per_sequence = max(1, int(lengths.num_far_tokens_T[0]) // lengths.short_context_length)
-    for start in range(0, lengths.targets_per_chunk, targets_per_sequence):
-        targets_T = lengths.targets_T[start : start + targets_per_sequence]
+    window_rows = lengths.targets_per_chunk * lengths.short_context_length
+    num_sequences = max(1, round(window_rows / int(lengths.num_far_tokens_T[0])))
+    for targets_T in np.array_split(lengths.targets_T, min(num_sequences, lengths.targets_per_chunk)):
         yield _null_context(chunk_L, other_chunk_L, targets_T, lengths.short_context_length)
 
 
@@ -123,8 +123,10 @@ def _losses(model: CausalLM, sequence: PackedSequence, removed_R: np.ndarray | N
     kept = torch.as_tensor(kept_RS, device=model.device)
     visible_RSS = None
     if sequence.visible_SS is not None:
-        visible_SS = torch.as_tensor(sequence.visible_SS, device=model.device)
-        visible_RSS = visible_SS[kept[:, :, None], kept[:, None, :]]
+        # Which far row is gone makes no difference to who sees whom among the rows that stay, save for
+        # targets whose far context it was not in, and those entries are blanked: one mask for all removals.
+        first = 0 if removed_R is None else 1
+        visible_RSS = torch.as_tensor(sequence.visible_SS[None, first:, first:], device=model.device)
     losses_RT = target_losses(
         model,
         torch.as_tensor(sequence.token_ids_S, device=model.device)[kept],
