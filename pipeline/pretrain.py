@@ -16,7 +16,7 @@ A full-size run, on one GPU:
     python pipeline/pretrain.py olmo_configs/150m.yaml --data runs/c4/data \\
         --save-folder runs/c4/models/long seed=0 max_duration=1e10T
 
-Under --save-folder: config.yaml, metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
+Under --save-folder: metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
 gradient_norm, tokens_per_second) and a folder step<N>-unsharded every save_interval steps and at the end,
 in OLMo's own layout. The same command run again goes on from the last of them, to the same weights, or
 says that the run is finished; with another configuration or other data it is refused.
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
-    from pipeline.training.checkpoints import begin_or_continue, checkpoints_of
+    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
     from pipeline.training.given_settings import load_config
     from pipeline.training.schedule import Schedule
 
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> None:
     config.save_folder = str(arguments.save_folder)
     batches = TrainingBatches.from_config(config, data)
     schedule = Schedule(config, batches.steps_per_epoch)
-    begin_or_continue(arguments.save_folder, config)
+    refuse_another_run(arguments.save_folder, config)
     finished = checkpoints_of(arguments.save_folder).get(schedule.num_steps)
     if finished is not None:
         logger.info("already finished: %s", finished)

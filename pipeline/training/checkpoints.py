@@ -1,9 +1,9 @@
 """Checkpoints in OLMo's unsharded layout, whole or absent.
 
-<run folder>/config.yaml                 the run's configuration, written when it begins
 <run folder>/step1000-unsharded/
-    config.yaml  model.pt  optim.pt      as OLMo writes them; OLMo.from_checkpoint loads the folder
-    train.pt                             step, tokens, random state, and what made them
+    config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
+    optim.pt                  the optimizer's state
+    train.pt                  step, tokens, random state, and what made them
 """
 
 import os
@@ -16,7 +16,6 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.errors import InputError
-from pipeline.results.files import write_atomically
 from pipeline.training.configuration import PretrainConfig, plain_values
 
 _NAME = re.compile(r"step(\d+)-unsharded")
@@ -89,18 +88,17 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
         shutil.rmtree(folder)
 
 
-def begin_or_continue(run_folder: Path, config: PretrainConfig) -> None:
-    """Write the run's configuration, or refuse a folder that holds a run of another one.
+def refuse_another_run(run_folder: Path, config: PretrainConfig) -> None:
+    """Refuse a folder whose newest checkpoint was made with another configuration, or of other data.
 
     Raises:
         InputError: names every field that changed.
     """
-    path = run_folder / "config.yaml"
-    if not path.exists():
-        write_atomically(path, config.save)
+    checkpoints = checkpoints_of(run_folder)
+    if not checkpoints:
         return
-    earlier, now = OmegaConf.to_container(OmegaConf.load(path)), plain_values(config)
-    changes = _differences(earlier, now)
+    earlier = OmegaConf.to_container(OmegaConf.load(checkpoints[max(checkpoints)] / "config.yaml"))
+    changes = _differences(earlier, plain_values(config))
     if changes:
         raise InputError(
             f"{run_folder} holds a run with other settings: {'; '.join(changes)};"

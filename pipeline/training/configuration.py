@@ -109,6 +109,10 @@ class PretrainConfig(TrainConfig):
                 f"pose_target_length is {self.pose_target_length} tokens; it must be at least"
                 f" train_context_length, {length}"
             )
+        if self.model.d_model % self.model.n_heads:
+            raise InputError(
+                f"model.d_model {self.model.d_model} is not divisible by model.n_heads {self.model.n_heads}"
+            )
         if not self.model.rope:
             raise InputError("model.rope is false; position IDs can be chosen in models with RoPE only")
 
@@ -125,8 +129,9 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 
 def plain_values(config: TrainConfig) -> dict[str, Any]:
     """`config` as it is written to YAML: nested dicts and lists, enums by name."""
-    values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    return cast(dict[str, Any], values)
+    # Through YAML itself: a config in memory has tuples and enums, one that was read back has not.
+    text = OmegaConf.to_yaml(OmegaConf.structured(config))
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
 
 
 def refuse_ignored_fields(given: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy
@@ -51,7 +52,7 @@ class Trainer:
             schedule: how long, and how fast.
 
         Raises:
-            InputError: the batch does not divide over the ranks.
+            InputError: the batch does not divide over the ranks, or OLMo refuses the model.
         """
         self._config, self._batches, self._schedule = config, batches, schedule
         self._run_folder = Path(config.save_folder)
@@ -61,7 +62,10 @@ class Trainer:
         torch.manual_seed(
             config.seed
         )  # OLMo draws its initial weights, and dropout, from the global generator
-        model = OLMo(config.model)
+        try:
+            model = OLMo(config.model)
+        except OLMoConfigurationError as error:
+            raise InputError(f"model: {error}") from error
         self._rotary = use_position_ids(model)
         optimizer = build_optimizer(config, model)
         self._model, self._optimizer = self._accelerator.prepare(model.train(), optimizer)
@@ -78,6 +82,7 @@ class Trainer:
             InputError: the loss or the gradient stopped being finite; names the step.
         """
         folder = self._run_folder
+        folder.mkdir(parents=True, exist_ok=True)
         with self._metrics_log() or nullcontext() as log:
             while self.step < self._schedule.num_steps:
                 metrics = self._train_step(self.step + 1)

@@ -1,0 +1,138 @@
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import InputError
+from pipeline.pretrain import main, pretrain_parser
+
+ROOT = Path(__file__).parents[1]
+OVERRIDES = [
+    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
+    "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
+    "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32", "max_duration=300",
+    "save_interval=20",
+]  # fmt: skip
+
+
+def write_tokenized_data(folder: Path, seed: int) -> Path:
+    """What tokenize_c4 leaves, as far as pretrain reads it."""
+    files = {}
+    tokens = np.random.default_rng(seed).integers(0, 40, size=4000).astype(np.uint16)
+    for name, content in {
+        "train/part-00000.npy": tokens.tobytes(),
+        "evaluation_documents/00000-of-00001.parquet": b"",
+    }.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = {
+        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": 40, "eos_token_id": 0,
+        "counts": {"train_tokens": 4000}, "files": files,
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenized_data(tmp_path_factory.mktemp("corpus") / "data", seed=0)
+
+
+def command_line(data: Path, save_folder: Path, *overrides: str) -> list[str]:
+    config = str(ROOT / "olmo_configs" / "tiny.yaml")
+    return [config, "--data", str(data), "--save-folder", str(save_folder), *OVERRIDES, *overrides]
+
+
+def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
+    main(pretrain_parser().parse_args(command_line(data, save_folder, *overrides)))
+
+
+def start(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
+    command = [
+        sys.executable,
+        str(ROOT / "pipeline" / "pretrain.py"),
+        *command_line(data, save_folder, *overrides),
+    ]
+    # From another directory: a stage must not depend on where it is called.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=save_folder.parent, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def final_weights(save_folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(save_folder / "step300-unsharded" / "model.pt", weights_only=True)
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path) -> None:
+    killed = start(data, tmp_path / "killed")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / "step40-unsharded").exists():
+        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[1]
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "killed" / "step300-unsharded").exists()
+
+    resumed = start(data, tmp_path / "killed")
+    _, said = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, said
+    assert "going on from" in said
+
+    run_here(data, tmp_path / "whole")
+    resumed_weights, whole_weights = final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole")
+    assert all(torch.equal(resumed_weights[name], whole_weights[name]) for name in whole_weights)
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == list(range(1, 301))
+
+
+def test_a_finished_run_says_so_and_another_is_refused(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1")
+    run = tmp_path / "run"
+    run_here(data, run, *short)
+    before = (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns
+    with caplog.at_level("INFO", logger="pipeline"):
+        run_here(data, run, *short)
+    assert f"already finished: {run / 'step4-unsharded'}" in caplog.text
+    assert (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns == before
+
+    with pytest.raises(InputError, match="other settings: seed was 0, now 5; choose another --save-folder"):
+        run_here(data, run, *short, "seed=5")
+    with pytest.raises(InputError, match="max_duration was 4, now 6"):
+        run_here(data, run, *short, "max_duration=6")
+    other_data = write_tokenized_data(tmp_path / "other", seed=1)
+    with pytest.raises(InputError, match="other settings: train_data_sha256 was "):
+        run_here(other_data, run, *short)
+
+
+def test_overrides_may_stand_before_and_after_flags() -> None:
+    words = ["tiny.yaml", "seed=1", "--data", "d", "precision=fp32", "--save-folder", "s", "max_duration=9"]
+    arguments = pretrain_parser().parse_args(words)
+    assert arguments.overrides == ["seed=1", "precision=fp32", "max_duration=9"]
+    assert (arguments.config, arguments.data, arguments.save_folder) == (
+        Path("tiny.yaml"),
+        Path("d"),
+        Path("s"),
+    )
+
+
+def test_a_misspelt_override_ends_with_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> None:
+    process = start(data, tmp_path / "run", "optimizer.lr=1")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said.count("\n") == 1
+    assert "unknown configuration field 'optimizer.lr'" in said
+    assert not (tmp_path / "run").exists()

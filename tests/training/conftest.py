@@ -1,0 +1,56 @@
+"""A tiny corpus and a tiny run, so that a whole training takes well under a second."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.training.batches import TrainingBatches
+from pipeline.training.given_settings import load_config
+from pipeline.training.loop import Trainer
+from pipeline.training.schedule import Schedule
+
+TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
+TINY_OVERRIDES = (
+    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
+    "train_context_length=8", "global_train_batch_tokens=32", "device_train_microbatch_tokens=16",
+    "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "precision=fp32", "max_duration=6",
+    "save_interval=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
+    """Two files of 600 and 200 tokens in which token 2n is always followed by 2n + 1."""
+    folder = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    paths = []
+    for index, num_tokens in enumerate((600, 200)):
+        first = generator.integers(0, 20, size=num_tokens // 2) * 2
+        paths.append(folder / f"part-{index:05d}.npy")
+        np.stack((first, first + 1), axis=1).astype(np.uint16).tofile(paths[-1])
+    return TokenizedData(
+        folder=folder,
+        train_paths=paths,
+        token_dtype=np.dtype(np.uint16),
+        vocabulary_size=40,
+        eos_token_id=0,
+        num_train_tokens=800,
+        train_sha256="0" * 64,
+        evaluation_sha256="1" * 64,
+    )
+
+
+@pytest.fixture
+def make_trainer(data: TokenizedData) -> Callable[..., Trainer]:
+    """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides)."""
+
+    def make(save_folder: Path, *overrides: str) -> Trainer:
+        config = load_config(TINY_YAML, [*TINY_OVERRIDES, *overrides], data)
+        config.save_folder = str(save_folder)
+        batches = TrainingBatches.from_config(config, data)
+        return Trainer(config, batches, Schedule(config, batches.steps_per_epoch))
+
+    return make

@@ -1,0 +1,144 @@
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from olmo.model import OLMo
+
+from pipeline.errors import InputError
+from pipeline.training import precision
+from pipeline.training.loop import Trainer, next_token_loss
+from pipeline.training.precision import mixed_precision_of
+
+MakeTrainer = Callable[..., Trainer]
+POSE = ("position_scheme=pose", "pose_target_length=32")
+# Dropout draws from the global generator: only a restored random state continues it.
+DROPOUT = "model.residual_dropout=0.2"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+def metrics(run_folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_loss_is_of_predicting_the_next_token() -> None:
+    token_ids_BS = torch.tensor([[2, 0, 1]])
+    logits_BSV = torch.zeros(1, 3, 4)
+    assert next_token_loss(logits_BSV, token_ids_BS).item() == pytest.approx(math.log(4))
+    logits_BSV[0, 0, 0] = logits_BSV[0, 1, 1] = (
+        100.0  # certain of token 0 after the first, of 1 after the second
+    )
+    assert next_token_loss(logits_BSV, token_ids_BS).item() == 0.0
+    logits_BSV[0, 2] = torch.tensor([9.0, -9.0, 5.0, 0.0])  # after the last token nothing is predicted
+    assert next_token_loss(logits_BSV, token_ids_BS).item() == 0.0
+
+
+def test_the_loss_is_computed_in_float32() -> None:
+    logits_BSV = torch.randn(2, 5, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    token_ids_BS = torch.zeros(2, 5, dtype=torch.int64)
+    loss = next_token_loss(logits_BSV, token_ids_BS)
+    assert loss.dtype == torch.float32
+    assert loss == next_token_loss(logits_BSV.float(), token_ids_BS)
+
+
+def test_training_learns_what_the_data_repeats(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_trainer(tmp_path, "max_duration=60").run()
+    losses = [line["loss_nats"] for line in metrics(tmp_path)]
+    assert losses[0] == pytest.approx(math.log(128), abs=0.1)  # uniform over the padded vocabulary
+    assert losses[-1] < losses[0] - 1
+
+
+def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_trainer(tmp_path / "whole", "device_train_microbatch_tokens=32").run()
+    make_trainer(tmp_path / "single", "device_train_microbatch_tokens=8").run()
+    for whole, single in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "single"), strict=True):
+        assert single == pytest.approx(whole, rel=1e-5)
+
+
+def test_position_ids_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    contiguous = make_trainer(tmp_path / "contiguous")._train_step(1)
+    pose = make_trainer(tmp_path / "pose", *POSE)._train_step(1)
+    to_itself = make_trainer(tmp_path / "itself", "position_scheme=pose", "pose_target_length=8")._train_step(
+        1
+    )
+    assert pose["loss_nats"] != contiguous["loss_nats"]
+    assert to_itself["loss_nats"] == contiguous["loss_nats"]
+
+
+def test_olmo_loads_the_checkpoint_to_equal_logits(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    folder = trainer.run()
+    token_ids_BS = torch.arange(16).reshape(2, 8)
+    trainer._model.eval()
+    trainer._rotary.set_position_ids(torch.arange(8)[None])
+    with torch.inference_mode():
+        ours, stock = trainer._model(token_ids_BS).logits, OLMo.from_checkpoint(folder)(token_ids_BS).logits
+    assert folder == tmp_path / "step6-unsharded"
+    assert torch.equal(ours, stock)
+
+
+@pytest.mark.parametrize("last_step", [2, 4])
+def test_a_resumed_run_ends_at_the_same_weights(
+    make_trainer: MakeTrainer, tmp_path: Path, last_step: int
+) -> None:
+    whole = make_trainer(tmp_path / "whole", DROPOUT, *POSE).run()
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for step in range(last_step + 2, 7, 2):
+        shutil.rmtree(tmp_path / "resumed" / f"step{step}-unsharded")
+    torch.manual_seed(99)
+    trainer = make_trainer(tmp_path / "resumed", DROPOUT, *POSE)
+    assert trainer.step == last_step
+    assert same(weights(trainer.run()), weights(whole))
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
+
+
+def test_seeds_differ(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    first, again, other = (
+        weights(make_trainer(tmp_path / name, f"seed={seed}").run())
+        for name, seed in (("first", 1), ("again", 1), ("other", 2))
+    )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_only_the_newest_checkpoints_are_kept_where_asked(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_trainer(tmp_path, "save_num_unsharded_checkpoints_to_keep=2").run()
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step4-unsharded", "step6-unsharded"]
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    forward = trainer._model.forward
+
+    def fail_at_step_4(*arguments: Any, **named: Any) -> Any:
+        output = forward(*arguments, **named)
+        return output._replace(logits=output.logits * math.nan) if trainer.step == 3 else output
+
+    trainer._model.forward = fail_at_step_4  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="step 4: loss nan nats"):
+        trainer.run()
+    assert [path.name for path in tmp_path.glob("step*")] == ["step2-unsharded"]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "step2-unsharded").values())
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_bfloat16", "given"),
+    [("amp_bf16", True, "bf16"), ("amp_bf16", False, "no"), ("fp32", True, "no"), (None, True, "no")],
+)
+def test_bfloat16_only_where_the_machine_has_it(
+    asked: str | None, has_bfloat16: bool, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_fast_bfloat16", lambda: has_bfloat16)
+    assert mixed_precision_of(asked) == given
