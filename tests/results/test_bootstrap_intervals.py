@@ -62,13 +62,11 @@ def test_an_interval_over_tokens_would_be_too_narrow() -> None:
     assert np.mean([covers(5, False, generator) for _ in range(60)]) < 0.85
 
 
-def test_same_seed_same_interval_whatever_the_block() -> None:
+def test_same_seed_same_interval() -> None:
     values = np.random.default_rng(1).normal(size=30)
-    intervals = [
-        ratio_of_sums(values, np.ones(30), num_resamples=600, block_of_resamples=b) for b in (7, 256, 600)
-    ]
-    assert intervals[0] == intervals[1] == intervals[2]
-    assert ratio_of_sums(values, np.ones(30), seed=1) != ratio_of_sums(values, np.ones(30), seed=2)
+    first = ratio_of_sums(values, np.ones(30), seed=1)
+    assert ratio_of_sums(values, np.ones(30), seed=2) != first
+    assert ratio_of_sums(values, np.ones(30), seed=1) == first
 
 
 @pytest.mark.parametrize("shapes", [(0, 0), (2, 3)])
