@@ -1,7 +1,7 @@
 """A results folder: one stage writes one model's shards, each whole or absent, resumable, never mixed.
 
 <results>/<artefact>/model=<model>/00003-of-00008.parquet      the data
-<results>/_stages/<stage>/model=<model>/settings.json          what made it, written first
+<results>/_stages/<stage>/model=<model>/settings.json          what made it, written before the first shard
 <results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete, written last
 """
 
@@ -48,6 +48,7 @@ class StageOutput:
         """
         self._results, self._stage, self._model, self._num_shards = results, stage, model, num_shards
         self._marks = results / "_stages" / stage / f"model={model}"
+        self._settings_path = self._marks / "settings.json"
         self._made_by = {
             "schema_version": SCHEMA_VERSION,
             "stage": stage,
@@ -57,11 +58,9 @@ class StageOutput:
         self._refuse_another_configuration()
 
     def _refuse_another_configuration(self) -> None:
-        path = self._marks / "settings.json"
-        if not path.exists():
-            write_json(path, self._made_by)
+        if not self._settings_path.exists():
             return
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = json.loads(self._settings_path.read_text(encoding="utf-8"))
         changes = _differences(earlier, json.loads(json.dumps(self._made_by)))
         if changes:
             raise InputError(
@@ -86,6 +85,9 @@ class StageOutput:
             shard_index: which shard.
             tables: artefact -> column -> values, as `SCHEMAS` names and types them.
         """
+        # Not before there is something to write: a run that fails at once must not claim the folder.
+        if not self._settings_path.exists():
+            write_json(self._settings_path, self._made_by)
         provenance = self._made_by | {"git_commit": git_commit(), "packages": package_versions()}
         metadata = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
