@@ -34,14 +34,9 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.influence.chunks import Chunk, Columns, append_columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
-from pipeline.influence.evaluation import (
-    Chunk,
-    Columns,
-    add_evaluation_arguments,
-    append_columns,
-    evaluate_checkpoints,
-)
+from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
 from pipeline.influence.rules import RULES, find_rule
 from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses

@@ -25,8 +25,9 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
+from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
-from pipeline.influence.evaluation import Chunk, Columns, add_evaluation_arguments, evaluate_checkpoints
+from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import model_name
 from pipeline.results.bootstrap import ratio_of_sums

@@ -1,50 +1,20 @@
-"""What the three measuring stages share: documents cut into chunks, checkpoints, shards, progress.
-
-Shapes: L chunk (long_context_length).
-"""
+"""What the three measuring stages share: their flags, checkpoints, shards and progress."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pipeline.errors import InputError
+from pipeline.influence.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo, model_name
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
-
-Columns = dict[str, list[Any]]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """`long_context_length` tokens of one document, and the same chunk of the document that is its null."""
-
-    document_id: str
-    chunk_index: int
-    token_ids_L: np.ndarray
-    null_token_ids_L: np.ndarray
-
-    @property
-    def start(self) -> int:
-        """Place of the chunk's first token in the document."""
-        return self.chunk_index * len(self.token_ids_L)
-
-    def target_columns(self, targets_T: np.ndarray) -> Columns:
-        """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
-        return {
-            "document_id": [self.document_id] * len(targets_T),
-            "chunk_index": [self.chunk_index] * len(targets_T),
-            "target_position": (self.start + targets_T).tolist(),
-        }
-
 
 Measure = Callable[[CausalLM, Chunk], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
@@ -74,6 +44,10 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         help="use the first documents only (their order is a hash's); all if not given",
     )
+    add(
+        "--max-chunks-per-document", type=positive_int,
+        help="use the first chunks of a document only, so that no long one rules the mean; all if not given",
+    )  # fmt: skip
     add(
         "--documents-per-shard",
         type=positive_int,
@@ -108,7 +82,7 @@ def evaluate_checkpoints(
             checkpoints have one name, or the results folder holds another configuration's results.
     """
     data = TokenizedData.open(arguments.data)
-    documents = _long_enough(data, arguments.long_context_length, arguments.max_documents)
+    documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
     shards = [
         range(start, min(start + arguments.documents_per_shard, len(documents)))
         for start in range(0, len(documents), arguments.documents_per_shard)
@@ -118,6 +92,7 @@ def evaluate_checkpoints(
         "targets_per_chunk": arguments.targets_per_chunk,
         **settings,
         "num_documents": len(documents),
+        "max_chunks_per_document": arguments.max_chunks_per_document,
         "documents_per_shard": arguments.documents_per_shard,
         "tokens_per_batch": arguments.tokens_per_batch,
         "dtype": "float32",
@@ -139,29 +114,13 @@ def evaluate_checkpoints(
         work = [(shard, index) for shard in pending for index in shards[shard]]
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{stage} {name}", "document"):
-            for chunk in _chunks(documents, index, arguments.long_context_length):
+            for chunk in chunks_of(
+                documents, index, arguments.long_context_length, arguments.max_chunks_per_document
+            ):
                 append_columns(tables, measure(model, chunk))
             if index == shards[shard][-1]:
                 output.write_shard(shard, tables)
                 tables = {}
-
-
-def _long_enough(
-    data: TokenizedData, chunk_length: int, max_documents: int | None
-) -> list[EvaluationDocument]:
-    documents = data.evaluation_documents()
-    usable = [document for document in documents if len(document.token_ids) >= chunk_length]
-    if len(usable) < len(documents):
-        logger.info(
-            "%d of %d documents are shorter than %d tokens and are skipped",
-            len(documents) - len(usable), len(documents), chunk_length,
-        )  # fmt: skip
-    if len(usable) < 2:
-        raise InputError(
-            f"{data.folder} has {len(usable)} evaluation document(s) of at least {chunk_length} tokens; two"
-            " are needed, since each serves as the null of another: choose a smaller --long-context-length"
-        )
-    return usable[:max_documents]
 
 
 def _named_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
@@ -185,29 +144,3 @@ def _refuse_foreign_tokens(
             f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens (largest ID used: {largest})"
             f" and {checkpoint} a vocabulary of {model.vocabulary_size}: they do not belong together"
         )
-
-
-def _chunks(documents: Sequence[EvaluationDocument], index: int, chunk_length: int) -> list[Chunk]:
-    """The document's full chunks. Its null is the next document, around the end: the order is a hash's."""
-    document, null = documents[index], documents[(index + 1) % len(documents)]
-    num_null_chunks = len(null.token_ids) // chunk_length
-    chunks = []
-    for chunk_index in range(len(document.token_ids) // chunk_length):
-        start, null_start = chunk_index * chunk_length, chunk_index % num_null_chunks * chunk_length
-        chunks.append(
-            Chunk(
-                document.document_id,
-                chunk_index,
-                document.token_ids[start : start + chunk_length].astype(np.int64),
-                null.token_ids[null_start : null_start + chunk_length].astype(np.int64),
-            )
-        )
-    return chunks
-
-
-def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> None:
-    """Append the rows of each artefact to its table, in place."""
-    for artefact, columns in rows.items():
-        table = tables.setdefault(artefact, {name: [] for name in columns})
-        for name, values in columns.items():
-            table[name].extend(values)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.influence.evaluation import Chunk, Columns
+from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.selection import FarContext
 
 
