@@ -57,8 +57,8 @@ def long_enough_documents(
     if len(usable[:max_documents]) < 2:
         raise InputError(
             f"{len(usable[:max_documents])} evaluation document(s) of at least {chunk_length} tokens in"
-            f" {data.folder} are not enough: two are needed, since each serves as the null of another; choose a"
-            " smaller --long-context-length or a larger --max-documents"
+            f" {data.folder} are not enough: two are needed, since each serves as the null of another; choose"
+            " a smaller --long-context-length or a larger --max-documents"
         )
     return usable[:max_documents]
 
