@@ -7,7 +7,6 @@ import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes.
 torch.set_num_threads(1)
 
