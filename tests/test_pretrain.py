@@ -19,7 +19,7 @@ OVERRIDES = [
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
     "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
     "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32", "max_duration=300",
-    "save_interval=20",
+    "save_interval=20", "console_log_interval=7",
 ]  # fmt: skip
 
 

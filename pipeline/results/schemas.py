@@ -139,7 +139,7 @@ def results_page() -> str:
     for artefact, schema in SCHEMAS.items():
         rows = [
             f"| `{field.name}` | {field.type}{', may be null' if field.nullable else ''} "
-            f"| {field.metadata[b'meaning'].decode()} |"
+            f"| {field.metadata[b'meaning'].decode().replace('|', chr(92) + '|')} |"
             for field in schema
         ]
         heading = [f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|"]

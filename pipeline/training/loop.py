@@ -59,9 +59,8 @@ class Trainer:
         self._mixed_precision = mixed_precision_of(config.precision)
         self._accelerator = Accelerator(mixed_precision=self._mixed_precision)
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
-        torch.manual_seed(
-            config.seed
-        )  # OLMo draws its initial weights, and dropout, from the global generator
+        # OLMo draws its initial weights, and dropout, from the global generator.
+        torch.manual_seed(config.seed)
         try:
             model = OLMo(config.model)
         except OLMoConfigurationError as error:

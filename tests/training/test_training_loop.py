@@ -67,6 +67,22 @@ def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_
         assert single == pytest.approx(whole, rel=1e-5)
 
 
+def test_the_first_step_moves_weights_by_the_scheduled_rate(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        tmp_path, "optimizer.weight_decay=0", "optimizer.eps=1e-30", "scheduler.t_warmup=2"
+    )
+    before = {name: weight.detach().clone() for name, weight in trainer._model.named_parameters()}
+    step_metrics = trainer._train_step(1)
+    # Adam's first step is the sign of the gradient times the rate, which warms up from 0.001 to 0.01 in two steps.
+    assert step_metrics["learning_rate"] == pytest.approx(0.0055)
+    largest = max(
+        (weight - before[name]).abs().max().item() for name, weight in trainer._model.named_parameters()
+    )
+    assert largest == pytest.approx(0.0055, rel=1e-3)
+
+
 def test_position_ids_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     contiguous = make_trainer(tmp_path / "contiguous")._train_step(1)
     pose = make_trainer(tmp_path / "pose", *POSE)._train_step(1)
