@@ -137,14 +137,15 @@ def results_page() -> str:
     """The text of RESULTS.md: a table an artefact, a row a column."""
     sections = [_PREAMBLE]
     for artefact, schema in SCHEMAS.items():
-        rows = [
-            f"| `{field.name}` | {field.type}{', may be null' if field.nullable else ''} "
-            f"| {field.metadata[b'meaning'].decode().replace('|', chr(92) + '|')} |"
-            for field in schema
-        ]
+        rows = [_table_row(field) for field in schema]
         heading = [f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|"]
         sections.append("\n".join([*heading, *rows, ""]))
     return "\n".join(sections)
+
+
+def _table_row(field: pa.Field) -> str:
+    meaning = field.metadata[b"meaning"].decode().replace("|", r"\|")
+    return f"| `{field.name}` | {field.type}{', may be null' if field.nullable else ''} | {meaning} |"
 
 
 if __name__ == "__main__":
