@@ -1,0 +1,116 @@
+"""What the measuring stages share: documents taken or skipped, folders resumed or refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from measured_documents import contents, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline.errors import InputError
+from pipeline.influence import evaluation
+from pipeline.results.folder import read_artefact
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
+    write_data(tmp_path / "data")
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    return tmp_path
+
+
+def test_documents_too_short_are_skipped_and_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="pipeline"):
+        results = measure(loss_differences, folder)
+    assert "1 of 4 documents are shorter than 12 tokens and are skipped" in caplog.text
+    assert "00000000000000dd" not in set(read_artefact(results, "loss_differences")["document_id"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--long-context-length", "14"], r"^1 evaluation document\(s\) of at least 14 tokens"),
+        (["--long-context-length", "31"], r"^0 evaluation document\(s\) of at least 31 tokens"),
+        (["--max-documents", "1"], r"^1 evaluation document\(s\).* or a larger --max-documents$"),
+    ],
+)
+def test_fewer_than_two_documents_are_refused(folder: Path, flags: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        measure(loss_differences, folder, *flags)
+    assert not (folder / "results").exists()
+
+
+def test_max_documents_takes_the_first(folder: Path) -> None:
+    rows = read_artefact(measure(loss_differences, folder, "--max-documents", "2"), "loss_differences")
+    assert rows["document_id"].unique().tolist() == ["00000000000000aa", "00000000000000bb"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        (["--short-context-length", "5"], "short_context_length was 4, now 5"),
+        (["--targets-per-chunk", "2"], "targets_per_chunk was 3, now 2"),
+        (["--max-documents", "2"], "num_documents was 3, now 2"),
+        (["--documents-per-shard", "1"], "documents_per_shard was 32, now 1; num_shards was 1, now 3"),
+    ],
+)
+def test_other_settings_are_refused_by_name(folder: Path, flags: list[str], change: str) -> None:
+    before = contents(measure(loss_differences, folder))
+    with pytest.raises(InputError, match=f"made with other settings: {change}; choose another --results"):
+        measure(loss_differences, folder, *flags)
+    assert contents(folder / "results") == before
+
+
+def test_other_rules_are_refused_by_name(folder: Path) -> None:
+    measure(influential_tokens, folder, "--rules", "nearest")
+    with pytest.raises(InputError, match=r"rules was \['nearest'\], now \['random', 'nearest'\]"):
+        measure(influential_tokens, folder, "--rules", "random", "nearest")
+
+
+def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
+    measure(length_losses, folder)
+    write_checkpoint(folder / "run", make_olmo(seed=2))
+    with pytest.raises(InputError, match="length_losses of model 'run' .*: inputs checkpoint differs;"):
+        measure(length_losses, folder)
+
+
+@pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
+def test_complete_results_are_not_computed_again(
+    stage: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure(stage, folder)
+    before = {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
+
+    def refuse_to_load(*arguments: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(evaluation, "load_olmo", refuse_to_load)
+    with caplog.at_level("INFO", logger="pipeline"):
+        measure(stage, folder)
+    assert "of model 'run' is complete in" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
+
+
+def test_only_missing_shards_are_computed(folder: Path) -> None:
+    flags = ["--documents-per-shard", "1"]
+    results = measure(loss_differences, folder, *flags)
+    whole = contents(results)
+    first = results / "loss_differences/model=run/00000-of-00003.parquet"
+    written = first.stat().st_mtime_ns
+    (results / "_stages/loss_differences/model=run/00001-of-00003.done").unlink()
+    (results / "loss_differences/model=run/00001-of-00003.parquet").write_bytes(b"half")
+    measure(loss_differences, folder, *flags)
+    assert contents(results) == whole
+    assert first.stat().st_mtime_ns == written
+
+
+def test_a_mended_checkpoint_may_use_the_folder_in_which_the_broken_one_failed(folder: Path) -> None:
+    weights_path = folder / "run/step20-unsharded/model.pt"
+    weights = weights_path.read_bytes()
+    weights_path.write_bytes(weights[:1000])
+    with pytest.raises(InputError, match="truncated"):
+        measure(loss_differences, folder)
+    weights_path.write_bytes(weights)
+    assert len(read_artefact(measure(loss_differences, folder), "loss_differences")) == 12

@@ -1,0 +1,101 @@
+"""What the measuring stages are run on in tests: documents of known tokens, a random OLMo, their flags.
+
+Chunks of 12 tokens, the last 3 of each predicted, short contexts of 4. Of the documents, the first has two
+chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one, the last is too short.
+"""
+
+import hashlib
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from olmo.config import TrainConfig
+from olmo.model import OLMo
+
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
+from pipeline.text.manifest import EVALUATION_FILE
+
+VOCABULARY_SIZE = 48
+LONG, TARGETS, SHORT = 12, 3, 4
+LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
+FLAGS = {
+    "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
+    "influential_tokens": [*LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5"],
+    "length_losses": [*LENGTHS, "--context-lengths", "2", "9"],
+}
+
+
+def _tokens(seed: int, num_tokens: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, VOCABULARY_SIZE, size=num_tokens, dtype=np.int32)
+
+
+# In the order of their IDs, which is the order that all stages take them in.
+DOCUMENTS = {
+    "00000000000000aa": _tokens(0, 30),
+    "00000000000000bb": _tokens(1, 12),
+    "00000000000000cc": _tokens(2, 13),
+    "00000000000000dd": _tokens(3, 11),
+}
+NULL_OF = {
+    "00000000000000aa": "00000000000000bb",
+    "00000000000000bb": "00000000000000cc",
+    "00000000000000cc": "00000000000000aa",
+}
+TARGET_POSITIONS = [
+    *[("00000000000000aa", 0, position) for position in (9, 10, 11)],
+    *[("00000000000000aa", 1, position) for position in (21, 22, 23)],
+    *[("00000000000000bb", 0, position) for position in (9, 10, 11)],
+    *[("00000000000000cc", 0, position) for position in (9, 10, 11)],
+]
+"""(document_id, chunk_index, target_position) of every target, in order."""
+
+
+def write_data(folder: Path, vocabulary_size: int = VOCABULARY_SIZE) -> Path:
+    """What tokenize_c4 leaves, as far as the measuring stages read it."""
+    documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
+    write_evaluation_documents(folder / EVALUATION_FILE, documents)
+    content = (folder / EVALUATION_FILE).read_bytes()
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = {
+        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size, "eos_token_id": 0,
+        "counts": {"train_tokens": 0}, "files": {EVALUATION_FILE: entry},
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def write_checkpoint(run_folder: Path, model: OLMo) -> Path:
+    """The run folder that pretrain leaves, with `model` as its only checkpoint."""
+    folder = run_folder / "step20-unsharded"
+    folder.mkdir(parents=True, exist_ok=True)
+    TrainConfig.new(model=model.config).save(folder / "config.yaml")
+    torch.save(model.state_dict(), folder / "model.pt")
+    return run_folder
+
+
+def stage_name(stage: ModuleType) -> str:
+    return stage.__name__.rpartition(".")[2]
+
+
+def command_line(stage: ModuleType, folder: Path, *flags: str) -> list[str]:
+    """The flags of a stage run on `folder`/data and `folder`/run; those in `flags` win."""
+    here = {"--data": "data", "--checkpoints": "run", "--results": "results"}
+    paths = [word for flag, name in here.items() for word in (flag, str(folder / name))]
+    return [*paths, "--device", "cpu", *FLAGS[stage_name(stage)], *flags]
+
+
+def measure(stage: ModuleType, folder: Path, *flags: str) -> Path:
+    """Run a stage in this process; the results folder."""
+    parser: Callable[[], ArgumentParser] = stage.parser
+    arguments: Namespace = parser().parse_args(command_line(stage, folder, *flags))
+    stage.main(arguments)
+    return arguments.results
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, hidden ones too, by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,220 @@
+"""The stage influential_tokens: rows counted by hand, null and k* recomputed, losses against stock OLMo."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from measured_documents import (
+    DOCUMENTS,
+    LONG,
+    NULL_OF,
+    SHORT,
+    TARGET_POSITIONS,
+    measure,
+    write_checkpoint,
+    write_data,
+)
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, loss_differences
+from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.results.schemas import SCHEMAS
+
+ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
+RULES = {"leave_one_out", "random", "nearest"}
+TARGET = ["document_id", "chunk_index", "target_position"]
+Tables = dict[str, pd.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    folder = tmp_path_factory.mktemp("influential_tokens")
+    write_data(folder / "data")
+    write_checkpoint(folder / "run", make_olmo(seed=1))
+    measure(influential_tokens, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(folder: Path) -> Tables:
+    return {artefact: read_artefact(folder / "results", artefact) for artefact in ARTEFACTS}
+
+
+def far_length(target_position: int) -> int:
+    return target_position % LONG - SHORT
+
+
+def chunk_of(document_id: str, chunk_index: int, far_context: str) -> np.ndarray:
+    """The chunk; for the null, that of the next document, which has one chunk where it is not the first."""
+    if far_context == "other_document":
+        document_id, chunk_index = NULL_OF[document_id], 0
+    return DOCUMENTS[document_id][chunk_index * LONG : (chunk_index + 1) * LONG]
+
+
+def test_every_combination_has_its_rows(tables: Tables) -> None:
+    counted = {artefact: len(frame) for artefact, frame in tables.items()}
+    # 12 targets; 2 far contexts, 3 rules, 5 ranks, 3 values of k
+    assert counted == {
+        "influential_tokens": 12 * 2 * 3 * 5,
+        "influences": 12 * 2,
+        "sparse_context_losses": 12 * 2 * 3 * 3,
+        "dependency_sparsity": 12 * 3,
+    }
+    for frame in tables.values():
+        assert set(frame[TARGET].itertuples(index=False, name=None)) == set(TARGET_POSITIONS)
+    for artefact, column, values in (
+        ("influential_tokens", "rank", {1, 2, 3, 4, 5}),
+        ("sparse_context_losses", "k", {1, 2, 5}),
+    ):
+        key = [*TARGET, "rule", "far_context", column]
+        assert not tables[artefact].duplicated(key).any()
+        assert set(tables[artefact][column]) == values
+        assert set(tables[artefact]["rule"]) == RULES
+        assert set(tables[artefact]["far_context"]) == {"own", "other_document"}
+
+
+def test_schemas_are_the_published_ones(folder: Path) -> None:
+    assert artefacts_in(folder / "results") == sorted(ARTEFACTS, key=list(SCHEMAS).index)
+    for artefact in ARTEFACTS:
+        (path,) = (folder / "results" / artefact / "model=run").iterdir()
+        schema = pq.read_schema(path)
+        assert schema.equals(SCHEMAS[artefact])
+        assert schema.metadata[b"stage"] == b"influential_tokens"
+        assert b'"intervention": "remove"' in schema.metadata[b"settings"]
+
+
+def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables) -> None:
+    rows = tables["influential_tokens"]
+    assert rows["distance"].equals(rows["target_position"] - rows["context_position"])
+    assert (rows["distance"] > SHORT).all()
+    assert (rows["context_position"] >= rows["chunk_index"] * LONG).all()
+    assert set(rows[rows["chunk_index"] == 1]["context_position"]) <= set(range(12, 19))
+    assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
+    # the null holds the other document's token at that place of its chunk
+    for row in rows.itertuples():
+        chunk = chunk_of(row.document_id, row.chunk_index, row.far_context)
+        assert row.context_token_id == chunk[row.context_position - row.chunk_index * LONG]
+
+
+def test_rank_1_of_nearest_stands_right_before_the_short_context(tables: Tables) -> None:
+    rows = tables["influential_tokens"].query("rule == 'nearest'")
+    assert rows["distance"].equals((SHORT + rows["rank"]).astype("int32"))
+
+
+def test_leave_one_out_ranks_by_influence(tables: Tables) -> None:
+    rows = tables["influential_tokens"].query("rule == 'leave_one_out'")
+    lists = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
+    for key, ranked in rows.sort_values("rank").groupby([*TARGET, "far_context"]):
+        largest = np.sort(lists[key])[::-1][:5]
+        assert ranked["influence"].tolist() == largest.tolist()
+
+
+def test_random_draws_the_same_places_in_the_null(tables: Tables) -> None:
+    rows = tables["influential_tokens"].query("rule == 'random'")
+    places = rows.pivot_table(index=[*TARGET, "rank"], columns="far_context", values="context_position")
+    assert places["own"].equals(places["other_document"].rename("own"))
+
+
+def test_influences_cover_the_far_context_and_agree_with_the_selected_tokens(tables: Tables) -> None:
+    lists = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
+    for (_, _, target_position, _), influences in lists.items():
+        assert len(influences) == far_length(target_position)
+        assert np.isfinite(influences).all()
+    for row in tables["influential_tokens"].itertuples():
+        influences = lists[row.document_id, row.chunk_index, row.target_position, row.far_context]
+        assert influences[row.context_position - row.chunk_index * LONG] == row.influence
+
+
+def test_short_and_long_losses_are_those_of_loss_differences(
+    folder: Path, tables: Tables, tmp_path: Path
+) -> None:
+    measure(loss_differences, folder, "--results", str(tmp_path))
+    expected = read_artefact(tmp_path, "loss_differences")
+    merged = tables["sparse_context_losses"].merge(expected, on=TARGET, suffixes=("", "_expected"))
+    assert len(merged) == len(tables["sparse_context_losses"])
+    for loss in ("short_context_loss", "long_context_loss"):
+        np.testing.assert_array_equal(merged[loss], merged[f"{loss}_expected"])
+
+
+def test_losses_are_those_of_stock_olmo(tables: Tables, make_olmo: Callable[..., OLMo]) -> None:
+    model = make_olmo(seed=1)
+    influences = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
+    sparse = tables["sparse_context_losses"].set_index([*TARGET, "far_context", "rule", "k"])
+    sparse_losses = sparse["sparse_context_loss"].sort_index()
+    for document_id, chunk_index, target_position in TARGET_POSITIONS:
+        place, far = target_position % LONG, far_length(target_position)
+        target_id = DOCUMENTS[document_id][target_position]
+        for far_context in ("own", "other_document"):
+            key = (document_id, chunk_index, target_position, far_context)
+            short = chunk_of(document_id, chunk_index, "own")[far:place]
+            context = np.concatenate([chunk_of(document_id, chunk_index, far_context)[:far], short])
+            # without its first tokens, what is left is contiguous again, which stock OLMo can read
+            loss = {start: stock_loss(model, context[start:], target_id) for start in (0, 1, far - 2)}
+            assert influences[key][0] == pytest.approx(loss[1] - loss[0], abs=1e-5)
+            assert sparse_losses[*key, "nearest", 2] == pytest.approx(loss[far - 2], abs=1e-5)
+            if far == 5:  # k = 5 is everything
+                assert sparse_losses[*key, "leave_one_out", 5] == pytest.approx(loss[0], abs=1e-5)
+
+
+def stock_loss(model: OLMo, context: np.ndarray, target_id: int) -> float:
+    with torch.inference_mode():
+        logits_1SV = model(torch.as_tensor(context.astype(np.int64))[None]).logits
+    return float(-logits_1SV[0, -1].log_softmax(-1)[target_id])
+
+
+def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tables) -> None:
+    sparse = tables["sparse_context_losses"].query("far_context == 'own'")
+    found = tables["dependency_sparsity"].set_index([*TARGET, "rule"])
+    assert found["loss_difference"].notna().all()
+    for key, rows in sparse.groupby([*TARGET, "rule"]):
+        gain = rows["short_context_loss"].iloc[0] - rows["long_context_loss"].iloc[0]
+        recovered = rows["short_context_loss"] - rows["sparse_context_loss"]
+        reaching = rows["k"][recovered >= 0.9 * gain]
+        expected = (
+            None if gain < 0.1 or reaching.empty else int(reaching.min()),
+            gain >= 0.1 and reaching.empty,
+        )
+        k_star = found.loc[key, "dependency_sparsity"]
+        assert (None if pd.isna(k_star) else int(k_star), bool(found.loc[key, "is_censored"])) == expected
+    # the table is worth the test only where it holds all three outcomes
+    k_stars, is_censored = found["dependency_sparsity"], found["is_censored"]
+    assert k_stars.notna().any() and is_censored.any() and (k_stars.isna() & ~is_censored).any()
+
+
+@pytest.mark.parametrize("flags", [["--documents-per-shard", "1"], ["--tokens-per-batch", "1"]])
+def test_neither_shards_nor_batches_move_a_number(
+    folder: Path, tables: Tables, flags: list[str], tmp_path: Path
+) -> None:
+    measure(influential_tokens, folder, "--results", str(tmp_path), *flags)
+    for artefact, expected in tables.items():
+        found = read_artefact(tmp_path, artefact)
+        # shard by shard the rows come in another order
+        key = [name for name in (*TARGET, "rule", "far_context", "rank", "k") if name in found]
+        pd.testing.assert_frame_equal(
+            found.sort_values(key, ignore_index=True),
+            expected.sort_values(key, ignore_index=True),
+            atol=1e-5,
+            rtol=0,
+        )
+
+
+def test_the_seed_moves_random_and_nothing_else(folder: Path, tables: Tables, tmp_path: Path) -> None:
+    measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1")
+    places = {
+        name: frame.groupby("rule")["context_position"].apply(list)
+        for name, frame in (
+            ("seed 0", tables["influential_tokens"]),
+            ("seed 1", read_artefact(tmp_path, "influential_tokens")),
+        )
+    }
+    moved = {rule for rule in RULES if places["seed 0"][rule] != places["seed 1"][rule]}
+    assert moved == {"random"}
+
+
+def test_k_is_sorted_and_counted_once(folder: Path, tables: Tables) -> None:
+    # the same settings, so the complete results are accepted as they are
+    measure(influential_tokens, folder, "--k", "5", "1", "2", "2")

@@ -1,0 +1,126 @@
+"""The stage loss_differences: its rows counted by hand, its losses against stock OLMo's own forward pass."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from measured_documents import (
+    DOCUMENTS,
+    LONG,
+    SHORT,
+    TARGET_POSITIONS,
+    measure,
+    write_checkpoint,
+    write_data,
+)
+from olmo.model import OLMo
+
+from pipeline import loss_differences
+from pipeline.results.folder import read_artefact
+from pipeline.results.provenance import sha256_of_files
+from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.text.tokenized_data import TokenizedData
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    folder = tmp_path_factory.mktemp("loss_differences")
+    write_data(folder / "data")
+    write_checkpoint(folder / "run", make_olmo(seed=1))
+    measure(loss_differences, folder, "--documents-per-shard", "2")
+    return folder
+
+
+@pytest.fixture
+def rows(folder: Path) -> pd.DataFrame:
+    return read_artefact(folder / "results", "loss_differences")
+
+
+def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataFrame) -> None:
+    assert rows["model"].unique().tolist() == ["run"]
+    names = rows[["document_id", "chunk_index", "target_position"]]
+    assert list(names.itertuples(index=False, name=None)) == TARGET_POSITIONS
+    assert rows["num_long_context_tokens"].tolist() == [9, 10, 11] * 4
+    assert rows["target_token_id"].tolist() == [
+        int(DOCUMENTS[document_id][position]) for document_id, _, position in TARGET_POSITIONS
+    ]
+
+
+def test_losses_are_those_of_stock_olmo(rows: pd.DataFrame, make_olmo: Callable[..., OLMo]) -> None:
+    model = make_olmo(seed=1)
+
+    def stock_loss(context: np.ndarray, target_id: int) -> float:
+        with torch.inference_mode():
+            logits_1SV = model(torch.as_tensor(context.astype(np.int64))[None]).logits
+        return float(-logits_1SV[0, -1].log_softmax(-1)[target_id])
+
+    for row in rows.itertuples():
+        tokens, target = DOCUMENTS[row.document_id], row.target_position
+        target_id = int(tokens[target])
+        # RoPE sees distances only, so a context at the start of its own sequence is the same context.
+        long = stock_loss(tokens[row.chunk_index * LONG : target], target_id)
+        short = stock_loss(tokens[target - SHORT : target], target_id)
+        assert row.long_context_loss == pytest.approx(long, abs=1e-5)
+        assert row.short_context_loss == pytest.approx(short, abs=1e-5)
+
+
+def test_positive_means_that_the_long_context_helps(rows: pd.DataFrame) -> None:
+    expected = rows["short_context_loss"] - rows["long_context_loss"]
+    np.testing.assert_allclose(rows["loss_difference"], expected, atol=1e-6)
+    assert (rows["loss_difference"] > 0.01).any()
+    assert (rows["loss_difference"] < -0.01).any()
+
+
+def test_each_file_says_what_made_it(folder: Path) -> None:
+    files = sorted((folder / "results/loss_differences/model=run").iterdir())
+    assert [path.name for path in files] == ["00000-of-00002.parquet", "00001-of-00002.parquet"]
+    for path, num_rows in zip(files, (9, 3), strict=True):
+        table = pq.ParquetFile(path).read()
+        assert table.num_rows == num_rows
+        assert table.schema.equals(SCHEMAS["loss_differences"])
+        metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+        assert metadata.keys() == {
+            "schema_version", "stage", "settings", "inputs", "git_commit", "packages"
+        }  # fmt: skip
+        assert (metadata["stage"], metadata["schema_version"]) == ("loss_differences", str(SCHEMA_VERSION))
+        settings = json.loads(metadata["settings"])
+        expected = {
+            "short_context_length": 4, "long_context_length": 12, "targets_per_chunk": 3, "num_documents": 3,
+            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32",
+        }  # fmt: skip
+        assert expected.items() <= settings.items()
+        step = folder / "run/step20-unsharded"
+        assert json.loads(metadata["inputs"]) == {
+            "checkpoint": sha256_of_files(step / "config.yaml", step / "model.pt"),
+            "evaluation_documents": TokenizedData.open(folder / "data").evaluation_sha256,
+        }
+        assert {"torch", "ai2-olmo"} <= json.loads(metadata["packages"]).keys()
+
+
+@pytest.mark.parametrize("flags", [["--documents-per-shard", "1"], ["--tokens-per-batch", "1"]])
+def test_neither_shards_nor_batches_move_a_number(
+    folder: Path, rows: pd.DataFrame, flags: list[str], tmp_path: Path
+) -> None:
+    measure(loss_differences, folder, "--results", str(tmp_path), *flags)
+    pd.testing.assert_frame_equal(read_artefact(tmp_path, "loss_differences"), rows, atol=1e-5, rtol=0)
+
+
+def test_the_first_chunks_only(folder: Path, rows: pd.DataFrame, tmp_path: Path) -> None:
+    measure(loss_differences, folder, "--results", str(tmp_path), "--max-chunks-per-document", "1")
+    first = rows[rows["chunk_index"] == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(read_artefact(tmp_path, "loss_differences"), first)
+
+
+def test_two_models_share_a_folder(folder: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
+    other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
+    runs = ["--checkpoints", str(folder / "run"), str(other / "step20-unsharded")]
+    measure(loss_differences, folder, "--results", str(tmp_path / "results"), *runs)
+    both = read_artefact(tmp_path / "results", "loss_differences")
+    assert both["model"].value_counts().to_dict() == {"run": 12, "other-step20": 12}
+    losses = both.groupby("model")["long_context_loss"].sum()
+    assert abs(losses["run"] - losses["other-step20"]) > 0.01
