@@ -61,12 +61,8 @@ def default_context_lengths(longest: int) -> list[int]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint, then print the means."""
-    # The shortest length stands in for the short context: it only has to fit.
-    lengths = ContextLengths(
-        min(arguments.context_lengths or [_SHORTEST]),
-        arguments.long_context_length,
-        arguments.targets_per_chunk,
-    )
+    # There is no short context here: one token fits wherever there is anything to measure.
+    lengths = ContextLengths(1, arguments.long_context_length, arguments.targets_per_chunk)
     context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
     if context_lengths[-1] > lengths.first_target:
         raise InputError(
