@@ -61,8 +61,8 @@ def write_data(folder: Path, vocabulary_size: int = VOCABULARY_SIZE) -> Path:
     content = (folder / EVALUATION_FILE).read_bytes()
     entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = {
-        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size, "eos_token_id": 0,
-        "counts": {"train_tokens": 0}, "files": {EVALUATION_FILE: entry},
+        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size,
+        "eos_token_id": 0, "counts": {"train_tokens": 0}, "files": {EVALUATION_FILE: entry},
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

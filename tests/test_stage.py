@@ -1,0 +1,223 @@
+"""Bad input to a stage: one sentence on standard error, exit code 2, nothing left behind."""
+
+import errno
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from measured_documents import command_line, contents, measure, stage_name, write_checkpoint, write_data
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline.results import files
+from pipeline.results.folder import read_artefact
+from pipeline.stage import run_stage
+
+STAGES = [loss_differences, influential_tokens, length_losses]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
+    write_data(tmp_path / "data")
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    return tmp_path
+
+
+@pytest.fixture
+def run_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run a stage as its command does, in `folder`; the last line that it says on exiting with code 2."""
+
+    def run(stage: ModuleType, *flags: str) -> str:
+        program = f"{stage_name(stage)}.py"
+        monkeypatch.setattr(sys, "argv", [program, *command_line(stage, folder, *flags)])
+        with pytest.raises(SystemExit) as stopped:
+            run_stage(stage.parser(), stage.main)
+        said = capsys.readouterr()
+        assert stopped.value.code == 2
+        assert said.out == ""
+        assert said.err.endswith("\n")
+        *before, sentence = said.err.splitlines()
+        # a run that has begun has drawn its progress bar; all else is the one sentence
+        assert all("document" in line for line in before if line)
+        assert sentence.startswith(f"{program}: error: ")
+        return sentence
+
+    return run
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "run/step20-unsharded/model.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def remove_data(folder: Path) -> None:
+    shutil.rmtree(folder / "data")
+
+
+def remove_checkpoint(folder: Path) -> None:
+    shutil.rmtree(folder / "run/step20-unsharded")
+
+
+def replace_config(folder: Path) -> None:
+    (folder / "run/step20-unsharded/config.yaml").write_text("model_type: llama\n")
+
+
+def leave_all_as_it_is(folder: Path) -> None:
+    pass
+
+
+def use_another_tokenizer(folder: Path) -> None:
+    write_data(folder / "data", vocabulary_size=300)
+
+
+BAD_INPUTS: list[tuple[str, Callable[[Path], None], list[str], str]] = [
+    ("no data", remove_data, [], "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py"),
+    ("no checkpoint", remove_checkpoint, [], "no OLMo checkpoint at {folder}/run: expected config.yaml and"),
+    ("truncated checkpoint", truncate, [], "model.pt is not the weights of its config.yaml, or is truncated"),
+    ("not OLMo", replace_config, [], "step20-unsharded/config.yaml is not an OLMo configuration"),
+    (
+        "another vocabulary", use_another_tokenizer, [],
+        "the tokenizer of {folder}/data has 300 tokens (largest ID used: 47) and {folder}/run/step20-unsharded"
+        " a vocabulary of 48: they do not belong together",
+    ),
+    (
+        "two of one name", leave_all_as_it_is, ["--checkpoints", "{folder}/run", "{folder}/elsewhere/run"],
+        "two of --checkpoints are named 'run'",
+    ),
+    (
+        "no document long enough", leave_all_as_it_is, ["--long-context-length", "100"],
+        "0 evaluation document(s) of at least 100 tokens",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=stage_name)
+@pytest.mark.parametrize(("spoil", "flags", "sentence"), [case[1:] for case in BAD_INPUTS],
+                         ids=[case[0] for case in BAD_INPUTS])  # fmt: skip
+def test_bad_input_is_one_sentence(
+    stage: ModuleType,
+    spoil: Callable[[Path], None],
+    flags: list[str],
+    sentence: str,
+    folder: Path,
+    run_refused: Callable[..., str],
+) -> None:
+    spoil(folder)
+    said = run_refused(stage, *(flag.format(folder=folder) for flag in flags))
+    assert sentence.format(folder=folder) in said
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "sentence"),
+    [
+        (
+            loss_differences, ["--short-context-length", "12"],
+            "the short context (12 tokens) leaves no far context: it must be shorter than the long context"
+            " before the first target, 12 - 3 = 9 tokens",
+        ),
+        (loss_differences, ["--short-context-length", "9"], "the short context (9 tokens) leaves no far"),
+        (loss_differences, ["--targets-per-chunk", "12"], "12 - 12 = 0 tokens"),
+        (
+            influential_tokens, ["--k", "2", "6"],
+            "--k 6 is more than the 5 far-context tokens of the first target",
+        ),
+        (
+            influential_tokens, ["--rules", "random", "leave_one_ot"],
+            "unknown rule 'leave_one_ot'; did you mean 'leave_one_out'?",
+        ),
+        (length_losses, ["--context-lengths", "10"], "--context-lengths 10: the first target of a chunk has 9"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_one_sentence(
+    stage: ModuleType, flags: list[str], sentence: str, folder: Path, run_refused: Callable[..., str]
+) -> None:
+    assert sentence in run_refused(stage, *flags)
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--targets-per-chunk", "0"], "--targets-per-chunk: 0 is not a whole number of at least 1"),
+        (["--recovery-fraction", "1.5"], "--recovery-fraction: 1.5 is not between 0 and 1"),
+        (["--shrot-context-length", "3"], "unrecognized arguments: --shrot-context-length 3"),
+        (["--short", "3"], "unrecognized arguments: --short 3"),
+    ],
+)
+def test_bad_flags_are_one_sentence_after_the_usage(
+    flags: list[str], sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        influential_tokens.parser().parse_args(command_line(influential_tokens, folder, *flags))
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_results_of_another_configuration_stay_as_they_are(
+    folder: Path, run_refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(measure(loss_differences, folder))
+    capsys.readouterr()
+    said = run_refused(loss_differences, "--short-context-length", "5")
+    assert "made with other settings: short_context_length was 4, now 5; choose another --results" in said
+    assert contents(folder / "results") == before
+
+
+@pytest.mark.parametrize("stage", [loss_differences, influential_tokens], ids=stage_name)
+def test_no_space_left(
+    stage: ModuleType, folder: Path, run_refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--documents-per-shard", "1"]
+    whole = contents(measure(stage, folder, "--results", str(folder / "whole"), *flags))
+    write_table = pq.write_table
+
+    def write_until_full(table: Any, path: Path, **options: Any) -> None:
+        if path.name.startswith(".00001-of-"):
+            path.write_bytes(b"half a file")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_table(table, path, **options)
+
+    monkeypatch.setattr(files.pq, "write_table", write_until_full)
+    said = run_refused(stage, *flags)
+    assert "no space left on the device while writing" in said
+    assert "free some and run the same command again" in said
+    left = contents(folder / "results")
+    assert left.items() < whole.items()  # and so no .part, and nothing that differs
+    assert [path for path in left if path.endswith(".done")] == [
+        f"_stages/{stage_name(stage)}/model=run/00000-of-00003.done"
+    ]
+    assert set(read_artefact(folder / "results", stage_name(stage))["document_id"]) == {"00000000000000aa"}
+    monkeypatch.undo()
+    measure(stage, folder, *flags)
+    assert contents(folder / "results") == whole
+
+
+def test_an_error_of_ours_is_no_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "argv", ["loss_differences.py", *command_line(loss_differences, folder)])
+    with pytest.raises(OSError, match="Input/output"):
+        run_stage(loss_differences.parser(), fail)
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["loss_differences.py", *command_line(loss_differences, folder)])
+    with pytest.raises(SystemExit) as stopped:
+        run_stage(loss_differences.parser(), interrupt)
+    assert stopped.value.code == 130
+    said = capsys.readouterr().err
+    assert said == "loss_differences.py: interrupted; run the same command again to go on\n"
