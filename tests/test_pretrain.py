@@ -97,6 +97,18 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path) ->
     assert steps == list(range(1, 301))
 
 
+@pytest.mark.slow
+def test_two_ranks_train_on_the_batches_of_one(data: Path, tmp_path: Path) -> None:
+    steps = ("max_duration=5", "scheduler.t_warmup=1", "model.residual_dropout=0")
+    run_here(data, tmp_path / "one", *steps)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, tmp_path / "two", *steps)]
+    subprocess.run([*launcher, *stage], check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]
+    losses = [[json.loads(line)["loss_nats"] for line in run] for run in lines]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_finished_run_says_so_and_another_is_refused(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,6 +25,11 @@ _CHANGEABLE = {
 }  # a run may be moved and renamed; everything else decides its numbers
 
 
+def checkpoint_folder(run_folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` stands."""
+    return run_folder / f"step{step}-unsharded"
+
+
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
     """Step -> folder of every complete checkpoint, ascending."""
     folders = run_folder.iterdir() if run_folder.is_dir() else ()
@@ -34,7 +39,7 @@ def checkpoints_of(run_folder: Path) -> dict[int, Path]:
 
 def save_checkpoint(
     run_folder: Path, step: int, config: PretrainConfig, state: dict[str, dict[str, Any]]
-) -> Path:
+) -> None:
     """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
 
     Args:
@@ -42,11 +47,8 @@ def save_checkpoint(
         step: finished steps.
         config: written beside the weights.
         state: file stem (`model`, `optim`, `train`) -> what that file holds.
-
-    Returns:
-        The checkpoint's folder.
     """
-    folder = run_folder / f"step{step}-unsharded"
+    folder = checkpoint_folder(run_folder, step)
     temporary = run_folder / f".{folder.name}.part"
     for leftover in (temporary, folder):  # of a killed save; a folder of this very step is made again
         shutil.rmtree(leftover, ignore_errors=True)
@@ -63,7 +65,6 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return folder
 
 
 def _sync(path: Path) -> None:

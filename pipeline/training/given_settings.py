@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.text.tokenized_data import TokenizedData

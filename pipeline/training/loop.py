@@ -23,7 +23,13 @@ from pipeline.errors import InputError
 from pipeline.models.rope import use_position_ids
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.training.batches import TrainingBatches
-from pipeline.training.checkpoints import checkpoints_of, drop_old_checkpoints, load_state, save_checkpoint
+from pipeline.training.checkpoints import (
+    checkpoint_folder,
+    checkpoints_of,
+    drop_old_checkpoints,
+    load_state,
+    save_checkpoint,
+)
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.metrics import MetricsLog
 from pipeline.training.precision import mixed_precision_of
@@ -57,7 +63,9 @@ class Trainer:
         self._config, self._batches, self._schedule = config, batches, schedule
         self._run_folder = Path(config.save_folder)
         self._mixed_precision = mixed_precision_of(config.precision)
-        self._accelerator = Accelerator(mixed_precision=self._mixed_precision)
+        # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
+        on_cpu = not torch.accelerator.is_available()
+        self._accelerator = Accelerator(mixed_precision=self._mixed_precision, cpu=on_cpu)
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         # OLMo draws its initial weights, and dropout, from the global generator.
         torch.manual_seed(config.seed)
@@ -80,8 +88,7 @@ class Trainer:
         Raises:
             InputError: the loss or the gradient stopped being finite; names the step.
         """
-        folder = self._run_folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self._run_folder.mkdir(parents=True, exist_ok=True)
         with self._metrics_log() or nullcontext() as log:
             while self.step < self._schedule.num_steps:
                 metrics = self._train_step(self.step + 1)
@@ -91,8 +98,8 @@ class Trainer:
                 if self._is_saved(self.step):
                     if log is not None:
                         log.flush()  # a checkpoint never stands ahead of the metrics that lead to it
-                    folder = self._save()
-        return folder
+                    self._save()
+        return checkpoint_folder(self._run_folder, self.step)
 
     def _metrics_log(self) -> MetricsLog | None:
         if not self._accelerator.is_main_process:
@@ -163,19 +170,17 @@ class Trainer:
         interval = self._config.save_interval
         return step == self._schedule.num_steps or (interval is not None and step % interval == 0)
 
-    def _save(self) -> Path:
+    def _save(self) -> None:
         state = {
             "model": self._accelerator.get_state_dict(self._model),
             "optim": self._optimizer.state_dict(),
             "train": self._train_state(),
         }
-        folder = self._run_folder
         if self._accelerator.is_main_process:
-            folder = save_checkpoint(self._run_folder, self.step, self._config, state)
+            save_checkpoint(self._run_folder, self.step, self._config, state)
             if self._config.save_num_unsharded_checkpoints_to_keep > 0:
                 drop_old_checkpoints(self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep)
         self._accelerator.wait_for_everyone()
-        return folder
 
     def _train_state(self) -> dict[str, Any]:
         return {

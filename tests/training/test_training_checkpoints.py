@@ -26,8 +26,8 @@ def config(data: TokenizedData) -> PretrainConfig:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path, config: PretrainConfig) -> None:
-    folder = save_checkpoint(tmp_path, 7, config, STATE)
-    assert folder.name == "step7-unsharded"
+    save_checkpoint(tmp_path, 7, config, STATE)
+    folder = tmp_path / "step7-unsharded"
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.yaml",
         "model.pt",

@@ -75,7 +75,7 @@ def test_the_first_step_moves_weights_by_the_scheduled_rate(
     )
     before = {name: weight.detach().clone() for name, weight in trainer._model.named_parameters()}
     step_metrics = trainer._train_step(1)
-    # Adam's first step is the sign of the gradient times the rate, which warms up from 0.001 to 0.01 in two steps.
+    # Adam's first step is the gradient's sign times the rate, which warms up from 0.001 to 0.01 in two steps.
     assert step_metrics["learning_rate"] == pytest.approx(0.0055)
     largest = max(
         (weight - before[name]).abs().max().item() for name, weight in trainer._model.named_parameters()
@@ -125,6 +125,12 @@ def test_seeds_differ(make_trainer: MakeTrainer, tmp_path: Path) -> None:
         weights(make_trainer(tmp_path / name, f"seed={seed}").run())
         for name, seed in (("first", 1), ("again", 1), ("other", 2))
     )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_the_seed_decides_the_initial_weights(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    first, again, other = (make_trainer(tmp_path, f"seed={seed}")._model.state_dict() for seed in (1, 1, 2))
     assert same(first, again)
     assert not same(first, other)
 
