@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.models.causal_lm import CausalLM, target_losses
+from pipeline.models.causal_lm import CausalLM, Prefix, target_losses
 
 
 @dataclass(frozen=True)
@@ -92,47 +92,69 @@ def influences(model: CausalLM, sequence: PackedSequence, tokens_per_batch: int)
     """I_t(i) = loss(t | long without i) - loss(t | long) for every far-context token i: float32 [T, F], nats.
 
     F is the far context of the last target; entries beyond a target's own far context are NaN.
+
+    Rows before a removed one are as they were, so they are read once and shared: a removal costs the rows
+    after it, about half the sequence on average.
     """
-    num_far = int(sequence.num_far_tokens_T[-1])
-    full_1T = _losses(model, sequence, None)
-    removals_per_batch = max(1, tokens_per_batch // len(sequence.token_ids_S))
-    losses_FT = np.concatenate(
-        [
-            _losses(model, sequence, np.arange(start, min(start + removals_per_batch, num_far)))
-            for start in range(0, num_far, removals_per_batch)
-        ]
+    num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
+    full_1T = _losses(
+        model, sequence, np.arange(num_rows)[None], sequence.query_rows_T[None], sequence.visible_SS, None
     )
-    influence_TF = (losses_FT - full_1T).T
+    far_tokens_1F = torch.as_tensor(sequence.token_ids_S[None, :num_far], device=model.device)
+    far_prefix = model.read(far_tokens_1F, torch.arange(num_far, device=model.device)[None], None)
+    losses, start = [], 0
+    while start < num_far:
+        num_after = num_rows - 1 - start
+        # All removals of a batch run the rows from `start` on. A quarter as many removals as rows keeps
+        # the rows run in vain, those between `start` and the removed one, to an eighth.
+        num_removals = max(1, min(tokens_per_batch, num_after**2 // 4) // num_after)
+        removed_R = np.arange(start, min(start + num_removals, num_far))
+        losses.append(_losses_without(model, sequence, removed_R, far_prefix.first(start) if start else None))
+        start += len(removed_R)
+    influence_TF = (np.concatenate(losses) - full_1T).T
     influence_TF[np.arange(num_far) >= sequence.num_far_tokens_T[:, None]] = np.nan
     return influence_TF
 
 
-def _losses(model: CausalLM, sequence: PackedSequence, removed_R: np.ndarray | None) -> np.ndarray:
-    """The targets' losses without each of the removed rows, or with all rows: float32 [R, T] or [1, T].
+def _losses_without(
+    model: CausalLM, sequence: PackedSequence, removed_R: np.ndarray, prefix: Prefix | None
+) -> np.ndarray:
+    """The targets' losses without each of the removed rows: float32 [R, T].
 
-    Where the removed row is a target's own query row, the entry is another row's loss. A query row is
-    never far context, so `influences` blanks such entries.
+    The prefix holds the rows before the first of them. Where the removed row is a target's own query row,
+    the entry is another row's loss; a query row is never far context, so `influences` blanks such entries.
     """
-    num_rows, queries_1T = len(sequence.token_ids_S), sequence.query_rows_T[None]
-    if removed_R is None:
-        kept_RS, query_rows_RT = np.arange(num_rows)[None], queries_1T
-    else:
-        rows_1S = np.arange(num_rows - 1)[None]
-        kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
-        query_rows_RT = queries_1T - (queries_1T > removed_R[:, None])
-    kept = torch.as_tensor(kept_RS, device=model.device)
-    visible_RSS = None
-    if sequence.visible_SS is not None:
-        # Which far row is gone makes no difference to who sees whom among the rows that stay, save for
-        # targets whose far context it was not in, and those entries are blanked: one mask for all removals.
-        first = 0 if removed_R is None else 1
-        visible_RSS = torch.as_tensor(sequence.visible_SS[None, first:, first:], device=model.device)
+    start = removed_R[0]
+    rows_1S = np.arange(start, len(sequence.token_ids_S) - 1)[None]
+    kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
+    queries_1T = sequence.query_rows_T[None]
+    query_rows_RT = (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0)
+    # Which far row is gone makes no difference to who sees whom among the rows that stay, save for targets
+    # whose far context it is not in, and those entries are blanked: one mask for all removals.
+    visible_SK = None if sequence.visible_SS is None else sequence.visible_SS[1 + start :, 1:]
+    return _losses(model, sequence, kept_RS, query_rows_RT, visible_SK, prefix)
+
+
+def _losses(
+    model: CausalLM,
+    sequence: PackedSequence,
+    kept_RS: np.ndarray,
+    query_rows_RT: np.ndarray,
+    visible_SK: np.ndarray | None,
+    prefix: Prefix | None,
+) -> np.ndarray:
+    """The targets' losses where after the prefix there are only the kept rows: float32 [R, T]."""
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(array, device=model.device)
+
     losses_RT = target_losses(
         model,
-        torch.as_tensor(sequence.token_ids_S, device=model.device)[kept],
-        torch.as_tensor(sequence.position_ids_S, device=model.device)[kept],
-        visible_RSS,
-        torch.as_tensor(query_rows_RT, device=model.device),
-        torch.as_tensor(sequence.target_ids_T, device=model.device).expand(len(kept_RS), -1),
+        on_device(sequence.token_ids_S[kept_RS]),
+        on_device(sequence.position_ids_S[kept_RS]),
+        None if visible_SK is None else on_device(visible_SK)[None],
+        on_device(query_rows_RT),
+        on_device(sequence.target_ids_T).expand(query_rows_RT.shape),
+        prefix,
     )
     return losses_RT.cpu().numpy()

@@ -1,14 +1,22 @@
 """The one interface through which measuring code sees a language model.
 
-Shapes: B batch, S sequence, D width, V vocabulary, T targets, N any number of rows.
+Shapes: B batch, S rows of a sequence, P rows of a prefix, K = P + S rows to look at, D width, V vocabulary,
+T query rows, N any number of rows.
 """
 
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
 # Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time.
 _LOGITS_PER_BLOCK = 1 << 24
+
+
+class Prefix(Protocol):
+    """What a model keeps of rows already read (keys and values), to be looked at by rows that come after."""
+
+    def first(self, num_rows: int) -> Self:
+        """The prefix of the first `num_rows` rows only."""
 
 
 class CausalLM(Protocol):
@@ -22,16 +30,29 @@ class CausalLM(Protocol):
     def device(self) -> torch.device:
         """Where inputs must lie."""
 
+    def read(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
+    ) -> Prefix:
+        """Read one sequence and keep what later rows need of it. Arguments as in `hidden_states`."""
+
     def hidden_states(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSS: torch.Tensor | None
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
     ) -> torch.Tensor:
-        """The final hidden states, after the last norm, before the vocabulary projection: [B, S, D].
+        """Final hidden states of the query rows, after the last norm, before the projection: [B, T, D].
 
         Args:
             token_ids_BS: int64.
-            position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by, in any order.
-            visible_BSS: bool, [B, S, S] or [1, S, S]; entry [b, q, k] is whether row q may look at row k.
-                None: row q sees the rows up to itself.
+            position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by.
+            visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k,
+                the rows of the prefix counted first. None: a row sees the prefix and the rows up to itself.
+            query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
+                wanted. None: all rows.
+            prefix: rows already read, seen by every sequence of the batch.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -42,9 +63,10 @@ def target_losses(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
     position_ids_BS: torch.Tensor,
-    visible_BSS: torch.Tensor | None,
+    visible_BSK: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
+    prefix: Prefix | None = None,
 ) -> torch.Tensor:
     """-ln p of target tokens, each predicted from one row of its sequence: float32 [B, T], nats.
 
@@ -55,16 +77,14 @@ def target_losses(
         query_rows_BT: int64; the row whose output predicts the target. The caller owns the shift by one.
         target_ids_BT: int64; the tokens to be predicted.
     """
-    hidden_BSD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSS)
-    width = hidden_BSD.shape[-1]
-    hidden_BTD = hidden_BSD.gather(1, query_rows_BT[..., None].expand(-1, -1, width))
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     rows_per_block = max(1, _LOGITS_PER_BLOCK // model.vocabulary_size)
-    losses = []
     blocks = zip(
-        hidden_BTD.reshape(-1, width).split(rows_per_block),
+        hidden_BTD.flatten(0, 1).split(rows_per_block),
         target_ids_BT.reshape(-1).split(rows_per_block),
         strict=True,
     )
+    losses = []
     for hidden_ND, target_ids_N in blocks:
         logits_NV = model.logits(hidden_ND).float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])

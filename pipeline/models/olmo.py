@@ -1,21 +1,37 @@
 """ai2-olmo checkpoints behind the `CausalLM` interface.
 
-Shapes: B batch, S sequence, D width, V vocabulary, N any number of rows.
+Shapes: B batch, S rows, K prefix and rows, T query rows, D width, V vocabulary, N any number of rows.
 """
 
 import math
 import pickle
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from olmo.config import ModelConfig
+from olmo.config import BlockType, ModelConfig
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
 from yaml import YAMLError
 
 from pipeline.errors import InputError
-from pipeline.models.rope import blocks_of, use_position_ids
+from pipeline.models.causal_lm import Prefix
+from pipeline.models.olmo_blocks import KeysAndValues, Rows, run_block
+from pipeline.models.rope import RotaryTable, blocks_of
+
+
+@dataclass(frozen=True)
+class OLMoPrefix:
+    """Keys and values of the rows read, block by block."""
+
+    keys_and_values: tuple[KeysAndValues, ...]
+
+    def first(self, num_rows: int) -> "OLMoPrefix":
+        """The prefix of the first `num_rows` rows only; a view, not a copy."""
+        return OLMoPrefix(
+            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
+        )
 
 
 class OLMoCausalLM:
@@ -23,7 +39,7 @@ class OLMoCausalLM:
 
     def __init__(self, model: OLMo) -> None:
         self._model = model.eval()
-        self._rotary = use_position_ids(model)
+        self._table = RotaryTable(model.config)
 
     @property
     def vocabulary_size(self) -> int:
@@ -36,19 +52,53 @@ class OLMoCausalLM:
         return self._model.device
 
     @torch.inference_mode()
+    def read(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
+    ) -> OLMoPrefix:
+        """Keys and values of one sequence."""
+        return OLMoPrefix(self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None)[1])
+
+    @torch.inference_mode()
     def hidden_states(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSS: torch.Tensor | None
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
-        self._rotary.set_position_ids(position_ids_BS)
-        transformer = self._model.transformer
-        hidden_BSD = transformer.wte(token_ids_BS)
+        hidden, _ = self._run_blocks(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+        return self._model.transformer.ln_f(hidden)
+
+    def _run_blocks(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None,
+    ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
+        assert prefix is None or isinstance(prefix, OLMoPrefix), "a prefix belongs to the model that read it"
+        transformer, blocks = self._model.transformer, blocks_of(self._model)
+        if visible_BSK is None and prefix is not None:
+            visible_BSK = _causal_after(prefix, token_ids_BS.shape[1])
+        rows = Rows(
+            self._table,
+            *self._table.at(position_ids_BS),
+            None if visible_BSK is None else visible_BSK[:, None],
+        )
+        hidden = transformer.wte(token_ids_BS)
         if self._model.config.embedding_layer_norm:
-            hidden_BSD = transformer.emb_norm(hidden_BSD)
-        bias = None if visible_BSS is None else _attention_bias(visible_BSS)
-        for block in blocks_of(self._model):
-            hidden_BSD, _ = block(hidden_BSD, attention_bias=bias)
-        return transformer.ln_f(hidden_BSD)
+            hidden = transformer.emb_norm(hidden)
+        pasts = [None] * len(blocks) if prefix is None else prefix.keys_and_values
+        keys_and_values = []
+        for block, past in zip(blocks, pasts, strict=True):
+            # Only the last block may leave rows out: the others' rows are looked at by the next.
+            wanted_rows = query_rows_BT if block is blocks[-1] else None
+            hidden, of_block = run_block(block, hidden, rows, past, wanted_rows)
+            keys_and_values.append(of_block)
+        return hidden, tuple(keys_and_values)
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -61,10 +111,12 @@ class OLMoCausalLM:
         return logits_NV * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits_NV
 
 
-def _attention_bias(visible_BSS: torch.Tensor) -> torch.Tensor:
-    """0 where a row may look, the least float where not, as OLMo wants it: [B, 1, S, S]."""
-    bias_BSS = torch.zeros(visible_BSS.shape, device=visible_BSS.device)
-    return bias_BSS.masked_fill_(~visible_BSS, torch.finfo(bias_BSS.dtype).min)[:, None]
+def _causal_after(prefix: OLMoPrefix, num_rows: int) -> torch.Tensor:
+    """[1, S, K]: each new row sees the prefix and the new rows up to itself."""
+    key, _ = prefix.keys_and_values[0]
+    num_past = key.shape[2]
+    everything = torch.ones(1, num_rows, num_past + num_rows, dtype=torch.bool, device=key.device)
+    return everything.tril(num_past)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -106,6 +158,8 @@ def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
     except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {reason}") from error
+    if config.block_type != BlockType.sequential:
+        raise InputError(f"{checkpoint} has model.block_type {config.block_type}; only sequential is handled")
     if not config.rope:
         raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
     try:

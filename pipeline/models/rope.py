@@ -4,13 +4,47 @@ Stock OLMo rotates the token in row n of its input by position n. Here row n is 
 position ID it is given, which is what lets a token keep its place when others are left out (design.md 1),
 and what PoSE training needs. With IDs 0, 1, 2, … the logits equal stock OLMo's bit for bit (a test).
 
-Shapes: B batch, S sequence, H heads, E head width.
+Shapes: B batch, S sequence, H heads, E head width, P positions.
 """
 
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch import nn
+
+
+class RotaryTable:
+    """Sines and cosines of every position, by the formula of OLMo's own table; grows with the positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._sine_PE = self._cosine_PE = torch.empty(0)
+
+    def at(self, position_ids_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E]."""
+        num_positions, device = int(position_ids_BS.max()) + 1, position_ids_BS.device
+        if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
+            self._fill(max(num_positions, self._config.max_sequence_length), device)
+        return self._sine_PE[position_ids_BS][:, None], self._cosine_PE[position_ids_BS][:, None]
+
+    def _fill(self, num_positions: int, device: torch.device) -> None:
+        head_width = self._config.d_model // self._config.n_heads
+        exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
+        positions_P = torch.arange(num_positions, device=device, dtype=torch.float)
+        angles = torch.einsum("i,j->ij", positions_P, 1.0 / (self._config.rope_theta**exponents))
+        angles_PE = torch.cat((angles, angles), dim=-1)
+        self._sine_PE, self._cosine_PE = angles_PE.sin(), angles_PE.cos()
+
+    def rotate(
+        self, heads_BHSE: torch.Tensor, sine_B1SE: torch.Tensor, cosine_B1SE: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotate queries or keys, in float32 where the model says so; they come back in their own dtype."""
+        rotated = heads_BHSE.float() if self._config.rope_full_precision else heads_BHSE
+        with torch.autocast(heads_BHSE.device.type, enabled=False):
+            first, second = rotated.chunk(2, dim=-1)
+            turned = torch.cat((-second, first), dim=-1)
+            rotated = rotated * cosine_B1SE.type_as(rotated) + turned * sine_B1SE.type_as(rotated)
+        return rotated.type_as(heads_BHSE)
 
 
 class PositionIDRotaryEmbedding(nn.Module):
@@ -22,49 +56,18 @@ class PositionIDRotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self._config = config
-        self._sine_PE: torch.Tensor | None = None  # table of all positions so far
-        self._cosine_PE: torch.Tensor | None = None
-        self._sine_B1SE: torch.Tensor | None = None  # the table's rows at the current IDs
-        self._cosine_B1SE: torch.Tensor | None = None
+        self._table = RotaryTable(config)
+        self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def set_position_ids(self, position_ids_BS: torch.Tensor) -> None:
         """Set the position IDs of the next forward pass: int64 [B, S], or [1, S] for all sequences, >= 0."""
-        self._extend_table(int(position_ids_BS.max()) + 1, position_ids_BS.device)
-        assert self._sine_PE is not None and self._cosine_PE is not None
-        self._sine_B1SE = self._sine_PE[position_ids_BS][:, None]
-        self._cosine_B1SE = self._cosine_PE[position_ids_BS][:, None]
-
-    def _extend_table(self, num_positions: int, device: torch.device) -> None:
-        """Sines and cosines of every position below `num_positions`, by the formula of OLMo's own table."""
-        if (
-            self._sine_PE is not None
-            and len(self._sine_PE) >= num_positions
-            and self._sine_PE.device == device
-        ):
-            return
-        num_positions = max(num_positions, self._config.max_sequence_length)
-        head_width = self._config.d_model // self._config.n_heads
-        exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
-        positions_P = torch.arange(num_positions, device=device, dtype=torch.float)
-        angles = torch.einsum("i,j->ij", positions_P, 1.0 / (self._config.rope_theta**exponents))
-        angles_PE = torch.cat((angles, angles), dim=-1)
-        self._sine_PE, self._cosine_PE = angles_PE.sin(), angles_PE.cos()
+        self._sine_and_cosine = self._table.at(position_ids_BS)
 
     def forward(self, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys by the position IDs set last; both have one row a token."""
-        assert self._sine_B1SE is not None and self._cosine_B1SE is not None, "position IDs were not set"
-        full_precision = self._config.rope_full_precision
-        with torch.autocast(query_BHSE.device.type, enabled=False):
-            query, key = (query_BHSE.float(), key_BHSE.float()) if full_precision else (query_BHSE, key_BHSE)
-            sine, cosine = self._sine_B1SE.type_as(query), self._cosine_B1SE.type_as(query)
-            query, key = query * cosine + _rotate_half(query) * sine, key * cosine + _rotate_half(key) * sine
-        return query.type_as(query_BHSE), key.type_as(key_BHSE)
-
-
-def _rotate_half(heads_BHSE: torch.Tensor) -> torch.Tensor:
-    first, second = heads_BHSE.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
+        assert self._sine_and_cosine is not None, "position IDs were not set"
+        rotate, (sine, cosine) = self._table.rotate, self._sine_and_cosine
+        return rotate(query_BHSE, sine, cosine), rotate(key_BHSE, sine, cosine)
 
 
 def use_position_ids(model: OLMo) -> PositionIDRotaryEmbedding:

@@ -26,10 +26,15 @@ class _SeenTokens:
         self.batches: list[tuple[list, list]] = []
 
     def hidden_states(
-        self, token_ids: torch.Tensor, position_ids: torch.Tensor, visible: torch.Tensor | None
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        visible: torch.Tensor | None,
+        query_rows: torch.Tensor,
+        prefix: None = None,
     ) -> torch.Tensor:
         self.batches.append((token_ids.tolist(), position_ids.tolist()))
-        return torch.nn.functional.one_hot(token_ids, 100).float()
+        return torch.nn.functional.one_hot(token_ids.gather(1, query_rows), 100).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden * 100  # sure that the token of the query row is said again

@@ -34,7 +34,7 @@ def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
     with torch.inference_mode():
         stock = make_olmo(**fields)(token_ids).logits
     lm = OLMoCausalLM(make_olmo(**fields))
-    hidden = lm.hidden_states(token_ids, torch.arange(40)[None], None)
+    hidden = lm.hidden_states(token_ids, torch.arange(40)[None], None, None)
     assert torch.equal(lm.logits(hidden), stock)
 
 
@@ -50,28 +50,28 @@ def test_training_forward_reads_the_ids_too(make_olmo: MakeOLMo) -> None:
 
 def test_shifting_all_ids_changes_nothing(make_olmo: MakeOLMo) -> None:
     token_ids, lm = _tokens(2, 40), OLMoCausalLM(make_olmo(init_std=0.1))
-    near = lm.logits(lm.hidden_states(token_ids, torch.arange(40)[None], None))
+    near = lm.logits(lm.hidden_states(token_ids, torch.arange(40)[None], None, None))
     # Far beyond max_sequence_length: the table of sines grows.
-    far = lm.logits(lm.hidden_states(token_ids, torch.arange(40)[None] + 100, None))
+    far = lm.logits(lm.hidden_states(token_ids, torch.arange(40)[None] + 100, None, None))
     assert (near - far).abs().max() < 1e-5
 
 
 def test_ids_may_differ_within_a_batch(make_olmo: MakeOLMo) -> None:
     token_ids, lm = _tokens(1, 10).expand(2, -1), OLMoCausalLM(make_olmo())
     both = torch.stack([torch.arange(10), torch.arange(0, 30, 3)])
-    together = lm.hidden_states(token_ids, both, None)
+    together = lm.hidden_states(token_ids, both, None, None)
     for row in (0, 1):
-        alone = lm.hidden_states(token_ids[row : row + 1], both[row : row + 1], None)
+        alone = lm.hidden_states(token_ids[row : row + 1], both[row : row + 1], None, None)
         assert (together[row] - alone[0]).abs().max() < 1e-5
 
 
 def test_leaving_a_token_out_equals_masking_every_edge_into_it(make_olmo: MakeOLMo) -> None:
     token_ids, lm, left_out = _tokens(1, 24), OLMoCausalLM(make_olmo()), 7
     kept = torch.tensor([i for i in range(24) if i != left_out])
-    gathered = lm.hidden_states(token_ids[:, kept], kept[None], None)
+    gathered = lm.hidden_states(token_ids[:, kept], kept[None], None, None)
     visible = torch.ones(24, 24, dtype=torch.bool).tril()
     visible[:, left_out] = False
-    masked = lm.hidden_states(token_ids, torch.arange(24)[None], visible[None])
+    masked = lm.hidden_states(token_ids, torch.arange(24)[None], visible[None], None)
     assert (lm.logits(gathered[0]) - lm.logits(masked[0, kept])).abs().max() < 1e-5
 
 
