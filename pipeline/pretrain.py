@@ -63,23 +63,18 @@ def main(arguments: argparse.Namespace) -> None:
     logger.info("finished: %s", Trainer(config, batches, schedule).run())
 
 
-def pretrain_parser() -> argparse.ArgumentParser:
-    """The command line of the stage."""
-    parser = stage_parser(__doc__)
-    parser.add_argument(
-        "config", type=Path, help="an OLMo TrainConfig YAML file, such as olmo_configs/tiny.yaml"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does"
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder written by tokenize_c4.py")
-    parser.add_argument(
-        "--save-folder", type=Path, required=True, help="the run's folder: checkpoints and metrics"
-    )
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("config", type=Path, help="an OLMo TrainConfig YAML file, such as olmo_configs/tiny.yaml")
+    add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
+    add("--data", type=Path, required=True, help="folder written by tokenize_c4.py")
+    add("--save-folder", type=Path, required=True, help="the run's folder: checkpoints and metrics")
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
-    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
-    return parser
+    stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
+    return stage
 
 
 if __name__ == "__main__":
-    run_stage(pretrain_parser(), main)
+    run_stage(parser(), main)

@@ -27,6 +27,16 @@ from pipeline.stage import positive_int, run_stage, stage_parser
 _WIDEST_CELL = 60  # characters; a list of token IDs would push everything else off the screen
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line of a query."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
+    add("--results", type=Path, required=True, help="a results folder")
+    add("--max-rows", type=positive_int, default=200, help="rows printed at most")
+    return stage
+
+
 def connect(results: Path) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with one view an artefact of the results folder.
 
@@ -119,8 +129,4 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = stage_parser(__doc__)
-    parser.add_argument("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
-    parser.add_argument("--results", type=Path, required=True, help="a results folder")
-    parser.add_argument("--max-rows", type=positive_int, default=200, help="rows printed at most")
-    run_stage(parser, main)
+    run_stage(parser(), main)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.errors import InputError
-from pipeline.pretrain import main, pretrain_parser
+from pipeline.pretrain import main, parser
 
 ROOT = Path(__file__).parents[1]
 OVERRIDES = [
@@ -53,7 +53,7 @@ def command_line(data: Path, save_folder: Path, *overrides: str) -> list[str]:
 
 
 def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
-    main(pretrain_parser().parse_args(command_line(data, save_folder, *overrides)))
+    main(parser().parse_args(command_line(data, save_folder, *overrides)))
 
 
 def start(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
@@ -132,7 +132,7 @@ def test_a_finished_run_says_so_and_another_is_refused(
 
 def test_overrides_may_stand_before_and_after_flags() -> None:
     words = ["tiny.yaml", "seed=1", "--data", "d", "precision=fp32", "--save-folder", "s", "max_duration=9"]
-    arguments = pretrain_parser().parse_args(words)
+    arguments = parser().parse_args(words)
     assert arguments.overrides == ["seed=1", "precision=fp32", "max_duration=9"]
     assert (arguments.config, arguments.data, arguments.save_folder) == (
         Path("tiny.yaml"),
