@@ -175,11 +175,11 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
     """Mean loss at each context length: a row a model and length.
 
-    The change from the model's own loss at the shortest length is paired by document: documents differ
+    The change from the model's own loss at the shortest length is paired by chunk: documents differ
     far more from each other in loss than lengths do, and that difference cancels there.
 
     Args:
-        length_losses: the artefact, a row a document and length, already averaged over its targets.
+        length_losses: the artefact, a row a chunk and length, already averaged over its targets.
 
     Returns:
         model, context_length (tokens), num_targets, num_documents, then with intervals loss and
@@ -187,15 +187,15 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
     """
     shortest = length_losses[length_losses["context_length"] == length_losses["context_length"].min()]
     paired = length_losses.merge(
-        shortest[["model", "document_id", "mean_loss"]],
-        on=["model", "document_id"],
+        shortest[["model", "document_id", "chunk_index", "mean_loss"]],
+        on=["model", "document_id", "chunk_index"],
         suffixes=("", "_shortest"),
     )
     rows = []
-    for (model, context_length), documents in paired.groupby(["model", "context_length"]):
-        document_ids, weights = documents["document_id"], documents["num_targets"]
-        losses = documents["mean_loss"]
-        changes = losses - documents["mean_loss_shortest"]
+    for (model, context_length), chunks in paired.groupby(["model", "context_length"]):
+        document_ids, weights = chunks["document_id"], chunks["num_targets"]
+        losses = chunks["mean_loss"]
+        changes = losses - chunks["mean_loss_shortest"]
         rows.append(
             {
                 "model": model, "context_length": context_length,

@@ -81,6 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
         ]
         columns: Columns = {
             "document_id": [chunk.document_id] * len(context_lengths),
+            "chunk_index": [chunk.chunk_index] * len(context_lengths),
             "context_length": context_lengths,
             "num_targets": [lengths.targets_per_chunk] * len(context_lengths),
             "mean_loss": means,

@@ -52,14 +52,15 @@ def test_means_are_those_of_the_same_windows_in_loss_differences(folder: Path, t
     assert means.to_dict() == pytest.approx(expected.to_dict(), abs=1e-5)
 
 
-def test_every_document_is_measured_at_every_length(folder: Path) -> None:
+def test_a_row_for_each_chunk_and_length(folder: Path) -> None:
     rows = read_artefact(folder / "results", "length_losses")
-    targets = rows.groupby(["context_length", "document_id"])["num_targets"].sum()
-    assert targets.to_dict() == {
-        (length, f"00000000000000{name}"): num_targets
-        for length in (2, 9)
-        for name, num_targets in (("aa", 6), ("bb", 3), ("cc", 3))
-    }
+    key = rows[["document_id", "chunk_index", "context_length"]]
+    assert list(key.itertuples(index=False, name=None)) == [
+        (f"00000000000000{name}", chunk_index, context_length)
+        for name, chunk_index in (("aa", 0), ("aa", 1), ("bb", 0), ("cc", 0))
+        for context_length in (2, 9)
+    ]
+    assert set(rows["num_targets"]) == {3}
 
 
 def test_the_mean_of_all_targets_is_printed(

@@ -21,6 +21,7 @@ def results(tmp_path: Path) -> Path:
     for model, losses in {"a": [1.0, 3.0], "2": [5.0]}.items():
         columns = {
             "document_id": [f"document {index}" for index in range(len(losses))],
+            "chunk_index": [0] * len(losses),
             "context_length": [16] * len(losses),
             "num_targets": [4] * len(losses),
             "mean_loss": losses,
@@ -40,7 +41,7 @@ def test_views_are_listed_with_rows_and_columns(results: Path) -> None:
     names, ((view, num_rows, columns),) = query.views(query.connect(results))
     assert names == ["view", "rows", "columns"]
     assert (view, num_rows) == ("length_losses", 3)
-    assert columns == "document_id, context_length, num_targets, mean_loss, model"
+    assert columns == "document_id, chunk_index, context_length, num_targets, mean_loss, model"
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,9 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "length_losses": pa.schema(
         [
-            *_TARGET_COLUMNS[:1],
+            *_TARGET_COLUMNS[:2],
             _column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
-            _column("num_targets", pa.int32(), "targets of the document"),
+            _column("num_targets", pa.int32(), "targets of the chunk"),
             _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
         ]
     ),

@@ -157,13 +157,15 @@ def _dependency_sparsity(rows: pd.DataFrame) -> dict[str, list]:
 
 def _length_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
     """Loss falls with the context up to the training length, and rises beyond it where training was short."""
-    columns: dict[str, list] = {"document_id": [], "context_length": [], "num_targets": [], "mean_loss": []}
+    names = ("document_id", "chunk_index", "context_length", "num_targets", "mean_loss")
+    columns: dict[str, list] = {name: [] for name in names}
     for document_id, targets in rows.groupby("document_id"):
         for context_length in (16, 32, 64, 128, 256):
             doublings_beyond = max(0.0, np.log2(context_length / TRAIN_CONTEXT_LENGTHS[model]))
             mean_loss = targets["long_context_loss"].mean() + 2 / np.sqrt(context_length)
             mean_loss += {"short-contiguous": 0.2, "short-pose": 0.03}.get(model, 0.0) * doublings_beyond
             columns["document_id"].append(document_id)
+            columns["chunk_index"].append(0)
             columns["context_length"].append(context_length)
             columns["num_targets"].append(len(targets))
             columns["mean_loss"].append(mean_loss + generator.normal(0, 0.02))

@@ -123,10 +123,11 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
     losses = pd.DataFrame(
         {
             "model": "m",
-            "document_id": ["a", "b", "a", "b"],
-            "context_length": [16, 16, 32, 32],
-            "num_targets": [1, 3, 1, 3],
-            "mean_loss": [4.0, 2.0, 3.0, 2.0],
+            "document_id": ["a", "b", "b", "a", "b", "b"],
+            "chunk_index": [0, 0, 1, 0, 0, 1],  # several chunks of a document are not several documents
+            "context_length": [16, 16, 16, 32, 32, 32],
+            "num_targets": [1, 1, 2, 1, 1, 2],
+            "mean_loss": [4.0, 3.0, 1.5, 3.0, 1.0, 2.5],
         }
     )
     table = statistics.losses_by_context_length(losses).set_index("context_length")

@@ -27,6 +27,7 @@ def rows(*losses: float) -> dict[str, dict[str, list]]:
     count = len(losses)
     columns = {
         "document_id": ["d"] * count,
+        "chunk_index": list(range(count)),
         "context_length": [16] * count,
         "num_targets": [4] * count,
         "mean_loss": list(losses),
@@ -46,7 +47,9 @@ def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> N
     assert open_output(tmp_path).pending_shards() == [0]
     open_output(tmp_path, "b").write_shard(0, rows(3.0))
     frame = read_artefact(tmp_path, "length_losses")
-    assert list(frame.columns) == ["model", "document_id", "context_length", "num_targets", "mean_loss"]
+    assert list(frame.columns) == [
+        "model", "document_id", "chunk_index", "context_length", "num_targets", "mean_loss",
+    ]  # fmt: skip
     assert list(zip(frame["model"], frame["mean_loss"], strict=True)) == [("a", 1.5), ("a", 2.5), ("b", 3.0)]
     assert list(read_artefact(tmp_path, "length_losses", ["mean_loss"]).columns) == ["model", "mean_loss"]
     assert artefacts_in(tmp_path) == ["length_losses"]
