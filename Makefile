@@ -21,14 +21,14 @@ SHORT_TRAIN ?= 32
 SHORT ?= 8
 LONG ?= 256
 TARGETS ?= 16
-DOCUMENTS ?= 150
-INFLUENCE_DOCUMENTS ?= 40
+DOCUMENTS ?= 120
 
 MODELS := short-contiguous short-pose long-seed0 long-seed1
 CHECKPOINTS = $(addprefix $(RUN)/models/,$(MODELS))
 PRETRAIN = pipeline/pretrain.py $(CONFIG) --data $(RUN)/data max_duration=$(STEPS)
 SHORT_MODEL = train_context_length=$(SHORT_TRAIN) seed=0
-MEASURE = --data $(RUN)/data --results $(RUN)/results --long-context-length $(LONG) --targets-per-chunk $(TARGETS)
+MEASURE = --data $(RUN)/data --results $(RUN)/results --long-context-length $(LONG) --targets-per-chunk $(TARGETS) \
+  --max-documents $(DOCUMENTS) --max-chunks-per-document 1
 ANALYSE = --results $(RUN)/results --figures $(RUN)/figures
 
 .PHONY: demo study test test-all lint golden install
@@ -41,9 +41,9 @@ study: install
 	$(call stage,$(PRETRAIN) --save-folder $(RUN)/models/short-pose $(SHORT_MODEL) position_scheme=pose pose_target_length=$(LONG))
 	$(call stage,$(PRETRAIN) --save-folder $(RUN)/models/long-seed0 train_context_length=$(LONG) seed=0)
 	$(call stage,$(PRETRAIN) --save-folder $(RUN)/models/long-seed1 train_context_length=$(LONG) seed=1)
-	$(call stage,pipeline/loss_differences.py --checkpoints $(CHECKPOINTS) $(MEASURE) --short-context-length $(SHORT) --max-documents $(DOCUMENTS))
-	$(call stage,pipeline/length_losses.py --checkpoints $(CHECKPOINTS) $(MEASURE) --max-documents $(DOCUMENTS))
-	$(call stage,pipeline/influential_tokens.py --checkpoints $(RUN)/models/long-seed0 $(MEASURE) --short-context-length $(SHORT) --max-documents $(INFLUENCE_DOCUMENTS))
+	$(call stage,pipeline/loss_differences.py --checkpoints $(CHECKPOINTS) $(MEASURE) --short-context-length $(SHORT))
+	$(call stage,pipeline/length_losses.py --checkpoints $(CHECKPOINTS) $(MEASURE))
+	$(call stage,pipeline/influential_tokens.py --checkpoints $(RUN)/models/long-seed0 $(MEASURE) --short-context-length $(SHORT))
 	$(call stage,analysis/run_notebooks.py $(ANALYSE) --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
 	  --train-context-lengths short-contiguous=$(SHORT_TRAIN) short-pose=$(SHORT_TRAIN) long-seed0=$(LONG) long-seed1=$(LONG))
 	@$(PY) analysis/summary.py $(ANALYSE)

@@ -56,7 +56,7 @@ def save_checkpoint(
     try:
         config.save(temporary / "config.yaml")
         for stem, content in state.items():
-            torch.save(content, temporary / f"{stem}.pt")
+            _save(content, temporary / f"{stem}.pt")
         for path in temporary.iterdir():
             _sync(path)
         _sync(temporary)
@@ -64,6 +64,18 @@ def save_checkpoint(
         _sync(run_folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    """`torch.save`, where a full disk is the OSError that it is."""
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        # torch buries what the file said under a complaint about positions in its archive
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
 
 

@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path, config: PretrainConfig) -> None
     state = load_state(folder)
     assert state["model"]["weight"].tolist() == [0, 1, 2]
     assert state["train"] == {"step": 7}
+    assert [path.name for path in tmp_path.iterdir()] == ["step7-unsharded"]
+
+
+def test_a_disk_that_takes_no_more_says_so_and_keeps_what_was_there(
+    tmp_path: Path, config: PretrainConfig
+) -> None:
+    save_checkpoint(tmp_path, 7, config, STATE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_checkpoint(tmp_path, 8, config, STATE | {"model": {"weight": torch.zeros(100_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["step7-unsharded"]
 
 
