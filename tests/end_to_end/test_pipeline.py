@@ -157,9 +157,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished} == finished  # not done twice
     artefacts = {"influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"}
     expected = {
-        path: content
-        for path, content in parquet_files(whole).items()
-        if path.split("/", 1)[0] in artefacts
+        path: content for path, content in parquet_files(whole).items() if path.split("/", 1)[0] in artefacts
     }
     assert len(expected) == 4 * num_shards
     assert parquet_files(resumed) == expected
