@@ -1,1 +1,8 @@
 """From text to sparsity-vs-generalization results: one stage a file, one concern a folder."""
+
+import os
+
+# OpenMP threads that wait by spinning cost nothing on an idle machine, and starve the thread they wait for
+# on a busy one: a laptop with a browser open then trains several times slower. They are told to give up
+# spinning soon. Read when torch is loaded, so it stands before every other import.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
