@@ -95,6 +95,7 @@ BAD_INPUTS: list[tuple[str, Callable[[Path], None], list[str], str]] = [
         "no document long enough", leave_all_as_it_is, ["--long-context-length", "100"],
         "0 evaluation document(s) of at least 100 tokens",
     ),
+    ("unknown device", leave_all_as_it_is, ["--device", "abacus"], "--device abacus cannot be used here"),
 ]  # fmt: skip
 
 

@@ -81,6 +81,7 @@ def evaluate_checkpoints(
         InputError: data or a checkpoint is missing or does not fit, no document is long enough, two
             checkpoints have one name, or the results folder holds another configuration's results.
     """
+    device = _usable_device(arguments.device)
     data = TokenizedData.open(arguments.data)
     documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
     shards = [
@@ -109,7 +110,7 @@ def evaluate_checkpoints(
         if not pending:
             logger.info("%s of model '%s' is complete in %s", stage, name, arguments.results)
             continue
-        model = load_olmo(checkpoint, torch.device(arguments.device))
+        model = load_olmo(checkpoint, device)
         _refuse_foreign_tokens(model, data, documents, checkpoint)
         work = [(shard, index) for shard in pending for index in shards[shard]]
         tables: dict[str, Columns] = {}
@@ -121,6 +122,14 @@ def evaluate_checkpoints(
             if index == shards[shard][-1]:
                 output.write_shard(shard, tables)
                 tables = {}
+
+
+def _usable_device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name} cannot be used here ({reason}); leave it out, or say cpu") from error
 
 
 def _named_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
