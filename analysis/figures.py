@@ -5,7 +5,7 @@ document's own far context, dashed and hollow the null (the same selection in an
 Colours are Okabe and Ito's, which colour-blind readers tell apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -338,13 +338,22 @@ def loss_against_context_length(
             fontsize=8,
             color=GREY,
         )
-    lengths = sorted(losses["context_length"].unique())
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [str(length) for length in lengths])
+    ticks = _legible_ticks(losses["context_length"].unique())
+    ax.set_xticks(ticks, [str(length) for length in ticks])
     ax.minorticks_off()
     ax.set_xlabel("context (tokens)")
     ax.set_ylabel(label)
     return ax
+
+
+def _legible_ticks(lengths: Iterable[int]) -> list[int]:
+    """The lengths to label, the longest first among them: none so near the next that their labels touch."""
+    ticks: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        if not ticks or ticks[-1] >= 1.45 * length:
+            ticks.append(length)
+    return ticks[::-1]
 
 
 def generalization_gap_by_sparsity(gaps: pd.DataFrame, ax: Axes) -> Axes:
