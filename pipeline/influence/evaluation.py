@@ -129,7 +129,9 @@ def _usable_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         reason = str(error).splitlines()[0]
-        raise InputError(f"--device {name} cannot be used here ({reason}); leave it out, or say cpu") from error
+        raise InputError(
+            f"--device {name} cannot be used here ({reason}); leave it out, or say cpu"
+        ) from None
 
 
 def _named_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
