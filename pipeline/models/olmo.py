@@ -14,6 +14,7 @@ import torch
 from olmo.config import BlockType, ModelConfig
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
 from pipeline.errors import InputError
@@ -145,7 +146,8 @@ class OLMoCausalLM:
             requires_grad=True,
         )
         bias_1SS = torch.where(visible_1SS, log_gates_S, -math.inf)
-        hidden, _ = self._run_blocks(token_ids_1S, position_ids_1S, bias_1SS, query_rows_T[None], None)
+        with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
+            hidden, _ = self._run_blocks(token_ids_1S, position_ids_1S, bias_1SS, query_rows_T[None], None)
         logits_TV = self._logits(self._model.transformer.ln_f(hidden)[0]).float()
         losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
         gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]

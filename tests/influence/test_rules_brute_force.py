@@ -121,6 +121,27 @@ def test_every_influence_of_a_substitution(
     assert np.nanstd(found) > 100 * TOLERANCE
 
 
+def test_a_wide_target_block_reaches_into_its_own_far_context(
+    stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]
+) -> None:
+    # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
+    lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
+    substitutes, first = np.random.default_rng(9).integers(0, 48, L), L - 12
+    (removed, _) = far_contexts(lm, *chunks, lengths, 100, with_divergence=True)
+    (substituted, _) = far_contexts(lm, *chunks, lengths, 100, substitute_ids_L=substitutes)
+    long = _log_probs(stock, chunks[0], first, {})
+    for position in range(first - 2):
+        without = _log_probs(stock, chunks[0], first, {position: 0.0})
+        naive = (long.exp() * (long - without)).sum().item()
+        assert removed.divergence_TF[0, position] == pytest.approx(naive, abs=TOLERANCE)
+        replaced = chunks[0].copy()
+        replaced[position] = substitutes[position]
+        naive = _loss(stock, replaced, first) - _loss(stock, chunks[0], first)
+        assert substituted.influence_TF[0, position] == pytest.approx(naive, abs=TOLERANCE)
+    for found in (removed.divergence_TF, substituted.influence_TF, removed.gate_gradient_TF):
+        assert np.isnan(found[0, first - 2 :]).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_addition_and_every_greedy_choice(
     stock: OLMo, contexts: dict[str, FarContext], chunks: tuple[np.ndarray, np.ndarray], name: str
