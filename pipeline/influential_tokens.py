@@ -2,8 +2,18 @@
 
 For each checkpoint and each target t of the evaluation documents:
   1. influence of every far-context token: loss(t | long without it) - loss(t | long), one forward pass a
-     removed token for all targets of a chunk together;
-  2. the k tokens that each selection rule ranks first (leave_one_out; controls: random, nearest);
+     removed token for all targets of a chunk together (only where an asked rule leaves tokens out);
+  2. the k tokens that each selection rule ranks first:
+       leave_one_out   largest influence, as in 1
+       divergence      largest change of the whole prediction in the same passes; never sees the target
+       add_one_in      largest loss(t | short) - loss(t | short and i)
+       greedy          add_one_in repeated, given those already chosen
+       gradient        first-order estimate of leave_one_out: a gate on the attention to each token
+       attention       largest attention from the target's query; never sees the target
+       random, nearest the controls
+     With --intervention substitute a left-out token is not removed but replaced by a token drawn from the
+     training tokens (leave_one_out, divergence). Short and sparse contexts hold their own tokens only,
+     whatever the intervention;
   3. loss(t | short context and those k tokens), nothing else visible anywhere in the network;
   4. the same three with the far context of another document at the same positions: the null. Selection
      looks at the answer, so k tokens chosen among hundreds lower the loss even where none matters; only
@@ -38,11 +48,17 @@ from pipeline.influence.chunks import Chunk, Columns, append_columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
-from pipeline.influence.rules import RULES, find_rule
+from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
 from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.models.causal_lm import CausalLM
 from pipeline.stage import fraction, positive_int, run_stage, stage_parser
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.unigram import UnigramDistribution
+
+INTERVENTIONS = ("remove", "substitute")
+ENGINE = "left_out_at_kept_position_ids"
+"""How contexts are made, as results name it: what is not in a context is no row of the sequence."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,7 +74,11 @@ def parser() -> argparse.ArgumentParser:
         default=[1, 2, 4, 8, 16],
         help="numbers of influential tokens studied",
     )
-    add("--rules", nargs="+", default=list(RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add(
+        "--intervention", choices=INTERVENTIONS, default="remove",
+        help="what leaving a token out means: removed, or replaced by a token drawn from the training tokens",
+    )  # fmt: skip
     add(
         "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
     )
@@ -66,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         "--minimum-gain", type=float, default=0.1,
         help="loss difference, in nats, below which a target has no k*: there is nothing to recover",
     )  # fmt: skip
-    add("--seed", type=int, default=0, help="of the rules that draw")
+    add("--seed", type=int, default=0, help="of rules and interventions that draw")
     return stage
 
 
@@ -84,27 +104,54 @@ def main(arguments: argparse.Namespace) -> None:
         )
     for rule in arguments.rules:
         find_rule(rule)
+    unigram = _substitutes(arguments)
     settings = {
         name: getattr(arguments, name)
-        for name in ("short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed")
-    }
-    settings["intervention"] = "remove"
+        for name in (
+            "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
+        )
+    }  # fmt: skip
+    settings |= {"unigram_sha256": None if unigram is None else unigram.sha256, "engine": ENGINE}
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
         settings,
-        lambda model, chunk: _measure(model, chunk, lengths, arguments),
+        lambda model, chunk: _measure(model, chunk, lengths, arguments, unigram),
     )
 
 
+def _substitutes(arguments: argparse.Namespace) -> UnigramDistribution | None:
+    """What left-out tokens are replaced by; None where they are removed.
+
+    Raises:
+        InputError: no asked rule leaves a token out, or there are no tokens to draw from.
+    """
+    if arguments.intervention == "remove":
+        return None
+    if not set(LEAVE_ONE_OUT_RULES) & set(arguments.rules):
+        raise InputError(
+            "--intervention substitute would change nothing: of --rules only"
+            f" {' and '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
+        )
+    return UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
+
+
 def _measure(
-    model: CausalLM, chunk: Chunk, lengths: ContextLengths, arguments: argparse.Namespace
+    model: CausalLM,
+    chunk: Chunk,
+    lengths: ContextLengths,
+    arguments: argparse.Namespace,
+    unigram: UnigramDistribution | None,
 ) -> dict[str, Columns]:
     chunk_L, targets_T, batch = chunk.token_ids_L, lengths.targets_T, arguments.tokens_per_batch
     short_T = window_losses(model, chunk_L, targets_T, lengths.short_context_length, batch)
     long_T = long_context_losses(model, chunk_L, targets_T)
-    contexts = far_contexts(model, chunk_L, chunk.null_token_ids_L, lengths, batch)
     seed = [arguments.seed, int(chunk.document_id, 16), chunk.chunk_index]
+    contexts = far_contexts(
+        model, chunk_L, chunk.null_token_ids_L, lengths, batch,
+        with_divergence="divergence" in arguments.rules,
+        substitute_ids_L=None if unigram is None else unigram.draw(len(chunk_L), [*seed, 1]),
+    )  # fmt: skip
     selections = {
         (rule, context.name): (context, selected_positions(context, rule, lengths, arguments.k[-1], seed))
         for rule in arguments.rules

@@ -7,7 +7,7 @@ chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one
 import hashlib
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +17,7 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE
+from pipeline.text.manifest import EVALUATION_FILE, TRAIN_FOLDER
 
 VOCABULARY_SIZE = 48
 LONG, TARGETS, SHORT = 12, 3, 4
@@ -54,15 +54,25 @@ TARGET_POSITIONS = [
 """(document_id, chunk_index, target_position) of every target, in order."""
 
 
-def write_data(folder: Path, vocabulary_size: int = VOCABULARY_SIZE) -> Path:
-    """What tokenize_c4 leaves, as far as the measuring stages read it."""
+def write_data(
+    folder: Path, vocabulary_size: int = VOCABULARY_SIZE, train_token_ids: Sequence[Sequence[int]] = ()
+) -> Path:
+    """What tokenize_c4 leaves, as far as the measuring stages read it; a training file for each list."""
     documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
-    content = (folder / EVALUATION_FILE).read_bytes()
-    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    names = [EVALUATION_FILE]
+    for index, token_ids in enumerate(train_token_ids):
+        names.append(f"{TRAIN_FOLDER}/part-{index:05d}.npy")
+        (folder / TRAIN_FOLDER).mkdir(exist_ok=True)
+        (folder / names[-1]).write_bytes(np.array(token_ids, dtype="<u2").tobytes())
+    contents_of = {name: (folder / name).read_bytes() for name in names}
     manifest = {
         "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size,
-        "eos_token_id": 0, "counts": {"train_tokens": 0}, "files": {EVALUATION_FILE: entry},
+        "eos_token_id": 0, "counts": {"train_tokens": sum(map(len, train_token_ids))},
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in contents_of.items()
+        },
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

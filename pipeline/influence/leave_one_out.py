@@ -2,14 +2,16 @@
 
 One forward pass over a sequence without row r gives loss(t | long without r) for every target at once,
 so a chunk costs one pass a removed token, not one a (target, token) pair (design.md 2). Row r is really
-left out, at kept position IDs, which equals masking every attention edge into it (a test).
+left out, at kept position IDs, which equals masking every attention edge into it (a test). The same pass
+tells how far the whole prediction moves, which needs no target. Under the intervention `substitute` row r
+is not left out but holds another token; every pass is then one row longer.
 
 The null needs the same for a far context from another document. There the tokens that target t sees
 depend on t: other-document tokens before t - s, own tokens from t - s on. A packed sequence holds both: the
 other document once (it never sees our tokens, so all targets share it), then a window of s own tokens a
 target, each of which sees its own window and the other document up to where the window begins.
 
-Shapes: L chunk, S rows of the packed sequence, T targets, R removed rows, F far-context rows.
+Shapes: L chunk, S rows of the packed sequence, T targets, R removed rows, F far-context rows, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import torch
 
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.models.causal_lm import CausalLM, Prefix, target_losses
+from pipeline.models.divergence import losses_and_divergences, target_log_probs
 
 
 @dataclass(frozen=True)
@@ -88,73 +91,161 @@ def _null_context(
     )
 
 
-def influences(model: CausalLM, sequence: PackedSequence, tokens_per_batch: int) -> np.ndarray:
-    """I_t(i) = loss(t | long without i) - loss(t | long) for every far-context token i: float32 [T, F], nats.
+@dataclass(frozen=True)
+class LeftOut:
+    """What leaving out each far-context token does to each target. NaN beyond a target's own far context."""
 
-    F is the far context of the last target; entries beyond a target's own far context are NaN.
+    influence_TF: np.ndarray
+    """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
+    divergence_TF: np.ndarray | None
+    """KL(p(.|long) || p(.|long without i)): float32, nats; blind to the target. None: not asked for."""
+
+
+def leave_each_out(
+    model: CausalLM,
+    sequence: PackedSequence,
+    tokens_per_batch: int,
+    *,
+    with_divergence: bool = False,
+    substitute_ids_L: np.ndarray | None = None,
+) -> LeftOut:
+    """Leave out every far-context token in turn; F is the far context of the last target.
 
     Rows before a removed one are as they were, so they are read once and shared: a removal costs the rows
     after it, about half the sequence on average.
+
+    Args:
+        tokens_per_batch: how many tokens one forward pass may hold.
+        with_divergence: measure the divergence too, in the same passes.
+        substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
+            nothing does.
     """
-    num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
-    full_1T = _losses(
-        model, sequence, np.arange(num_rows)[None], sequence.query_rows_T[None], sequence.visible_SS, None
-    )
+    num_far = int(sequence.num_far_tokens_T[-1])
+    full_losses_T, reference_TV = _full_prediction(model, sequence, with_divergence)
     far_tokens_1F = torch.as_tensor(sequence.token_ids_S[None, :num_far], device=model.device)
     far_prefix = model.read(far_tokens_1F, torch.arange(num_far, device=model.device)[None], None)
-    losses, start = [], 0
+    losses, divergences = [], []
+    for start, batch in _batches(sequence, tokens_per_batch, substitute_ids_L):
+        prefix = far_prefix.first(start) if start else None
+        losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
+        losses.append(losses_RT - full_losses_T)
+        if divergences_RT is not None:
+            divergences.append(divergences_RT)
+    num_far_T = sequence.num_far_tokens_T
+    return LeftOut(
+        far_context_only(np.concatenate(losses).T, num_far_T),
+        far_context_only(np.concatenate(divergences).T, num_far_T) if divergences else None,
+    )
+
+
+def _batches(
+    sequence: PackedSequence, tokens_per_batch: int, substitute_ids_L: np.ndarray | None
+) -> Iterator[tuple[int, "_Batch"]]:
+    """(start, batch) until every far-context token was left out; a batch runs the rows from `start` on."""
+    num_rows, num_far, start = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1]), 0
     while start < num_far:
-        num_after = num_rows - 1 - start
-        # All removals of a batch run the rows from `start` on. A quarter as many removals as rows keeps
-        # the rows run in vain, those between `start` and the removed one, to an eighth.
-        num_removals = max(1, min(tokens_per_batch, num_after**2 // 4) // num_after)
-        removed_R = np.arange(start, min(start + num_removals, num_far))
-        losses.append(_losses_without(model, sequence, removed_R, far_prefix.first(start) if start else None))
-        start += len(removed_R)
-    influence_TF = (np.concatenate(losses) - full_1T).T
-    influence_TF[np.arange(num_far) >= sequence.num_far_tokens_T[:, None]] = np.nan
-    return influence_TF
+        num_run = num_rows - start - (substitute_ids_L is None)
+        # A quarter as many removals as rows keeps the rows run in vain, those between `start` and the
+        # removed one, to an eighth.
+        num_removals = max(1, min(tokens_per_batch, num_run**2 // 4) // num_run)
+        rows_R = np.arange(start, min(start + num_removals, num_far))
+        if substitute_ids_L is None:
+            yield start, _without(sequence, rows_R)
+        else:
+            yield start, _substituted(sequence, rows_R, substitute_ids_L)
+        start += len(rows_R)
 
 
-def _losses_without(
-    model: CausalLM, sequence: PackedSequence, removed_R: np.ndarray, prefix: Prefix | None
-) -> np.ndarray:
-    """The targets' losses without each of the removed rows: float32 [R, T].
+def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
+    """The values, NaN in place of those of positions beyond a target's own far context."""
+    return np.where(np.arange(values_TF.shape[1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
 
-    The prefix holds the rows before the first of them. Where the removed row is a target's own query row,
-    the entry is another row's loss; a query row is never far context, so `influences` blanks such entries.
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows to run after a prefix; B is 1, or R with one far-context row a sequence left out or replaced."""
+
+    token_ids_BS: np.ndarray
+    position_ids_BS: np.ndarray
+    visible_SK: np.ndarray | None
+    query_rows_BT: np.ndarray
+
+
+def _full_prediction(
+    model: CausalLM, sequence: PackedSequence, with_divergence: bool
+) -> tuple[np.ndarray, torch.Tensor | None]:
+    """The targets' losses with nothing left out, [T], and ln p of the whole vocabulary, [T, V], if asked."""
+    everything = _Batch(
+        sequence.token_ids_S[None],
+        sequence.position_ids_S[None],
+        sequence.visible_SS,
+        sequence.query_rows_T[None],
+    )
+    if not with_divergence:
+        losses_1T, _ = _measure(model, everything, sequence.target_ids_T, None, None)
+        return losses_1T[0], None
+    reference_TV = target_log_probs(model, *_on_device(model, everything))
+    target_ids_T1 = torch.as_tensor(sequence.target_ids_T[:, None], device=model.device)
+    return -reference_TV.gather(1, target_ids_T1)[:, 0].cpu().numpy(), reference_TV
+
+
+def _without(sequence: PackedSequence, removed_R: np.ndarray) -> _Batch:
+    """The rows after the first removed one, less one each.
+
+    Where the removed row is a target's own query row, the entry is another row's; a query row is never far
+    context, so such entries are blanked.
     """
     start = removed_R[0]
     rows_1S = np.arange(start, len(sequence.token_ids_S) - 1)[None]
     kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
     queries_1T = sequence.query_rows_T[None]
-    query_rows_RT = (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0)
     # Which far row is gone makes no difference to who sees whom among the rows that stay, save for targets
     # whose far context it is not in, and those entries are blanked: one mask for all removals.
-    visible_SK = None if sequence.visible_SS is None else sequence.visible_SS[1 + start :, 1:]
-    return _losses(model, sequence, kept_RS, query_rows_RT, visible_SK, prefix)
-
-
-def _losses(
-    model: CausalLM,
-    sequence: PackedSequence,
-    kept_RS: np.ndarray,
-    query_rows_RT: np.ndarray,
-    visible_SK: np.ndarray | None,
-    prefix: Prefix | None,
-) -> np.ndarray:
-    """The targets' losses where after the prefix there are only the kept rows: float32 [R, T]."""
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array, device=model.device)
-
-    losses_RT = target_losses(
-        model,
-        on_device(sequence.token_ids_S[kept_RS]),
-        on_device(sequence.position_ids_S[kept_RS]),
-        None if visible_SK is None else on_device(visible_SK)[None],
-        on_device(query_rows_RT),
-        on_device(sequence.target_ids_T).expand(query_rows_RT.shape),
-        prefix,
+    return _Batch(
+        sequence.token_ids_S[kept_RS],
+        sequence.position_ids_S[kept_RS],
+        None if sequence.visible_SS is None else sequence.visible_SS[1 + start :, 1:],
+        (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0),
     )
-    return losses_RT.cpu().numpy()
+
+
+def _substituted(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray) -> _Batch:
+    """The rows from the first substituted one on, another token in one of them each."""
+    start = rows_R[0]
+    token_ids_RS = np.tile(sequence.token_ids_S[start:], (len(rows_R), 1))
+    token_ids_RS[np.arange(len(rows_R)), rows_R - start] = substitute_ids_L[rows_R]
+    return _Batch(
+        token_ids_RS,
+        sequence.position_ids_S[None, start:],
+        None if sequence.visible_SS is None else sequence.visible_SS[start:],
+        # A query row before `start` does not see what was replaced; its entry is blanked.
+        np.tile((sequence.query_rows_T - start).clip(min=0), (len(rows_R), 1)),
+    )
+
+
+def _measure(
+    model: CausalLM,
+    batch: _Batch,
+    target_ids_T: np.ndarray,
+    prefix: Prefix | None,
+    reference_TV: torch.Tensor | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The targets' losses, and their divergences from the reference where there is one: float32 [B, T]."""
+    inputs = _on_device(model, batch)
+    target_ids_BT = torch.as_tensor(target_ids_T, device=model.device).expand(batch.query_rows_BT.shape)
+    if reference_TV is None:
+        return target_losses(model, *inputs, target_ids_BT, prefix).cpu().numpy(), None
+    losses, divergences = losses_and_divergences(model, *inputs, target_ids_BT, reference_TV, prefix)
+    return losses.cpu().numpy(), divergences.cpu().numpy()
+
+
+def _on_device(
+    model: CausalLM, batch: _Batch
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    visible_SK = batch.visible_SK
+    return (
+        torch.as_tensor(batch.token_ids_BS, device=model.device),
+        torch.as_tensor(batch.position_ids_BS, device=model.device),
+        None if visible_SK is None else torch.as_tensor(visible_SK, device=model.device)[None],
+        torch.as_tensor(batch.query_rows_BT, device=model.device),
+    )

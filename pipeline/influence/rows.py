@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.influence.chunks import Chunk, Columns
-from pipeline.influence.selection import FarContext
+from pipeline.influence.far_context import FarContext
 
 
 def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> dict[str, Columns]:
-    """A row a target: the influence of every token of its far context."""
-    far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
+    """A row a target: the influence of every token of its far context. None where no rule asked for them."""
+    if context.measured_influence_TF is None:
+        return {}
+    far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.measured_influence_TF]
     columns = _rows(chunk, targets_T, 1, far_context=context.name) | {"influences": far_only}
     return {"influences": columns}
 
@@ -22,7 +24,12 @@ def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> 
 def selection_rows(
     chunk: Chunk, targets_T: np.ndarray, rule: str, context: FarContext, positions_TK: np.ndarray
 ) -> dict[str, Columns]:
-    """A row a target and rank: the selected token."""
+    """A row a target and rank: the selected token, with its influence where some rule asked for that."""
+    influence_TF = context.measured_influence_TF
+    if influence_TF is None:
+        influences: list[float | None] = [None] * positions_TK.size
+    else:
+        influences = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
     columns = _rows(
         chunk,
         targets_T,
@@ -33,9 +40,8 @@ def selection_rows(
         context_position=chunk.start + positions_TK,
         distance=targets_T[:, None] - positions_TK,
         context_token_id=context.token_ids_L[positions_TK],
-        influence=np.take_along_axis(context.influence_TF, positions_TK, axis=1),
     )
-    return {"influential_tokens": columns}
+    return {"influential_tokens": columns | {"influence": influences}}
 
 
 def sparse_loss_rows(

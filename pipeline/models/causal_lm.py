@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import torch
 
 # Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time.
-_LOGITS_PER_BLOCK = 1 << 24
+LOGITS_PER_BLOCK = 1 << 24
 
 
 class Prefix(Protocol):
@@ -59,6 +59,12 @@ class CausalLM(Protocol):
         """Vocabulary logits of hidden states: [N, V]."""
 
 
+def causal_visibility(num_past_rows: int, num_rows: int, device: torch.device) -> torch.Tensor:
+    """Each new row sees all past rows and the new ones up to itself: bool [1, S, K]."""
+    everything = torch.ones(1, num_rows, num_past_rows + num_rows, dtype=torch.bool, device=device)
+    return everything.tril(num_past_rows)
+
+
 def target_losses(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
@@ -78,7 +84,7 @@ def target_losses(
         target_ids_BT: int64; the tokens to be predicted.
     """
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
-    rows_per_block = max(1, _LOGITS_PER_BLOCK // model.vocabulary_size)
+    rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
     blocks = zip(
         hidden_BTD.flatten(0, 1).split(rows_per_block),
         target_ids_BT.reshape(-1).split(rows_per_block),

@@ -6,6 +6,7 @@ Shapes: B batch, S rows, K prefix and rows, T query rows, D width, V vocabulary,
 import math
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import torch
 from olmo.config import BlockType, ModelConfig
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import Prefix
+from pipeline.models.causal_lm import Prefix, causal_visibility
 from pipeline.models.olmo_blocks import KeysAndValues, Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
+from pipeline.models.watched_attention import WatchedAttention
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class OLMoPrefix:
     """Keys and values of the rows read, block by block."""
 
     keys_and_values: tuple[KeysAndValues, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were read."""
+        return self.keys_and_values[0][0].shape[2]
 
     def first(self, num_rows: int) -> "OLMoPrefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
@@ -35,10 +43,10 @@ class OLMoPrefix:
 
 
 class OLMoCausalLM:
-    """An OLMo whose tokens can be given any position IDs and any visibility; see `CausalLM`."""
+    """An OLMo whose tokens can be given any position IDs and any visibility; `CausalLM`, `InspectableLM`."""
 
     def __init__(self, model: OLMo) -> None:
-        self._model = model.eval()
+        self._model = model.eval().requires_grad_(False)  # it is measured, not trained
         self._table = RotaryTable(model.config)
 
     @property
@@ -78,15 +86,17 @@ class OLMoCausalLM:
         visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None,
+        watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
         assert prefix is None or isinstance(prefix, OLMoPrefix), "a prefix belongs to the model that read it"
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         if visible_BSK is None and prefix is not None:
-            visible_BSK = _causal_after(prefix, token_ids_BS.shape[1])
+            visible_BSK = causal_visibility(prefix.num_rows, token_ids_BS.shape[1], token_ids_BS.device)
         rows = Rows(
             self._table,
             *self._table.at(position_ids_BS),
             None if visible_BSK is None else visible_BSK[:, None],
+            watch,
         )
         hidden = transformer.wte(token_ids_BS)
         if self._model.config.embedding_layer_norm:
@@ -101,22 +111,60 @@ class OLMoCausalLM:
         return hidden, tuple(keys_and_values)
 
     @torch.inference_mode()
+    def attention_mass(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of each query row to each row, mean over layers and heads: float32 [T, S]."""
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(0, token_ids_1S.shape[1], token_ids_1S.device)
+        watch = WatchedAttention(visible_1SS, query_rows_T)
+        self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None, watch)
+        return watch.mean_mass()
+
+    @torch.enable_grad()
+    def gate_gradients(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each target's loss by the gate of each row, at gate 1: float32 [T, S], nats."""
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(0, token_ids_1S.shape[1], token_ids_1S.device)
+        # A gate multiplies exp(score), so its logarithm is added to the score; at gate 1 the derivative by
+        # the one is that by the other.
+        log_gates_S = torch.zeros(
+            token_ids_1S.shape[1],
+            dtype=self._model.transformer.wte.weight.dtype,
+            device=self.device,
+            requires_grad=True,
+        )
+        bias_1SS = torch.where(visible_1SS, log_gates_S, -math.inf)
+        with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
+            hidden, _ = self._run_blocks(token_ids_1S, position_ids_1S, bias_1SS, query_rows_T[None], None)
+        logits_TV = self._logits(self._model.transformer.ln_f(hidden)[0]).float()
+        losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
+        gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
+        return torch.stack(gradients).float()
+
+    @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [N, V] as OLMo computes them: tied or own weights, scaled or not."""
+        return self._logits(hidden_ND)
+
+    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         transformer, config = self._model.transformer, self._model.config
         if config.weight_tying:
             logits_NV = torch.nn.functional.linear(hidden_ND, transformer.wte.weight)
         else:
             logits_NV = transformer.ff_out(hidden_ND)
         return logits_NV * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits_NV
-
-
-def _causal_after(prefix: OLMoPrefix, num_rows: int) -> torch.Tensor:
-    """[1, S, K]: each new row sees the prefix and the new rows up to itself."""
-    key, _ = prefix.keys_and_values[0]
-    num_past = key.shape[2]
-    everything = torch.ones(1, num_rows, num_past + num_rows, dtype=torch.bool, device=key.device)
-    return everything.tril(num_past)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -8,6 +8,7 @@ Shapes: B batch, S rows, P prefix rows, K = P + S, T query rows, D width, H head
 E head width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,9 @@ class Rows:
     sine_B1SE: torch.Tensor
     cosine_B1SE: torch.Tensor
     visible_B1SK: torch.Tensor | None
-    """None: a row sees those up to itself, and there is no prefix."""
+    """None: a row sees those up to itself, and there is no prefix. A float tensor is added to the scores."""
+    watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, K, E], to look at only."""
 
 
 def run_block(
@@ -62,7 +65,10 @@ def run_block(
     query = rows.table.rotate(_heads(query, config.n_heads), query_sine, query_cosine)
     key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), sine, cosine)
     value = _heads(value, config.effective_n_kv_heads)
-    attended_BSD = _attend(query, *_with_past(key, value, past), visible)
+    all_keys, all_values = _with_past(key, value, past)
+    if rows.watch is not None:
+        rows.watch(query, all_keys)
+    attended_BSD = _attend(query, all_keys, all_values, visible)
     attended_BSD = block.attn_out(attended_BSD)
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     return hidden_BSD + _feed_forward(block, hidden_BSD), (key, value)

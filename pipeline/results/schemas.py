@@ -71,7 +71,10 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "influence",
                 pa.float32(),
                 "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
-                " positive = the token helps",
+                " positive = the token helps; null where no rule of the run leaves tokens out"
+                " (leave_one_out, divergence). Under the intervention 'substitute' (see `settings`)"
+                " the token is replaced, not removed",
+                nullable=True,
             ),
         ]
     ),
@@ -82,7 +85,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column(
                 "influences",
                 pa.list_(pa.float32()),
-                "influence of every far-context token, nats; entry i is the token at chunk start + i",
+                "influence of every far-context token, nats; entry i is the token at chunk start + i."
+                " No such rows where no rule of the run leaves tokens out",
             ),
         ]
     ),
@@ -128,8 +132,8 @@ A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
-`settings` (the full configuration), `inputs` (SHA-256 of checkpoint and documents), `git_commit` and
-`packages` (their versions).
+`settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
+checkpoint and documents), `git_commit` and `packages` (their versions).
 """
 
 

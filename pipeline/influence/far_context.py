@@ -1,0 +1,170 @@
+"""One far context of a chunk, and everything a selection rule may ask about it, measured when first asked.
+
+Several rules share what they need alike: the leave-one-out passes are run once, or not at all where no rule
+asks for them.
+
+Shapes: L chunk, T targets, F far-context positions (of the last target), N contexts, K positions of a set,
+C context (K + s tokens).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from pipeline.errors import InputError
+from pipeline.influence.context_loss import ContextLengths, context_losses
+from pipeline.influence.leave_one_out import LeftOut, PackedSequence, far_context_only, leave_each_out
+from pipeline.models.causal_lm import CausalLM
+from pipeline.models.inspectable_lm import InspectableLM
+
+
+@dataclass(frozen=True, eq=False)
+class FarContext:
+    """The tokens before the short contexts of a chunk's targets: the chunk's own, or another document's.
+
+    Measurements are float32 [T, F], NaN beyond a target's own far context.
+    """
+
+    name: str
+    """OWN, or OTHER_DOCUMENT for the null."""
+    token_ids_L: np.ndarray
+    """Where the far tokens come from."""
+    chunk_L: np.ndarray
+    """Where the short contexts and the targets come from."""
+    sequences: tuple[PackedSequence, ...]
+    """All targets after their long contexts, a few targets each."""
+    model: CausalLM
+    lengths: ContextLengths
+    tokens_per_batch: int
+    with_divergence: bool = False
+    """Whether the leave-one-out passes measure the divergence too."""
+    substitute_ids_L: np.ndarray | None = None
+    """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
+
+    @property
+    def num_far_tokens_T(self) -> np.ndarray:
+        """Position p is far context of target t where p < num_far_tokens_T[t]."""
+        return self.lengths.num_far_tokens_T
+
+    @cached_property
+    def _left_out(self) -> LeftOut:
+        parts = [
+            leave_each_out(
+                self.model,
+                sequence,
+                self.tokens_per_batch,
+                with_divergence=self.with_divergence,
+                substitute_ids_L=self.substitute_ids_L,
+            )
+            for sequence in self.sequences
+        ]
+        divergences = [part.divergence_TF for part in parts if part.divergence_TF is not None]
+        return LeftOut(
+            self._all_targets([part.influence_TF for part in parts]),
+            self._all_targets(divergences) if divergences else None,
+        )
+
+    @property
+    def influence_TF(self) -> np.ndarray:
+        """loss(t | long without i) - loss(t | long), nats."""
+        return self._left_out.influence_TF
+
+    @property
+    def measured_influence_TF(self) -> np.ndarray | None:
+        """`influence_TF` where something has asked for the leave-one-out passes, else None."""
+        return self.influence_TF if "_left_out" in self.__dict__ else None
+
+    @property
+    def divergence_TF(self) -> np.ndarray:
+        """KL(p(.|long) || p(.|long without i)), nats; needs `with_divergence`."""
+        divergence_TF = self._left_out.divergence_TF
+        assert divergence_TF is not None, "the passes were run without measuring the divergence"
+        return divergence_TF
+
+    @cached_property
+    def attention_TF(self) -> np.ndarray:
+        """Attention of the row that predicts t to token i, mean over layers and heads."""
+        model = self._inspectable("attention")
+        return self._inspected(
+            lambda tokens, positions, visible, queries, targets: model.attention_mass(
+                tokens, positions, visible, queries
+            )
+        )
+
+    @cached_property
+    def gate_gradient_TF(self) -> np.ndarray:
+        """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
+        return self._inspected(self._inspectable("gradient").gate_gradients)
+
+    @cached_property
+    def first_addition_losses_TF(self) -> np.ndarray:
+        """loss(t | short and {i}), nats."""
+        return self.addition_losses(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
+
+    def addition_losses(self, chosen_TK: np.ndarray) -> np.ndarray:
+        """loss(t | short, the chosen positions and {i}), nats: float32 [T, F], NaN for the chosen too."""
+        is_candidate_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
+        np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
+        target_index_N, added_N = np.nonzero(is_candidate_TF)
+        sets_NK = np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1)
+        losses_TF = np.full(is_candidate_TF.shape, np.nan, dtype=np.float32)
+        losses_TF[is_candidate_TF] = self.losses_with(target_index_N, sets_NK)
+        return losses_TF
+
+    def losses_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> np.ndarray:
+        """loss(t | short and the given far positions), nothing else visible: float32 [N], nats.
+
+        Args:
+            target_index_N: which target each set is for, from 0.
+            positions_NK: far positions of that target, in any order, none twice.
+        """
+        token_ids_NC, position_ids_NC = self.gathered(target_index_N, positions_NK)
+        target_ids_N = self.chunk_L[self.lengths.targets_T[target_index_N]]
+        return context_losses(self.model, token_ids_NC, position_ids_NC, target_ids_N, self.tokens_per_batch)
+
+    def gathered(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and position IDs, ascending, of short contexts and the given far positions: two [N, C]."""
+        short_NC = self.lengths.targets_T[target_index_N, None] + np.arange(
+            -self.lengths.short_context_length, 0
+        )
+        far_NK = np.sort(positions_NK, axis=1)
+        return (
+            np.concatenate([self.token_ids_L[far_NK], self.chunk_L[short_NC]], axis=1),
+            np.concatenate([far_NK, short_NC], axis=1),
+        )
+
+    def _inspectable(self, rule: str) -> InspectableLM:
+        if not isinstance(self.model, InspectableLM):
+            raise InputError(
+                f"rule '{rule}' looks inside the model, which {type(self.model).__name__} does not offer;"
+                " leave it out of --rules"
+            )
+        return self.model
+
+    def _inspected(self, inspect: Callable[..., torch.Tensor]) -> np.ndarray:
+        """What `inspect` tells of the far rows; it takes the arguments of `gate_gradients`."""
+        parts = []
+        for sequence in self.sequences:
+            values_TS = inspect(
+                self._on_device(sequence.token_ids_S)[None],
+                self._on_device(sequence.position_ids_S)[None],
+                None if sequence.visible_SS is None else self._on_device(sequence.visible_SS)[None],
+                self._on_device(sequence.query_rows_T),
+                self._on_device(sequence.target_ids_T),
+            )
+            num_far_T = sequence.num_far_tokens_T
+            parts.append(far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T))
+        return self._all_targets(parts)
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(array, device=self.model.device)
+
+    def _all_targets(self, parts: list[np.ndarray]) -> np.ndarray:
+        """[T, F] of all targets, from sequences that hold a few each."""
+        num_far = parts[-1].shape[1]  # the last target's far context is the longest
+        return np.concatenate(
+            [np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan) for part in parts]
+        )

@@ -1,0 +1,65 @@
+"""How far predictions move from a reference, as whole distributions.
+
+Shapes: B batch, S rows, K prefix and rows, T query rows, V vocabulary, D width, N any number of rows.
+"""
+
+import torch
+
+from pipeline.models.causal_lm import LOGITS_PER_BLOCK, CausalLM, Prefix
+
+
+def losses_and_divergences(
+    model: CausalLM,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None,
+    query_rows_BT: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference_log_probs_TV: torch.Tensor,
+    prefix: Prefix | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two float32 [B, T], nats: `target_losses`, and KL(reference || prediction) of the whole distribution.
+
+    The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
+    target. Distributions are compared block by block, so there is no [B, T, V] tensor.
+
+    Args:
+        reference_log_probs_TV: of `target_log_probs`; what target t's prediction is compared with.
+    """
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+    target_index_BT = torch.arange(target_ids_BT.shape[1], device=target_ids_BT.device).expand_as(
+        target_ids_BT
+    )
+    rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
+    blocks = zip(
+        hidden_BTD.flatten(0, 1).split(rows_per_block),
+        target_ids_BT.reshape(-1).split(rows_per_block),
+        target_index_BT.reshape(-1).split(rows_per_block),
+        strict=True,
+    )
+    losses, divergences = [], []
+    for hidden_ND, target_ids_N, target_index_N in blocks:
+        log_probs_NV = _log_probs(model, hidden_ND)
+        reference_NV = reference_log_probs_TV[target_index_N]
+        losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
+        divergences.append((reference_NV.exp() * (reference_NV - log_probs_NV)).sum(-1))
+    shape = target_ids_BT.shape
+    return torch.cat(losses).reshape(shape), torch.cat(divergences).reshape(shape)
+
+
+def target_log_probs(
+    model: CausalLM,
+    token_ids_1S: torch.Tensor,
+    position_ids_1S: torch.Tensor,
+    visible_1SS: torch.Tensor | None,
+    query_rows_1T: torch.Tensor,
+) -> torch.Tensor:
+    """Log-probabilities of the whole vocabulary, predicted from T rows of one sequence: float32 [T, V]."""
+    return _log_probs(
+        model, model.hidden_states(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T)[0]
+    )
+
+
+def _log_probs(model: CausalLM, hidden_ND: torch.Tensor) -> torch.Tensor:
+    logits_NV = model.logits(hidden_ND).float()
+    return logits_NV - logits_NV.logsumexp(-1, keepdim=True)

@@ -1,0 +1,90 @@
+"""Models whose losses and costs a human can work out."""
+
+from collections.abc import Callable, Set
+
+import torch
+
+from pipeline.models.causal_lm import Prefix
+from pipeline.models.olmo import OLMoCausalLM
+
+
+class EvidenceLM:
+    """Says `answer` with a logit that depends on which tokens it sees, all other tokens with logit 0.
+
+    Where, how often and in which order it sees them makes no difference. Its hidden state is a vector of
+    ones at the tokens seen.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocabulary_size: int, answer: int, logit_of: Callable[[Set[int]], float]) -> None:
+        self.vocabulary_size, self._answer, self._logit_of = vocabulary_size, answer, logit_of
+
+    def read(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
+    ) -> "TokensRead":
+        return TokensRead(token_ids_1S)
+
+    def hidden_states(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor,
+        prefix: "TokensRead | None" = None,
+    ) -> torch.Tensor:
+        batch_size, num_rows = token_ids_BS.shape
+        past_BP = token_ids_BS[:, :0] if prefix is None else prefix.tokens_1P.expand(batch_size, -1)
+        tokens_BK = torch.cat([past_BP, token_ids_BS], dim=1)
+        if visible_BSK is None:
+            visible_BSK = torch.ones(1, num_rows, tokens_BK.shape[1], dtype=torch.bool).tril(past_BP.shape[1])
+        queries_BT = query_rows_BT.expand(batch_size, -1)
+        rows_B1 = torch.arange(batch_size)[:, None]
+        visible_BTK = visible_BSK.expand(batch_size, -1, -1)[rows_B1, queries_BT]
+        seen_BTKV = torch.nn.functional.one_hot(tokens_BK, self.vocabulary_size)[:, None]
+        return (seen_BTKV * visible_BTK[..., None]).amax(2).float()
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        logits_NV = torch.zeros_like(hidden_ND)
+        for row, hidden_D in enumerate(hidden_ND):
+            logits_NV[row, self._answer] = self._logit_of(set(hidden_D.nonzero()[:, 0].tolist()))
+        return logits_NV
+
+
+class TokensRead:
+    """The prefix of an `EvidenceLM`."""
+
+    def __init__(self, tokens_1P: torch.Tensor) -> None:
+        self.tokens_1P = tokens_1P
+
+    def first(self, num_rows: int) -> "TokensRead":
+        return TokensRead(self.tokens_1P[:, :num_rows])
+
+
+class CountingLM:
+    """An OLMo that counts the tokens run through it, and the backward passes."""
+
+    def __init__(self, model: OLMoCausalLM) -> None:
+        self._model = model
+        self.token_forwards = self.backward_passes = 0
+        self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
+
+    def read(
+        self, token_ids: torch.Tensor, position_ids: torch.Tensor, visible: torch.Tensor | None
+    ) -> Prefix:
+        self.token_forwards += token_ids.numel()
+        return self._model.read(token_ids, position_ids, visible)
+
+    def hidden_states(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        self.token_forwards += token_ids.numel()
+        return self._model.hidden_states(token_ids, *arguments)
+
+    def attention_mass(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        self.token_forwards += token_ids.numel()
+        return self._model.attention_mass(token_ids, *arguments)
+
+    def gate_gradients(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        self.token_forwards += token_ids.numel()
+        gradients_TS = self._model.gate_gradients(token_ids, *arguments)
+        self.backward_passes += len(gradients_TS)
+        return gradients_TS
