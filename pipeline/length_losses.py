@@ -29,7 +29,6 @@ from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.olmo import model_name
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.results.folder import read_artefact
 from pipeline.stage import logger, positive_int, run_stage, stage_parser
@@ -88,9 +87,9 @@ def main(arguments: argparse.Namespace) -> None:
         }
         return {"length_losses": columns}
 
-    evaluate_checkpoints(arguments, "length_losses", {"context_lengths": context_lengths}, measure)
-    for path in arguments.checkpoints:
-        _log_means(arguments.results, model_name(path))
+    settings = {"context_lengths": context_lengths}
+    for model_name in evaluate_checkpoints(arguments, "length_losses", settings, measure):
+        _log_means(arguments.results, model_name)
 
 
 def _log_means(results: Path, model: str) -> None:

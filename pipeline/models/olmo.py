@@ -16,7 +16,7 @@ from olmo.model import OLMo
 from yaml import YAMLError
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import Prefix
+from pipeline.models.causal_lm import Prefix, causal_visibility
 from pipeline.models.olmo_blocks import KeysAndValues, Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 
@@ -26,6 +26,11 @@ class OLMoPrefix:
     """Keys and values of the rows read, block by block."""
 
     keys_and_values: tuple[KeysAndValues, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were read."""
+        return self.keys_and_values[0][0].shape[2]
 
     def first(self, num_rows: int) -> "OLMoPrefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
@@ -82,7 +87,7 @@ class OLMoCausalLM:
         assert prefix is None or isinstance(prefix, OLMoPrefix), "a prefix belongs to the model that read it"
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         if visible_BSK is None and prefix is not None:
-            visible_BSK = _causal_after(prefix, token_ids_BS.shape[1])
+            visible_BSK = causal_visibility(prefix.num_rows, token_ids_BS.shape[1], token_ids_BS.device)
         rows = Rows(
             self._table,
             *self._table.at(position_ids_BS),
@@ -109,14 +114,6 @@ class OLMoCausalLM:
         else:
             logits_NV = transformer.ff_out(hidden_ND)
         return logits_NV * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits_NV
-
-
-def _causal_after(prefix: OLMoPrefix, num_rows: int) -> torch.Tensor:
-    """[1, S, K]: each new row sees the prefix and the new rows up to itself."""
-    key, _ = prefix.keys_and_values[0]
-    num_past = key.shape[2]
-    everything = torch.ones(1, num_rows, num_past + num_rows, dtype=torch.bool, device=key.device)
-    return everything.tril(num_past)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -147,8 +144,8 @@ def model_name(path: Path) -> str:
     return f"{path.parent.name}-{match[1]}" if match else path.name
 
 
-def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
-    """Load an unsharded OLMo checkpoint in float32.
+def load_olmo(checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> OLMoCausalLM:
+    """Load an unsharded OLMo checkpoint; torch reads tensors only, never code, from its model.pt.
 
     Raises:
         InputError: the folder is not an OLMo checkpoint, is truncated, or has no RoPE.
@@ -169,4 +166,4 @@ def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
             f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    return OLMoCausalLM(model.float())
+    return OLMoCausalLM(model.to(dtype))
