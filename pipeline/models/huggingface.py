@@ -85,6 +85,9 @@ class HuggingFaceCausalLM:
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._model = model.eval()
         self._config = model.config.get_text_config()
+        if getattr(self._config, "attn_logit_softcapping", None):
+            # Fused attention cannot cap its scores, and some versions of the library drop the cap in silence.
+            model.set_attn_implementation("eager")
 
     @property
     def vocabulary_size(self) -> int:

@@ -98,7 +98,7 @@ def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str
 def test_positions_that_a_model_has_no_place_for(
     family: str, fields: dict[str, Any], longest: int, reason: str, tmp_path: Path
 ) -> None:
-    model = make_model(family, **fields)
+    model = make_model(family, attention="eager", **fields)
     model.save_pretrained(tmp_path)
     with pytest.raises(
         InputError, match=f"{reason}.*up to --long-context-length {longest}, not {longest + 1}"
