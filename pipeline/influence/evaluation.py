@@ -14,7 +14,9 @@ from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, loa
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
+from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import knows_token_ids
 
 Measure = Callable[[CausalLM, Chunk], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
@@ -194,4 +196,11 @@ def _refuse_foreign_tokens(
         raise InputError(
             f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens (largest ID used: {largest})"
             f" and {checkpoint.folder} a vocabulary of {model.vocabulary_size}: they do not belong together"
+        )
+    # Sizes tell little where a vocabulary may be padded, but such models mostly bring their tokenizer along.
+    tokenizers = checkpoint.folder / TOKENIZER_FILE, data.folder / TOKENIZER_FILE
+    if all(path.is_file() for path in tokenizers) and not knows_token_ids(*tokenizers):
+        raise InputError(
+            f"{data.folder} was tokenized with another tokenizer than {tokenizers[0]}: tokenize the text"
+            f" again with --tokenizer {tokenizers[0]}"
         )

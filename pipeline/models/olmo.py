@@ -132,7 +132,8 @@ def find_checkpoint(path: Path) -> Path:
     if not steps:
         raise InputError(
             f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
-            " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a config.json"
+            " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
+            " config.json"
         )
     return steps[max(steps)]
 

@@ -15,6 +15,8 @@ import transformers.dynamic_module_utils
 from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
@@ -30,7 +32,7 @@ def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
 
 
 def _stock_loss(document_id: str, target: int, first: int) -> float:
-    """Loss of a token of the first chunk from the tokens [first, target), read by the stock model in place."""
+    """Loss of a token from the tokens [first, target) of its document, read by the stock model in place."""
     token_ids = torch.tensor(DOCUMENTS[document_id][None, :target], dtype=torch.int64)
     visible = torch.ones(target, target, dtype=torch.bool).tril()
     visible[first:, :first] = False
@@ -98,6 +100,20 @@ def test_a_padded_vocabulary_fits_and_a_smaller_one_does_not(folder: Path) -> No
         measure(loss_differences, folder, "--checkpoints", str(folder / "small"))
 
 
+def test_data_of_another_tokenizer_are_refused(folder: Path) -> None:
+    def write_tokenizer(path: Path, *words: str) -> None:
+        vocabulary = {word: index for index, word in enumerate(words)}
+        Tokenizer(WordLevel(vocabulary, unk_token=words[0])).save(str(path / "tokenizer.json"))
+
+    write_tokenizer(folder / "data", "a", "b")
+    write_tokenizer(folder / "tiny-llama", "a", "b", "chat")  # it may know more
+    words = ["--checkpoints", str(folder / "tiny-llama")]
+    measure(loss_differences, folder, *words)
+    write_tokenizer(folder / "tiny-llama", "b", "a")
+    with pytest.raises(InputError, match="data was tokenized with another tokenizer than .*tiny-llama/tok"):
+        measure(loss_differences, folder, *words, "--results", str(folder / "others"))
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -153,14 +169,13 @@ def test_a_loss_that_is_no_number_is_named_by_document_and_position(
 ) -> None:
     model = make_olmo(seed=1, weight_tying=False)
     document_id, tokens = list(DOCUMENTS.items())[0]
-    # A token that stands only once in the first two chunks: the first target that sees it is the one named.
+    # A token that stands in the second chunk only once, before its targets 21, 22 and 23, and nowhere else.
     position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
     model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
     write_checkpoint(folder / "run", model)
     with pytest.raises(InputError) as refused:
         measure(loss_differences, folder, "--max-documents", "2")
-    first = 21 if position < 21 else position + 1
-    assert f"position {first} of document {document_id}" in str(refused.value)
+    assert f"position 21 of document {document_id}" in str(refused.value)
     assert "a loss of nan" in str(refused.value)
     assert not (folder / "results").exists()
 

@@ -79,8 +79,8 @@ def test_offline_is_one_quick_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path
     answer(monkeypatch, unreachable)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     sentence = (
-        "no folder owner/x here, and the Hugging Face hub cannot be reached .*Name or service not known.* nor is"
-        " owner/x at revision v1 in its cache"
+        "no folder owner/x here, and the Hugging Face hub cannot be reached .*Name or service not known.*"
+        " nor is owner/x at revision v1 in its cache"
     )
     with pytest.raises(InputError, match=sentence):
         snapshot("owner/x", "v1", with_code=False)
