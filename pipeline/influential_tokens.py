@@ -23,7 +23,8 @@ For each checkpoint and each target t of the evaluation documents:
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
          *.parquet                                            columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
+         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/influential_tokens.py --data runs/c4/data --checkpoints runs/c4/models/long-seed0 \\

@@ -6,7 +6,8 @@ mean loss of each model and length with its 95 % interval (bootstrap over docume
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
+         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/length_losses.py --data runs/c4/data --checkpoints runs/c4/models/* \\
@@ -29,7 +30,6 @@ from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.olmo import model_name
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.results.folder import read_artefact
 from pipeline.stage import logger, positive_int, run_stage, stage_parser
@@ -88,9 +88,9 @@ def main(arguments: argparse.Namespace) -> None:
         }
         return {"length_losses": columns}
 
-    evaluate_checkpoints(arguments, "length_losses", {"context_lengths": context_lengths}, measure)
-    for path in arguments.checkpoints:
-        _log_means(arguments.results, model_name(path))
+    settings = {"context_lengths": context_lengths}
+    for model_name in evaluate_checkpoints(arguments, "length_losses", settings, measure):
+        _log_means(arguments.results, model_name)
 
 
 def _log_means(results: Path, model: str) -> None:

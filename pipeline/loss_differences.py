@@ -6,11 +6,17 @@ loss_difference = short - long, positive where the long context helps. Every tok
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-needs    data of tokenize_c4.py, checkpoints of pretrain.py (or any unsharded OLMo checkpoint with RoPE)
+needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
+         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/loss_differences.py --data runs/c4/data --checkpoints runs/c4/models/* \\
       --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
+
+a Hugging Face model, on text in its own tokens (tokenize_c4.py --tokenizer FOLDER/tokenizer.json):
+  python pipeline/loss_differences.py --data runs/pythia/data --checkpoints EleutherAI/pythia-160m \\
+      --revision step143000 --dtype bfloat16 --results runs/pythia/results \\
+      --short-context-length 64 --long-context-length 1024
 
 on a laptop, after `make demo` (seconds):
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\

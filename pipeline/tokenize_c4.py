@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--tokenizer",
         default="olmo",
-        help="olmo, a tokenizer.json, or bpe:SIZE to train one on the training part",
+        help="olmo, a tokenizer.json, a folder that holds one, or bpe:SIZE to train one on the training part",
     )
     add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")

@@ -73,6 +73,10 @@ def leave_all_as_it_is(folder: Path) -> None:
     pass
 
 
+def copy_run_elsewhere(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "elsewhere" / "run")
+
+
 def use_another_tokenizer(folder: Path) -> None:
     write_data(folder / "data", vocabulary_size=300)
 
@@ -88,7 +92,7 @@ BAD_INPUTS: list[tuple[str, Callable[[Path], None], list[str], str]] = [
         " {folder}/run/step20-unsharded a vocabulary of 48: they do not belong together",
     ),
     (
-        "two of one name", leave_all_as_it_is, ["--checkpoints", "{folder}/run", "{folder}/elsewhere/run"],
+        "two of one name", copy_run_elsewhere, ["--checkpoints", "{folder}/run", "{folder}/elsewhere/run"],
         "two of --checkpoints are named 'run'",
     ),
     (

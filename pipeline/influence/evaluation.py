@@ -9,12 +9,14 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.influence.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
-from pipeline.models.causal_lm import CausalLM
-from pipeline.models.olmo import find_checkpoint, load_olmo, model_name
+from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
+from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
+from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import knows_token_ids
 
 Measure = Callable[[CausalLM, Chunk], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
@@ -30,9 +32,11 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder written by tokenize_c4.py; its evaluation documents are used",
     )
     add(
-        "--checkpoints", type=Path, nargs="+", required=True,
-        help="OLMo checkpoints: run folders of pretrain.py (their last step), or step<N>-unsharded folders",
+        "--checkpoints", nargs="+", required=True, metavar="MODEL",
+        help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
+        " Hugging Face causal LMs, or their names on the hub",
     )  # fmt: skip
+    _add_loading_arguments(parser)
     add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
     add(
@@ -60,7 +64,22 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         default=8192,
         help="tokens a forward pass may hold; bounds memory",
     )
+
+
+def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
+    add("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    add(
+        "--device-map",
+        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices",
+    )
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for",
+    )
 
 
 def evaluate_checkpoints(
@@ -68,7 +87,7 @@ def evaluate_checkpoints(
     stage: str,
     settings: Mapping[str, Any],
     measure: Measure,
-) -> None:
+) -> list[str]:
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
     Args:
@@ -77,11 +96,20 @@ def evaluate_checkpoints(
         settings: the stage's own settings, beyond those of `add_evaluation_arguments`.
         measure: the stage's work on one chunk.
 
+    Returns:
+        The models' names, which their results are filed under.
+
     Raises:
         InputError: data or a checkpoint is missing or does not fit, no document is long enough, two
-            checkpoints have one name, or the results folder holds another configuration's results.
+            checkpoints have one name, a loss is not a number, or the results folder holds another
+            configuration's results.
     """
-    device = _usable_device(arguments.device)
+    loading = Loading(
+        _usable_device(arguments.device),
+        DTYPES[arguments.dtype],
+        arguments.device_map,
+        arguments.trust_remote_code,
+    )
     data = TokenizedData.open(arguments.data)
     documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
     shards = [
@@ -96,11 +124,12 @@ def evaluate_checkpoints(
         "max_chunks_per_document": arguments.max_chunks_per_document,
         "documents_per_shard": arguments.documents_per_shard,
         "tokens_per_batch": arguments.tokens_per_batch,
-        "dtype": "float32",
+        "dtype": arguments.dtype,
     }
-    for name, checkpoint in _named_checkpoints(arguments.checkpoints).items():
+    checkpoints = _named_checkpoints(arguments)
+    for name, checkpoint in checkpoints.items():
         inputs = {
-            "checkpoint": sha256_of_files(checkpoint / "config.yaml", checkpoint / "model.pt"),
+            "checkpoint": sha256_of_files(*checkpoint.files(arguments.trust_remote_code)),
             "evaluation_documents": data.evaluation_sha256,
         }
         output = StageOutput(
@@ -110,7 +139,7 @@ def evaluate_checkpoints(
         if not pending:
             logger.info("%s of model '%s' is complete in %s", stage, name, arguments.results)
             continue
-        model = load_olmo(checkpoint, device)
+        model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         _refuse_foreign_tokens(model, data, documents, checkpoint)
         work = [(shard, index) for shard in pending for index in shards[shard]]
         tables: dict[str, Columns] = {}
@@ -118,10 +147,22 @@ def evaluate_checkpoints(
             for chunk in chunks_of(
                 documents, index, arguments.long_context_length, arguments.max_chunks_per_document
             ):
-                append_columns(tables, measure(model, chunk))
+                append_columns(tables, _measured(measure, model, name, chunk))
             if index == shards[shard][-1]:
                 output.write_shard(shard, tables)
                 tables = {}
+    return list(checkpoints)
+
+
+def _measured(measure: Measure, model: CausalLM, name: str, chunk: Chunk) -> dict[str, Columns]:
+    try:
+        return measure(model, chunk)
+    except NotFiniteLossError as error:
+        raise InputError(
+            f"model '{name}' gives the token at position {chunk.start + error.target_position} of document"
+            f" {chunk.document_id}, or of the document that is its null, a loss of {error.loss}: its weights"
+            " are damaged, or --dtype is too coarse for them"
+        ) from error
 
 
 def _usable_device(name: str) -> torch.device:
@@ -134,24 +175,32 @@ def _usable_device(name: str) -> torch.device:
         ) from None
 
 
-def _named_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
-    named: dict[str, Path] = {}
-    for path in paths:
-        if model_name(path) in named:
+def _named_checkpoints(arguments: argparse.Namespace) -> dict[str, Checkpoint]:
+    named: dict[str, Checkpoint] = {}
+    for word in arguments.checkpoints:
+        checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
+        if checkpoint.name in named:
             raise InputError(
-                f"two of --checkpoints are named '{model_name(path)}'; results are filed by run folder name,"
-                " so these must differ"
+                f"two of --checkpoints are named '{checkpoint.name}'; results are filed by the name of the"
+                " folder, or the last part of a hub name, so these must differ"
             )
-        named[model_name(path)] = find_checkpoint(path)
+        named[checkpoint.name] = checkpoint
     return named
 
 
 def _refuse_foreign_tokens(
-    model: CausalLM, data: TokenizedData, documents: Sequence[EvaluationDocument], checkpoint: Path
+    model: CausalLM, data: TokenizedData, documents: Sequence[EvaluationDocument], checkpoint: Checkpoint
 ) -> None:
     largest = max(int(document.token_ids.max()) for document in documents)
-    if data.vocabulary_size != model.vocabulary_size or largest >= model.vocabulary_size:
+    if not checkpoint.fits(model, data.vocabulary_size) or largest >= model.vocabulary_size:
         raise InputError(
             f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens (largest ID used: {largest})"
-            f" and {checkpoint} a vocabulary of {model.vocabulary_size}: they do not belong together"
+            f" and {checkpoint.folder} a vocabulary of {model.vocabulary_size}: they do not belong together"
+        )
+    # Sizes tell little where a vocabulary may be padded, but such models mostly bring their tokenizer along.
+    tokenizers = checkpoint.folder / TOKENIZER_FILE, data.folder / TOKENIZER_FILE
+    if all(path.is_file() for path in tokenizers) and not knows_token_ids(*tokenizers):
+        raise InputError(
+            f"{data.folder} was tokenized with another tokenizer than {tokenizers[0]}: tokenize the text"
+            f" again with --tokenizer {tokenizers[0]}"
         )

@@ -12,6 +12,16 @@ import torch
 LOGITS_PER_BLOCK = 1 << 24
 
 
+class NotFiniteLossError(ArithmeticError):
+    """A model gave a loss that is no number, or infinite; measuring code says in which document."""
+
+    def __init__(self, target_position: int, loss: float) -> None:
+        super().__init__(f"the loss at position {target_position} is {loss}")
+        self.target_position = target_position
+        """In the coordinates of the position IDs that the model was given."""
+        self.loss = loss
+
+
 class Prefix(Protocol):
     """What a model keeps of rows already read (keys and values), to be looked at by rows that come after."""
 
@@ -82,6 +92,9 @@ def target_losses(
     Args:
         query_rows_BT: int64; the row whose output predicts the target. The caller owns the shift by one.
         target_ids_BT: int64; the tokens to be predicted.
+
+    Raises:
+        NotFiniteLossError: a loss is not a finite number; means and rankings would hide it.
     """
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
@@ -94,4 +107,19 @@ def target_losses(
     for hidden_ND, target_ids_N in blocks:
         logits_NV = model.logits(hidden_ND).float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
-    return torch.cat(losses).reshape(target_ids_BT.shape)
+    losses_BT = torch.cat(losses).reshape(target_ids_BT.shape)
+    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
+    return losses_BT
+
+
+def refuse_not_finite(
+    losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor
+) -> None:
+    """Raise `NotFiniteLossError` for the first loss that is no finite number, naming its position."""
+    is_finite_BT = losses_BT.isfinite()
+    if is_finite_BT.all():
+        return
+    first, target = (~is_finite_BT).nonzero()[0].tolist()
+    position_ids_S = position_ids_BS.expand(len(losses_BT), -1)[first]
+    query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
+    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]))

@@ -5,7 +5,7 @@ Shapes: B batch, S rows, K prefix and rows, T query rows, V vocabulary, D width,
 
 import torch
 
-from pipeline.models.causal_lm import LOGITS_PER_BLOCK, CausalLM, Prefix
+from pipeline.models.causal_lm import LOGITS_PER_BLOCK, CausalLM, Prefix, refuse_not_finite
 
 
 def losses_and_divergences(
@@ -25,6 +25,9 @@ def losses_and_divergences(
 
     Args:
         reference_log_probs_TV: of `target_log_probs`; what target t's prediction is compared with.
+
+    Raises:
+        NotFiniteLossError: as `target_losses`.
     """
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     target_index_BT = torch.arange(target_ids_BT.shape[1], device=target_ids_BT.device).expand_as(
@@ -44,7 +47,9 @@ def losses_and_divergences(
         losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
         divergences.append((reference_NV.exp() * (reference_NV - log_probs_NV)).sum(-1))
     shape = target_ids_BT.shape
-    return torch.cat(losses).reshape(shape), torch.cat(divergences).reshape(shape)
+    losses_BT = torch.cat(losses).reshape(shape)
+    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
+    return losses_BT, torch.cat(divergences).reshape(shape)
 
 
 def target_log_probs(

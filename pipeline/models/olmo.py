@@ -183,7 +183,8 @@ def find_checkpoint(path: Path) -> Path:
     if not steps:
         raise InputError(
             f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
-            " step<N>-unsharded below it, as pipeline/pretrain.py writes them"
+            " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
+            " config.json"
         )
     return steps[max(steps)]
 
@@ -195,8 +196,8 @@ def model_name(path: Path) -> str:
     return f"{path.parent.name}-{match[1]}" if match else path.name
 
 
-def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
-    """Load an unsharded OLMo checkpoint in float32.
+def load_olmo(checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> OLMoCausalLM:
+    """Load an unsharded OLMo checkpoint; torch reads tensors only, never code, from its model.pt.
 
     Raises:
         InputError: the folder is not an OLMo checkpoint, is truncated, or has no RoPE.
@@ -217,4 +218,4 @@ def load_olmo(checkpoint: Path, device: torch.device) -> OLMoCausalLM:
             f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    return OLMoCausalLM(model.float())
+    return OLMoCausalLM(model.to(dtype))

@@ -73,9 +73,25 @@ def parse_tokenizer_name(name: str) -> Path | int:
         return int(size)
     if Path(name).is_file():
         return Path(name)
+    if (Path(name) / "tokenizer.json").is_file():
+        return Path(name) / "tokenizer.json"
     if Path(name).suffix or len(Path(name).parts) > 1:
         raise InputError(f"there is no tokenizer file {name}")
     raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
+
+
+def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
+    """Whether the tokenizer.json at `path` has every token of the other one, under the same ID.
+
+    It may have more: a model's own tokenizer is often that of its data with tokens for chat added.
+
+    Raises:
+        InputError: one of the files is broken.
+    """
+    vocabulary, of_data = (
+        _read_tokenizer(file).get_vocab(with_added_tokens=True) for file in (path, data_tokenizer)
+    )
+    return of_data.items() <= vocabulary.items()
 
 
 def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenizer:
@@ -88,10 +104,7 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenize
     Raises:
         InputError: the file is broken, or has no such token.
     """
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises plain Exception for any fault of the file
-        raise InputError(f"{path} is not a tokenizer.json: {error}") from error
+    tokenizer = _read_tokenizer(path)
     candidates = EOS_TOKENS if eos_token is None else (eos_token,)
     found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
     if found is None:
@@ -99,6 +112,13 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenize
             f"{path} has no token {' or '.join(candidates)}; name its end-of-text token with --eos-token"
         )
     return DocumentTokenizer(tokenizer, found)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception for any fault of the file
+        raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
 
 def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:

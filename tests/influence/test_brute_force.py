@@ -1,7 +1,8 @@
-"""Everything the engine computes, computed again naively: one pair at a time, by stock OLMo and masks.
+"""Everything the engine computes, computed again naively: one pair at a time, by stock models and masks.
 
-The witness shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo
-reads all tokens before the target in place, and attention edges into the tokens outside the context are cut.
+The witness shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo, or
+the stock Hugging Face model with eager attention, reads all tokens before the target in place, and attention
+edges into the tokens outside the context are cut.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,11 +10,17 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 import torch
+from hugging_face_families import make_model
 from olmo.model import OLMo
 
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
+from pipeline.models.causal_lm import CausalLM
+from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.olmo import OLMoCausalLM
+
+Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(int64 [1, S], bool [S, S]: which row sees which) -> logits [1, S, V]."""
 
 S, L, M, MAX_K = 4, 24, 5, 8
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -21,13 +28,13 @@ TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
 
 
-def _naive_loss(stock: OLMo, tokens: np.ndarray, target: int, context: Iterable[int]) -> float:
+def _naive_loss(stock: Stock, tokens: np.ndarray, target: int, context: Iterable[int]) -> float:
     allowed = torch.zeros(target, target, dtype=torch.bool)
     for query in range(target):
         for key in context:
             allowed[query, key] = key <= query
     with torch.inference_mode():
-        logits = stock(torch.tensor(tokens[None, :target]), attention_bias=allowed[None, None]).logits[0, -1]
+        logits = stock(torch.tensor(tokens[None, :target]), allowed)[0, -1]
     return -torch.log_softmax(logits, -1)[int(tokens[target])].item()
 
 
@@ -37,14 +44,37 @@ def chunks() -> tuple[np.ndarray, np.ndarray]:
     return generator.integers(0, 48, L), generator.integers(0, 48, L)
 
 
-@pytest.fixture(scope="module")
-def stock(make_olmo: Callable[..., OLMo]) -> OLMo:
-    return make_olmo(seed=2)
+def _stock_olmo(model: OLMo) -> Stock:
+    return lambda token_ids, allowed: model(token_ids, attention_bias=allowed[None, None]).logits
+
+
+def _stock_hugging_face(family: str, seed: int) -> Stock:
+    model = make_model(family, seed, attention="eager")
+    least = torch.finfo(torch.float32).min
+
+    def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(allowed.shape).masked_fill(~allowed, least)[None, None]
+        return model(input_ids=token_ids, attention_mask=mask, use_cache=False).logits
+
+    return logits
+
+
+@pytest.fixture(scope="module", params=["olmo", "llama", "gpt_neox", "gemma2", "gpt2"])
+def implementation(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
+    """The naive witness and the model under test, with the same weights."""
+    if request.param == "olmo":
+        return _stock_olmo(make_olmo(seed=2)), OLMoCausalLM(make_olmo(seed=2))
+    return _stock_hugging_face(request.param, 2), HuggingFaceCausalLM(make_model(request.param, 2))
 
 
 @pytest.fixture(scope="module")
-def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
-    return OLMoCausalLM(make_olmo(seed=2))
+def stock(implementation: tuple[Stock, CausalLM]) -> Stock:
+    return implementation[0]
+
+
+@pytest.fixture(scope="module")
+def lm(implementation: tuple[Stock, CausalLM]) -> CausalLM:
+    return implementation[1]
 
 
 def _far_tokens(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -> np.ndarray:
@@ -53,7 +83,7 @@ def _far_tokens(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -
     return own if name == "own" else np.concatenate([other[: target - S], own[target - S :]])
 
 
-def test_short_and_long_losses(stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> None:
+def test_short_and_long_losses(stock: Stock, lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> None:
     own = chunks[0]
     short = window_losses(lm, own, LENGTHS.targets_T, S, tokens_per_batch=9)
     long = long_context_losses(lm, own, LENGTHS.targets_T)
@@ -65,12 +95,12 @@ def test_short_and_long_losses(stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.n
 
 
 @pytest.fixture(scope="module")
-def contexts(lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
+def contexts(lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
     return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, tokens_per_batch=100)}
 
 
 @pytest.fixture(scope="module")
-def naive_influences(stock: OLMo, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, list[list[float]]]:
+def naive_influences(stock: Stock, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, list[list[float]]]:
     found = {}
     for name in ("own", "other_document"):
         found[name] = []
@@ -108,7 +138,7 @@ def test_selection_takes_the_largest_naive_influences(
 
 @pytest.mark.parametrize("k", [1, 3, MAX_K])
 def test_every_sparse_context_loss(
-    stock: OLMo, lm: OLMoCausalLM, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
+    stock: Stock, lm: CausalLM, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
 ) -> None:
     selections = {
         (rule, name): (context, selected_positions(context, rule, LENGTHS, MAX_K, seed=[0]))
@@ -125,7 +155,7 @@ def test_every_sparse_context_loss(
 
 
 def test_a_wide_target_block_reaches_into_its_own_far_context(
-    stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]
+    stock: Stock, lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]
 ) -> None:
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)

@@ -86,7 +86,7 @@ def test_complete_results_are_not_computed_again(
     def refuse_to_load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(evaluation, "load_olmo", refuse_to_load)
+    monkeypatch.setattr(evaluation, "load_causal_lm", refuse_to_load)
     with caplog.at_level("INFO", logger="pipeline"):
         measure(stage, folder)
     assert "of model 'run' is complete in" in caplog.text

@@ -95,6 +95,11 @@ def test_another_eos_token_is_named_by_the_flag(tmp_path: Path) -> None:
         load_tokenizer(path, "[STOP]")
 
 
+def test_a_folder_means_the_tokenizer_in_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert parse_tokenizer_name(str(tmp_path)) == tmp_path / "tokenizer.json"
+
+
 def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"model": ')
     with pytest.raises(InputError, match=r"broken\.json is not a tokenizer\.json"):

@@ -1,0 +1,270 @@
+"""Hugging Face causal LMs behind the `CausalLM` interface, and the one door to the `transformers` library.
+
+The model's own code runs; what is ours is what it is told: position IDs, a mask, the keys and values of a
+shared prefix. Families differ in more ways than a reader can check, so a model that is loaded must show on a
+few tokens that it obeys (`obedience.py`), or it is refused.
+
+Shapes: B batch, S rows, K prefix and rows, T query rows, D width, G key-value heads, E head width,
+V vocabulary, N any number of rows.
+"""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from pipeline.errors import InputError
+from pipeline.models.causal_lm import Prefix, causal_visibility
+from pipeline.models.obedience import refuse_disobedient
+from pipeline.models.position_limit import position_limit
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer, rotated where the family rotates: two [B, G, K, E]."""
+
+
+@dataclass(frozen=True)
+class HuggingFacePrefix:
+    """Keys and values of the rows read, layer by layer."""
+
+    keys_and_values: tuple[KeysAndValues, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were read."""
+        return self.keys_and_values[0][0].shape[2]
+
+    def first(self, num_rows: int) -> "HuggingFacePrefix":
+        """The prefix of the first `num_rows` rows only; a view, not a copy."""
+        return HuggingFacePrefix(
+            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
+        )
+
+
+class _PassCache(transformers.DynamicCache):
+    """The cache of one forward pass: shows every sequence the same prefix, and keeps the new rows apart.
+
+    The library's own caches grow by what they are shown; a prefix shared by many passes must not.
+    """
+
+    def __init__(self, prefix: HuggingFacePrefix | None) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._read: dict[int, KeysAndValues] = {}
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows before those of this pass."""
+        return 0 if self._prefix is None else self._prefix.num_rows
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> KeysAndValues:
+        """What the rows of this pass look at in a layer: the prefix's keys and values and their own."""
+        self._read[layer_idx] = (key_states, value_states)
+        if self._prefix is None:
+            return key_states, value_states
+        key, value = (
+            part.expand(len(key_states), -1, -1, -1) for part in self._prefix.keys_and_values[layer_idx]
+        )
+        return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
+
+    def read_rows(self) -> HuggingFacePrefix:
+        """What the pass has read, as a prefix for others."""
+        return HuggingFacePrefix(tuple(self._read[layer] for layer in range(len(self._read))))
+
+
+class HuggingFaceCausalLM:
+    """A Hugging Face causal LM whose tokens can be given any position IDs and any visibility.
+
+    See `CausalLM`. `load_hugging_face` makes sure that the model is of the kind that can.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        self._model = model.eval()
+        self._config = model.config.get_text_config()
+        if getattr(self._config, "attn_logit_softcapping", None):
+            # Fused attention cannot cap its scores, and some versions of the library drop the cap in silence.
+            model.set_attn_implementation("eager")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token IDs run from 0 to this, exclusive; many families pad it beyond their tokenizer's."""
+        return self._model.get_output_embeddings().weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must lie; with a device map, where the embedding does."""
+        return self._model.get_input_embeddings().weight.device
+
+    @torch.inference_mode()
+    def read(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
+    ) -> HuggingFacePrefix:
+        """Keys and values of one sequence."""
+        cache = _PassCache(None)
+        self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
+        return cache.read_rows()
+
+    @torch.inference_mode()
+    def hidden_states(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
+        """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
+        assert prefix is None or isinstance(prefix, HuggingFacePrefix), (
+            "a prefix belongs to the model that read it"
+        )
+        hidden_BSD = self._run(
+            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else _PassCache(prefix)
+        )
+        if query_rows_BT is None:
+            return hidden_BSD
+        rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
+        return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+
+    def _run(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        cache: _PassCache | None,
+    ) -> torch.Tensor:
+        num_past = 0 if cache is None else cache.get_seq_length()
+        if visible_BSK is None:
+            # Never left to the library: without a mask it takes a gap in the position IDs for the border of
+            # two packed sequences, and cuts the attention there.
+            visible_BSK = causal_visibility(num_past, token_ids_BS.shape[1], token_ids_BS.device)
+        output = self._model.base_model(
+            input_ids=token_ids_BS,
+            position_ids=position_ids_BS.expand(token_ids_BS.shape),
+            attention_mask=self._added_to_scores(visible_BSK),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            return_dict=True,
+        )
+        return output.last_hidden_state.to(self.device)
+
+    def _added_to_scores(self, visible_BSK: torch.Tensor) -> torch.Tensor:
+        """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, K]."""
+        mask_BSK = torch.zeros(visible_BSK.shape, dtype=self._model.dtype, device=visible_BSK.device)
+        return mask_BSK.masked_fill_(~visible_BSK, torch.finfo(mask_BSK.dtype).min)[:, None]
+
+    @torch.inference_mode()
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits [N, V], scaled and soft-capped as the family does."""
+        logits_NV = self._model.get_output_embeddings()(hidden_ND).to(self.device)
+        if scale := getattr(self._config, "logit_scale", None):  # Cohere
+            logits_NV = logits_NV * scale
+        if divisor := getattr(self._config, "logits_scaling", None):  # Granite
+            logits_NV = logits_NV / divisor
+        if cap := getattr(self._config, "final_logit_softcapping", None):  # Gemma
+            logits_NV = (logits_NV / cap).tanh() * cap
+        return logits_NV
+
+    @torch.inference_mode()
+    def stock_logits(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """What the model says when nothing is chosen for it, [S, V]: the witness of the check at loading."""
+        return self._model(input_ids=token_ids_1S, use_cache=False).logits[0].to(self.device)
+
+
+def load_hugging_face(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    num_positions: int,
+) -> HuggingFaceCausalLM:
+    """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it.
+
+    Weights are read as tensors only: safetensors, or older files with `weights_only`.
+
+    Args:
+        device: where the model goes, unless `device_map` says it.
+        dtype: of weights and computation.
+        device_map: as accelerate takes it, "auto" to spread the layers over all devices.
+        trust_remote_code: run the Python files in the folder, where the family is not the library's own.
+        num_positions: how many position IDs, from 0 on, will be used.
+
+    Raises:
+        InputError: not a causal LM, incomplete, no place for so many positions, or not obeying what the
+            interface promises.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    _refuse_encoders(folder, trust_remote_code)
+    model = _load(folder, dtype, device_map, trust_remote_code)
+    if device_map is None:
+        model = model.to(device)
+    if limit := position_limit(model.config.get_text_config(), _has_rotary_embedding(model)):
+        limit.refuse(num_positions, str(folder))
+    lm = HuggingFaceCausalLM(model)
+    refuse_disobedient(lm, lm.stock_logits, str(folder), num_positions)
+    return lm
+
+
+def _refuse_encoders(folder: Path, trust_remote_code: bool) -> None:
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (
+        Exception
+    ) as error:  # by version and fault OSError, ValueError, KeyError, or what remote code raises
+        raise InputError(f"{folder}/config.json cannot be used: {_reason(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"
+            " models can be measured"
+        )
+
+
+def _load(
+    folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool
+) -> transformers.PreTrainedModel:
+    try:
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
+        raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
+    if missing := sorted(loading["missing_keys"]):
+        # The library would go on with random numbers in their place.
+        raise InputError(
+            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]};"
+            " it was saved without them, or is not a causal LM"
+        )
+    if "position_ids" not in _trunk_arguments(model):
+        raise InputError(
+            f"{type(model).__name__} in {folder} takes no position IDs, so tokens cannot keep theirs when"
+            " others are left out"
+        )
+    return model
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the library's message, which may be pages long."""
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if "trust_remote_code" in str(error):
+        reason = "it needs the Python files that come with it; where you trust them, --trust-remote-code"
+    return reason[:300]
+
+
+def _trunk_arguments(model: transformers.PreTrainedModel) -> set[str]:
+    forward = inspect.signature(model.base_model.forward)
+    return set(forward.parameters)
+
+
+def _has_rotary_embedding(model: nn.Module) -> bool:
+    """Whether positions are rotations, which exist for any ID, and not rows of a table."""
+    return any("RotaryEmbedding" in type(module).__name__ for module in model.modules())

@@ -1,0 +1,67 @@
+"""Tiny random Hugging Face models, one of each kind that `pipeline/models/huggingface.py` must get right."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
+
+VOCABULARY_SIZE = 48
+_SIZES = {
+    "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 48, "max_position_embeddings": 64, "initializer_range": 0.2,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+_GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+         "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _SIZES | _GROUPED | {"tie_word_embeddings": False}),
+    "llama3_rope_tied": (
+        "llama",
+        _SIZES
+        | _GROUPED
+        | {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "mistral": ("mistral", _SIZES | _GROUPED | {"sliding_window": None}),
+    "qwen2": ("qwen2", _SIZES | _GROUPED | {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", _SIZES | _GROUPED),
+    "gemma": ("gemma", _SIZES | _GROUPED),
+    "gemma2": ("gemma2", _SIZES | _GROUPED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0,
+                                              "final_logit_softcapping": 5.0}),
+    "gemma3": ("gemma3_text", _SIZES | _GROUPED | {"query_pre_attn_scalar": 8}),
+    "olmo2": ("olmo2", _SIZES | _GROUPED),
+    "gpt_neox": ("gpt_neox", _SIZES | {"rotary_pct": 0.25}),
+    "cohere": ("cohere", _SIZES | _GROUPED | {"logit_scale": 0.25}),
+    "granite": ("granite", _SIZES | _GROUPED | {"logits_scaling": 4.0, "embedding_multiplier": 2.0}),
+    "phi": ("phi", _SIZES),
+    "mixtral": ("mixtral", _SIZES | _GROUPED | {"num_local_experts": 4}),
+    "gpt2": ("gpt2", _GPT2),
+    "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+}  # fmt: skip
+"""name -> model type and configuration. Windows, where a family has them, are its own default of 4,096."""
+
+LEARNED_POSITIONS = {"gpt2", "opt"}
+
+
+def make_model(family: str, seed: int = 0, attention: str | None = None, **fields: Any) -> PreTrainedModel:
+    """A random model in float32; norms' weights are random too, so that a forgotten one would show."""
+    model_type, own_fields = FAMILIES[family]
+    config = AutoConfig.for_model(model_type, **{**own_fields, **fields})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model

@@ -1,0 +1,127 @@
+"""Models on the hub: what is fetched, and one quick sentence where it cannot be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from pipeline.errors import InputError
+from pipeline.models import hub
+from pipeline.models.hub import is_hub_name, snapshot, weight_files
+from pipeline.models.loading import find_model
+
+FILES = [
+    "README.md", "config.json", "tokenizer.json", "modeling_x.py", "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "consolidated.safetensors", "original/params.json", "onnx/model.onnx", "model.gguf",
+]  # fmt: skip
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, reply: Callable[[], Any]) -> None:
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda *_, **__: reply())
+
+
+def unreachable() -> None:
+    raise httpx.ConnectError("Name or service not known")
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """A hub that has every model; what is asked of it."""
+    asked: list[dict[str, Any]] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append({"name": name, **options})
+        return str(tmp_path)
+
+    answer(monkeypatch, lambda: SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in FILES]))
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    return asked
+
+
+def test_only_what_a_model_is_loaded_from_is_fetched(downloads: list[dict[str, Any]]) -> None:
+    snapshot("owner/x", "v1", with_code=False)
+    (asked,) = downloads
+    assert (asked["name"], asked["revision"]) == ("owner/x", "v1")
+    assert asked["allow_patterns"] == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+        "config.json", "tokenizer.json", "model.safetensors.index.json",
+    ]  # fmt: skip
+
+
+def test_code_is_fetched_where_it_is_trusted(downloads: list[dict[str, Any]]) -> None:
+    snapshot("owner/x", None, with_code=True)
+    assert "modeling_x.py" in downloads[0]["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("word", "revision", "name"),
+    [
+        ("gpt2", None, "gpt2"),
+        ("EleutherAI/pythia-70m", None, "pythia-70m"),
+        ("EleutherAI/pythia-70m", "step1000", "pythia-70m-step1000"),
+        ("owner/x", "refs/pr/1", "x-refs-pr-1"),
+    ],
+)
+def test_results_are_filed_by_the_last_part_and_the_revision(
+    downloads: list[dict[str, Any]], word: str, revision: str | None, name: str, tmp_path: Path
+) -> None:
+    found = find_model(word, revision)
+    assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
+
+
+def test_offline_is_one_quick_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer(monkeypatch, unreachable)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    sentence = (
+        "no folder owner/x here, and the Hugging Face hub cannot be reached .*Name or service not known.*"
+        " nor is owner/x at revision v1 in its cache"
+    )
+    with pytest.raises(InputError, match=sentence):
+        snapshot("owner/x", "v1", with_code=False)
+
+
+def test_offline_the_cache_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer(monkeypatch, unreachable)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = tmp_path / "models--owner--x"
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").touch()
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(hub, "snapshot_download", _from(tmp_path))
+    assert snapshot("owner/x", None, with_code=False) == folder / "snapshots" / commit
+
+
+def _from(cache: Path) -> Callable[..., str]:
+    download = hub.snapshot_download
+    return lambda name, **options: download(name, cache_dir=cache, **options)
+
+
+def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found() -> None:
+        response = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+        raise RepositoryNotFoundError("404 Client Error", response=response)
+
+    answer(monkeypatch, not_found)
+    with pytest.raises(
+        InputError, match="no folder runs/lnog here, and no model runs/lnog on the Hugging Face"
+    ):
+        find_model("runs/lnog")
+
+
+@pytest.mark.parametrize("path", ["/runs/x", "./x", "runs/demo/models/x", "~/x", "../x", "x y"])
+def test_paths_are_no_hub_names(path: str) -> None:
+    assert not is_hub_name(path)
+    with pytest.raises(InputError, match="no OLMo checkpoint at"):
+        find_model(path)
+
+
+def test_older_weights_count_where_there_are_no_safetensors() -> None:
+    assert weight_files(["pytorch_model.bin", "training_args.bin"]) == ["pytorch_model.bin"]
+    assert weight_files(["pytorch_model.bin", "model.safetensors"]) == ["model.safetensors"]

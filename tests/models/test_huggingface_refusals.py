@@ -1,0 +1,230 @@
+"""Models that cannot be measured are refused when they are loaded, in a sentence that says why."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hugging_face_families import VOCABULARY_SIZE, make_model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from pipeline.errors import InputError
+from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
+from pipeline.models.obedience import refuse_disobedient
+from pipeline.models.position_limit import position_limit
+
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+def load(folder: Path, num_positions: int = 16, **options: Any) -> HuggingFaceCausalLM:
+    return load_hugging_face(folder, device=CPU, num_positions=num_positions, **options)
+
+
+def bert() -> PreTrainedModel:
+    return BertLMHeadModel(BertConfig(**SMALL, intermediate_size=48, initializer_range=0.2))
+
+
+def t5() -> PreTrainedModel:
+    config = T5Config(vocab_size=VOCABULARY_SIZE, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    return T5ForConditionalGeneration(config)
+
+
+def bloom() -> PreTrainedModel:
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY_SIZE, hidden_size=32, n_layer=1, n_head=4))
+
+
+def mamba() -> PreTrainedModel:
+    config = AutoConfig.for_model("mamba", vocab_size=VOCABULARY_SIZE, hidden_size=32, num_hidden_layers=1)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def headless_llama() -> PreTrainedModel:
+    return AutoModel.from_config(make_model("llama").config)
+
+
+def vision() -> PreTrainedModel:
+    config = AutoConfig.for_model("vit", hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                                  intermediate_size=48, image_size=8, patch_size=4)  # fmt: skip
+    return AutoModel.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (bert, "it is not causal"),
+        (t5, "encoder-decoder"),
+        (bloom, "BloomForCausalLM in .* takes no position IDs"),
+        (mamba, "MambaForCausalLM in .* takes no position IDs"),
+        (headless_llama, "lacks 1 of the weights of a LlamaForCausalLM, such as lm_head.weight"),
+        (vision, "cannot be loaded as a causal LM: Unrecognized configuration class"),
+    ],
+)
+def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "longest", "reason"),
+    [
+        ("mistral", {"sliding_window": 16}, 16, "look at only the last 16 tokens"),
+        ("gemma2", {}, 4096, "look at only the last 4096 tokens"),
+        ("gemma3", {"sliding_window": 9}, 9, "look at only the last 9 tokens"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, 8, "last 8 tok"),
+        ("gpt2", {}, 64, "has a table of 64 positions"),
+        ("opt", {}, 64, "has a table of 64 positions"),
+        (
+            "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            64, "RoPE of the type dynamic, whose frequencies change",
+        ),
+    ],
+)  # fmt: skip
+def test_positions_that_a_model_has_no_place_for(
+    family: str, fields: dict[str, Any], longest: int, reason: str, tmp_path: Path
+) -> None:
+    model = make_model(family, attention="eager", **fields)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=f"{reason}.*up to --long-context-length {longest}, not {longest + 1}"
+    ):
+        load(tmp_path, longest + 1)
+    lm = load(tmp_path, longest)
+    num_tokens = min(longest, 64)
+    token_ids = torch.arange(num_tokens)[None] % VOCABULARY_SIZE
+    told = lm.logits(lm.hidden_states(token_ids, torch.arange(num_tokens)[None], None, None))
+    with torch.inference_mode():
+        stock = model(input_ids=token_ids).logits
+    # Up to the limit nothing is lost: the model left alone, windows and all, says the same.
+    assert (told - stock).abs().max() < 2e-5
+
+
+def test_windows_that_are_switched_off_are_no_limit() -> None:
+    qwen = AutoConfig.for_model("qwen2", use_sliding_window=False)
+    assert position_limit(qwen, has_rotary_embedding=True) is None
+    assert position_limit(make_model("llama").config, has_rotary_embedding=True) is None
+
+
+def test_a_layer_of_an_unknown_kind() -> None:
+    config = AutoConfig.for_model("qwen3", num_hidden_layers=2)
+    config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(
+        InputError, match="qwen3 has layers of the kind linear_attention, which cannot be told"
+    ):
+        position_limit(config, has_rotary_embedding=True)
+
+
+class _BlindToTheMask(HuggingFaceCausalLM):
+    def hidden_states(
+        self, tokens: Any, ids: Any, visible: Any, queries: Any, prefix: Any = None
+    ) -> torch.Tensor:
+        return super().hidden_states(tokens, ids, None, queries, prefix)
+
+
+class _CountsRows(HuggingFaceCausalLM):
+    def hidden_states(
+        self, tokens: Any, ids: Any, visible: Any, queries: Any, prefix: Any = None
+    ) -> torch.Tensor:
+        rows = torch.arange(tokens.shape[1])[None] + (0 if prefix is None else prefix.num_rows)
+        return super().hidden_states(tokens, rows, visible, queries, prefix)
+
+
+class _ForgetsThePrefix(HuggingFaceCausalLM):
+    def hidden_states(
+        self, tokens: Any, ids: Any, visible: Any, queries: Any, prefix: Any = None
+    ) -> torch.Tensor:
+        return super().hidden_states(tokens, ids, visible, queries, None)
+
+
+class _ScalesItsLogits(HuggingFaceCausalLM):
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 1.1 * super().logits(hidden)
+
+
+class _Fails(HuggingFaceCausalLM):
+    def read(self, *arguments: object) -> None:
+        raise KeyError("layer 3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (_BlindToTheMask, "m cannot be measured: tokens left out at kept position IDs are not the same"),
+        (_CountsRows, "m cannot be measured: tokens left out at kept position IDs are not the same"),
+        (_ForgetsThePrefix, "m cannot be measured: it does not read on from a shared prefix"),
+        (_ScalesItsLogits, "m cannot be measured: its logits are not its output embedding"),
+        (_Fails, r"m fails when it is told position IDs, a mask and a prefix \(KeyError: 'layer 3'\)"),
+    ],
+)
+def test_disobedience_is_noticed(kind: type[HuggingFaceCausalLM], sentence: str) -> None:
+    lm = kind(make_model("llama"))
+    with pytest.raises(InputError, match=sentence):
+        refuse_disobedient(lm, lm.stock_logits, "m", 64)
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    model = make_model("llama")
+    model.lm_head.weight.data[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="its logits are not finite numbers"):
+        load(tmp_path)
+
+
+def _truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+def _remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _rename_family(folder: Path) -> None:
+    _change_config(folder, model_type="lamma")
+
+
+def _change_shape(folder: Path) -> None:
+    _change_config(folder, intermediate_size=40)
+
+
+def _change_config(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def _pickle_code(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": print}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_truncate, "cannot be loaded as a causal LM"),
+        (_remove_weights, "cannot be loaded as a causal LM: .*no file named"),
+        (_rename_family, "config.json cannot be used: .*lamma"),
+        (_change_shape, "cannot be loaded as a causal LM"),
+        (_pickle_code, "cannot be loaded as a causal LM"),
+        (lambda folder: (folder / "config.json").write_text("]["), "config.json cannot be used"),
+    ],
+)
+def test_damaged_folders(spoil: Callable[[Path], None], sentence: str, tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        load(tmp_path)
