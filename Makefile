@@ -5,7 +5,8 @@
 #
 # Both create .venv and install into it first. A stage that has finished is not run again; `make demo` after
 # an interruption goes on where it was. Another corpus or size is a matter of variables:
-#   make study RUN=runs/c4 SOURCE=c4 TOKENIZER=olmo CONFIG=olmo_configs/150m.yaml ...
+#   make study RUN=runs/c4 SOURCE='c4 --max-tokens 2000000000' TOKENIZER=olmo CONFIG=olmo_configs/150m.yaml \
+#     STEPS=2000 SHORT_TRAIN=512 SHORT=64 LONG=2048 TARGETS=64 DOCUMENTS=1000
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 PY := .venv/bin/python
@@ -22,6 +23,7 @@ SHORT ?= 8
 LONG ?= 256
 TARGETS ?= 16
 DOCUMENTS ?= 120
+RULES ?= leave_one_out random nearest
 
 MODELS := short-contiguous short-pose long-seed0 long-seed1
 CHECKPOINTS = $(addprefix $(RUN)/models/,$(MODELS))
@@ -43,7 +45,7 @@ study: install
 	$(call stage,$(PRETRAIN) --save-folder $(RUN)/models/long-seed1 train_context_length=$(LONG) seed=1)
 	$(call stage,pipeline/loss_differences.py --checkpoints $(CHECKPOINTS) $(MEASURE) --short-context-length $(SHORT))
 	$(call stage,pipeline/length_losses.py --checkpoints $(CHECKPOINTS) $(MEASURE))
-	$(call stage,pipeline/influential_tokens.py --checkpoints $(RUN)/models/long-seed0 $(MEASURE) --short-context-length $(SHORT))
+	$(call stage,pipeline/influential_tokens.py --checkpoints $(RUN)/models/long-seed0 $(MEASURE) --short-context-length $(SHORT) --rules $(RULES))
 	$(call stage,analysis/run_notebooks.py $(ANALYSE) --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
 	  --train-context-lengths short-contiguous=$(SHORT_TRAIN) short-pose=$(SHORT_TRAIN) long-seed0=$(LONG) long-seed1=$(LONG))
 	@$(PY) analysis/summary.py $(ANALYSE)
