@@ -299,7 +299,7 @@ def loss_difference_distribution(loss_differences: pd.DataFrame, ax: Axes) -> Ax
     ax.set_ylim(0, 1)
     ax.set_xlabel("loss difference of a target (nats)")
     ax.set_ylabel("share of targets above")
-    ax.legend(loc="upper right")
+    ax.legend(loc="lower left")  # where no curve of shares above runs
     return ax
 
 

@@ -4,7 +4,8 @@ Shapes: B batch, S rows of a sequence, P rows of a prefix, K = P + S rows to loo
 T query rows, N any number of rows.
 """
 
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -22,11 +23,26 @@ class NotFiniteLossError(ArithmeticError):
         self.loss = loss
 
 
-class Prefix(Protocol):
-    """What a model keeps of rows already read (keys and values), to be looked at by rows that come after."""
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer, keys rotated by their position IDs: two [B, G, K, E], G key-value heads of width E."""
 
-    def first(self, num_rows: int) -> Self:
-        """The prefix of the first `num_rows` rows only."""
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a model keeps of rows already read, layer by layer, to be looked at by rows that come after."""
+
+    keys_and_values: tuple[KeysAndValues, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were read."""
+        return self.keys_and_values[0][0].shape[2]
+
+    def first(self, num_rows: int) -> "Prefix":
+        """The prefix of the first `num_rows` rows only; a view, not a copy."""
+        return Prefix(
+            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
+        )
 
 
 class CausalLM(Protocol):

@@ -9,7 +9,6 @@ V vocabulary, N any number of rows.
 """
 
 import inspect
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,9 @@ import transformers
 from torch import nn
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import Prefix, causal_visibility
+from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
-
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Of one layer, rotated where the family rotates: two [B, G, K, E]."""
-
-
-@dataclass(frozen=True)
-class HuggingFacePrefix:
-    """Keys and values of the rows read, layer by layer."""
-
-    keys_and_values: tuple[KeysAndValues, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows were read."""
-        return self.keys_and_values[0][0].shape[2]
-
-    def first(self, num_rows: int) -> "HuggingFacePrefix":
-        """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        return HuggingFacePrefix(
-            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
-        )
 
 
 class _PassCache(transformers.DynamicCache):
@@ -50,7 +28,7 @@ class _PassCache(transformers.DynamicCache):
     The library's own caches grow by what they are shown; a prefix shared by many passes must not.
     """
 
-    def __init__(self, prefix: HuggingFacePrefix | None) -> None:
+    def __init__(self, prefix: Prefix | None) -> None:
         super().__init__()
         self._prefix = prefix
         self._read: dict[int, KeysAndValues] = {}
@@ -71,9 +49,9 @@ class _PassCache(transformers.DynamicCache):
         )
         return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
 
-    def read_rows(self) -> HuggingFacePrefix:
+    def read_rows(self) -> Prefix:
         """What the pass has read, as a prefix for others."""
-        return HuggingFacePrefix(tuple(self._read[layer] for layer in range(len(self._read))))
+        return Prefix(tuple(self._read[layer] for layer in range(len(self._read))))
 
 
 class HuggingFaceCausalLM:
@@ -102,7 +80,7 @@ class HuggingFaceCausalLM:
     @torch.inference_mode()
     def read(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> HuggingFacePrefix:
+    ) -> Prefix:
         """Keys and values of one sequence."""
         cache = _PassCache(None)
         self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
@@ -118,9 +96,6 @@ class HuggingFaceCausalLM:
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
-        assert prefix is None or isinstance(prefix, HuggingFacePrefix), (
-            "a prefix belongs to the model that read it"
-        )
         hidden_BSD = self._run(
             token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else _PassCache(prefix)
         )

@@ -7,7 +7,6 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,28 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import Prefix, causal_visibility
-from pipeline.models.olmo_blocks import KeysAndValues, Rows, run_block
+from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
+from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention
-
-
-@dataclass(frozen=True)
-class OLMoPrefix:
-    """Keys and values of the rows read, block by block."""
-
-    keys_and_values: tuple[KeysAndValues, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows were read."""
-        return self.keys_and_values[0][0].shape[2]
-
-    def first(self, num_rows: int) -> "OLMoPrefix":
-        """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        return OLMoPrefix(
-            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
-        )
 
 
 class OLMoCausalLM:
@@ -62,9 +43,9 @@ class OLMoCausalLM:
     @torch.inference_mode()
     def read(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> OLMoPrefix:
+    ) -> Prefix:
         """Keys and values of one sequence."""
-        return OLMoPrefix(self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None)[1])
+        return Prefix(self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None)[1])
 
     @torch.inference_mode()
     def hidden_states(
@@ -88,7 +69,6 @@ class OLMoCausalLM:
         prefix: Prefix | None,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
-        assert prefix is None or isinstance(prefix, OLMoPrefix), "a prefix belongs to the model that read it"
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         if visible_BSK is None and prefix is not None:
             visible_BSK = causal_visibility(prefix.num_rows, token_ids_BS.shape[1], token_ids_BS.device)

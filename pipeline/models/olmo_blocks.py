@@ -15,10 +15,8 @@ import torch
 from olmo.model import OLMoSequentialBlock
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.models.causal_lm import KeysAndValues
 from pipeline.models.rope import RotaryTable
-
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Rotated keys and values of one block: two [B, G, K, E]."""
 
 
 @dataclass(frozen=True)
