@@ -25,8 +25,8 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 )  # fmt: skip
 GREY = "#767676"
 RULE_COLORS = {
-    "leave_one_out": BLUE, "add_one_in": SKY, "greedy": GREEN, "gradient": PURPLE, "attention": ORANGE,
-    "divergence": YELLOW, "nearest": VERMILION, "random": GREY,
+    "leave_one_out": BLUE, "add_one_in": SKY, "greedy": GREEN, "gradient": PURPLE,
+    "attention": VERMILION, "divergence": ORANGE, "nearest": BLACK, "random": GREY,
 }  # fmt: skip
 MODEL_COLORS = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW]
 MODEL_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
@@ -138,9 +138,9 @@ def rules_legend(figure: Figure, ax: Axes) -> None:
     """One legend below `figure` for panels of rules, with the labels of `ax` and the null's dashes."""
     handles, labels = ax.get_legend_handles_labels()
     null = Line2D([], [], **_far_context_style(NULL, BLACK))
-    figure.legend(
-        [*handles, null], [*labels, "its null"], loc="outside lower center", ncols=min(len(labels) + 1, 5)
-    )
+    num_entries = len(labels) + 1
+    num_columns = num_entries if num_entries <= 5 else -(-num_entries // 2)  # at most two even rows
+    figure.legend([*handles, null], [*labels, "its null"], loc="outside lower center", ncols=num_columns)
 
 
 def recovered_loss_against_k(recovered: pd.DataFrame, ax: Axes) -> Axes:
