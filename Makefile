@@ -46,8 +46,8 @@ study: install
 	$(call stage,pipeline/loss_differences.py --checkpoints $(CHECKPOINTS) $(MEASURE) --short-context-length $(SHORT))
 	$(call stage,pipeline/length_losses.py --checkpoints $(CHECKPOINTS) $(MEASURE))
 	$(call stage,pipeline/influential_tokens.py --checkpoints $(RUN)/models/long-seed0 $(MEASURE) --short-context-length $(SHORT) --rules $(RULES))
-	$(call stage,analysis/run_notebooks.py $(ANALYSE) --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
-	  --train-context-lengths short-contiguous=$(SHORT_TRAIN) short-pose=$(SHORT_TRAIN) long-seed0=$(LONG) long-seed1=$(LONG))
+	$(PY) analysis/run_notebooks.py $(ANALYSE) --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
+	  --train-context-lengths short-contiguous=$(SHORT_TRAIN) short-pose=$(SHORT_TRAIN) long-seed0=$(LONG) long-seed1=$(LONG)
 	@$(PY) analysis/summary.py $(ANALYSE)
 
 # Runs a stage and writes down that this very command has finished; each stage also knows by itself what is
