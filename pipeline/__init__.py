@@ -2,7 +2,7 @@
 
 import os
 
-# OpenMP threads that wait by spinning cost nothing on an idle machine, and starve the thread they wait for
-# on a busy one: a laptop with a browser open then trains several times slower. They are told to give up
-# spinning soon. Read when torch is loaded, so it stands before every other import.
+# OpenMP threads that wait by spinning cost nothing on an idle machine, and on a busy one starve the thread
+# they wait for (measured: analysis/LOG.md). They are told to give up spinning soon. Read when torch is
+# loaded, so it stands before every other import.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -24,7 +24,7 @@ class TrainingBatches:
 
     Within a file sequences are adjacent and documents run across their edges, as OLMo's MemMapDataset
     cuts them; a file's last tokens, too few for a sequence, are left out. Reading through MemMapDataset
-    itself opens the file for each sequence: ten times as long.
+    itself opens the file anew for each sequence.
     """
 
     def __init__(
