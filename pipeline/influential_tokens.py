@@ -45,8 +45,9 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns, append_columns
-from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
@@ -117,7 +118,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments,
         "influential_tokens",
         settings,
-        lambda model, chunk: _measure(model, chunk, lengths, arguments, unigram),
+        lambda model, chunk, batching: _measure(model, chunk, batching, lengths, arguments, unigram),
     )
 
 
@@ -140,44 +141,45 @@ def _substitutes(arguments: argparse.Namespace) -> UnigramDistribution | None:
 def _measure(
     model: CausalLM,
     chunk: Chunk,
+    batching: Batching,
     lengths: ContextLengths,
     arguments: argparse.Namespace,
     unigram: UnigramDistribution | None,
 ) -> dict[str, Columns]:
-    chunk_L, targets_T, batch = chunk.token_ids_L, lengths.targets_T, arguments.tokens_per_batch
-    short_T = window_losses(model, chunk_L, targets_T, lengths.short_context_length, batch)
-    long_T = long_context_losses(model, chunk_L, targets_T)
+    chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
     seed = [arguments.seed, int(chunk.document_id, 16), chunk.chunk_index]
     contexts = far_contexts(
-        model, chunk_L, chunk.null_token_ids_L, lengths, batch,
+        model, chunk_L, chunk.null_token_ids_L, lengths, batching,
         with_divergence="divergence" in arguments.rules,
         substitute_ids_L=None if unigram is None else unigram.draw(len(chunk_L), [*seed, 1]),
     )  # fmt: skip
     selections = {
-        (rule, context.name): (context, selected_positions(context, rule, lengths, arguments.k[-1], seed))
-        for rule in arguments.rules
+        context.name: {
+            rule: selected_positions(context, rule, lengths, arguments.k[-1], seed)
+            for rule in arguments.rules
+        }
         for context in contexts
     }
-    sparse_of_k = {
-        k: sparse_context_losses(model, chunk_L, selections, k, lengths, batch) for k in arguments.k
-    }
+    short_T = window_losses(model, chunk_L, targets_T, lengths.short_context_length, batching)
+    long_T = contexts[0].long_losses_T
     tables: dict[str, Columns] = {}
     for context in contexts:
         append_columns(tables, influence_rows(chunk, targets_T, context))
-    for key, (context, positions_TK) in selections.items():
-        rule = key[0]
-        append_columns(tables, selection_rows(chunk, targets_T, rule, context, positions_TK))
-        sparse_TJ = np.stack([sparse_of_k[k][key] for k in arguments.k], axis=1)
-        losses_T = (short_T, long_T)
-        append_columns(
-            tables, sparse_loss_rows(chunk, targets_T, rule, context, losses_T, arguments.k, sparse_TJ)
-        )
-        if context.name == OWN:
-            sparsity = dependency_sparsity(
-                short_T, long_T, sparse_TJ, np.array(arguments.k),
-                recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
-            )  # fmt: skip
-            append_columns(tables, sparsity_rows(chunk, targets_T, rule, short_T - long_T, sparsity))
+        positions_of_rule = selections[context.name]
+        sparse_of_rule = sparse_context_losses(context, positions_of_rule, arguments.k)
+        for rule, positions_TK in positions_of_rule.items():
+            sparse_TJ = sparse_of_rule[rule]
+            append_columns(tables, selection_rows(chunk, targets_T, rule, context, positions_TK))
+            losses_T = (short_T, long_T)
+            append_columns(
+                tables, sparse_loss_rows(chunk, targets_T, rule, context, losses_T, arguments.k, sparse_TJ)
+            )
+            if context.name == OWN:
+                sparsity = dependency_sparsity(
+                    short_T, long_T, sparse_TJ, np.array(arguments.k),
+                    recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
+                )  # fmt: skip
+                append_columns(tables, sparsity_rows(chunk, targets_T, rule, short_T - long_T, sparsity))
     return tables
 
 

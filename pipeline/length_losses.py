@@ -26,6 +26,7 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
@@ -70,13 +71,9 @@ def main(arguments: argparse.Namespace) -> None:
             " tokens before it, and every length is measured on every target"
         )
 
-    def measure(model: CausalLM, chunk: Chunk) -> dict[str, Columns]:
+    def measure(model: CausalLM, chunk: Chunk, batching: Batching) -> dict[str, Columns]:
         means = [
-            float(
-                window_losses(
-                    model, chunk.token_ids_L, lengths.targets_T, context_length, arguments.tokens_per_batch
-                ).mean()
-            )
+            float(window_losses(model, chunk.token_ids_L, lengths.targets_T, context_length, batching).mean())
             for context_length in context_lengths
         ]
         columns: Columns = {

@@ -30,6 +30,7 @@ from pathlib import Path
 if not __package__:  # run as a file: put the repository, not pipeline/, on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
@@ -51,11 +52,9 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
 
-    def measure(model: CausalLM, chunk: Chunk) -> dict[str, Columns]:
+    def measure(model: CausalLM, chunk: Chunk, batching: Batching) -> dict[str, Columns]:
         targets_T = lengths.targets_T
-        short_T = window_losses(
-            model, chunk.token_ids_L, targets_T, lengths.short_context_length, arguments.tokens_per_batch
-        )
+        short_T = window_losses(model, chunk.token_ids_L, targets_T, lengths.short_context_length, batching)
         long_T = long_context_losses(model, chunk.token_ids_L, targets_T)
         columns = chunk.target_columns(targets_T) | {
             "target_token_id": chunk.token_ids_L[targets_T].tolist(),

@@ -21,23 +21,29 @@ class EvidenceLM:
         self.vocabulary_size, self._answer, self._logit_of = vocabulary_size, answer, logit_of
 
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> "TokensRead":
-        return TokensRead(token_ids_1S)
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor,
+    ) -> tuple[torch.Tensor, "TokensRead"]:
+        hidden = self.hidden_states(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T)
+        return hidden, TokensRead(token_ids_1S)
 
     def hidden_states(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         query_rows_BT: torch.Tensor,
         prefix: "TokensRead | None" = None,
     ) -> torch.Tensor:
         batch_size, num_rows = token_ids_BS.shape
         past_BP = token_ids_BS[:, :0] if prefix is None else prefix.tokens_1P.expand(batch_size, -1)
         tokens_BK = torch.cat([past_BP, token_ids_BS], dim=1)
-        if visible_BSK is None:
-            visible_BSK = torch.ones(1, num_rows, tokens_BK.shape[1], dtype=torch.bool).tril(past_BP.shape[1])
+        if visible_BSS is None:
+            visible_BSS = torch.ones(1, num_rows, num_rows, dtype=torch.bool).tril()
+        visible_BSK = torch.nn.functional.pad(visible_BSS, (past_BP.shape[1], 0), value=True)
         queries_BT = query_rows_BT.expand(batch_size, -1)
         rows_B1 = torch.arange(batch_size)[:, None]
         visible_BTK = visible_BSK.expand(batch_size, -1, -1)[rows_B1, queries_BT]
@@ -69,11 +75,9 @@ class CountingLM:
         self.token_forwards = self.backward_passes = 0
         self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
 
-    def read(
-        self, token_ids: torch.Tensor, position_ids: torch.Tensor, visible: torch.Tensor | None
-    ) -> Prefix:
+    def read(self, token_ids: torch.Tensor, *arguments: object) -> tuple[torch.Tensor, Prefix]:
         self.token_forwards += token_ids.numel()
-        return self._model.read(token_ids, position_ids, visible)
+        return self._model.read(token_ids, *arguments)
 
     def hidden_states(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
         self.token_forwards += token_ids.numel()

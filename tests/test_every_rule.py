@@ -13,6 +13,7 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.leave_one_out import leave_each_out, own_context
 from pipeline.influence.rules import RULES
@@ -110,7 +111,7 @@ def test_substitutes_are_drawn_from_the_training_tokens(
     expected = leave_each_out(
         OLMoCausalLM(make_olmo(seed=1)),
         own_context(chunk, lengths),
-        1000,
+        Batching(1000),
         substitute_ids_L=unigram.draw(LONG, [3, int(document_id, 16), chunk_index, 1]),
     ).influence_TF
     rows = read_artefact(Path(results[1]), "influences").query("far_context == 'own' and chunk_index == 1")

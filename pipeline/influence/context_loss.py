@@ -2,7 +2,7 @@
 
 Coordinates here count from the start of the chunk, and are the position IDs too.
 
-Shapes: L chunk (long_context_length), T targets, C context, N contexts.
+Shapes: L chunk (long_context_length), T targets, C context, N contexts, B contexts of a batch.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.models.causal_lm import CausalLM, target_losses
 
 
@@ -58,7 +59,7 @@ def context_losses(
     token_ids_NC: np.ndarray,
     position_ids_NC: np.ndarray,
     target_ids_N: np.ndarray,
-    tokens_per_batch: int,
+    batching: Batching,
 ) -> np.ndarray:
     """loss(t | C) for N contexts of C tokens each, nothing else visible anywhere in the network: float32 [N].
 
@@ -68,29 +69,35 @@ def context_losses(
     Args:
         token_ids_NC, position_ids_NC: the contexts' tokens and their position IDs, ascending.
         target_ids_N: the tokens to be predicted.
-        tokens_per_batch: how many tokens one forward pass may hold.
     """
     num_contexts, context_length = token_ids_NC.shape
-    contexts_per_batch = max(1, tokens_per_batch // context_length)
-    losses = []
-    for start in range(0, num_contexts, contexts_per_batch):
-        batch = slice(start, start + contexts_per_batch)
-        token_ids = torch.as_tensor(token_ids_NC[batch], device=model.device)
-        losses.append(
-            target_losses(
-                model,
-                token_ids,
-                torch.as_tensor(position_ids_NC[batch], device=model.device),
-                None,
-                torch.full((len(token_ids), 1), context_length - 1, device=model.device),
-                torch.as_tensor(target_ids_N[batch, None], device=model.device),
-            )
-        )
-    return torch.cat(losses)[:, 0].cpu().numpy()
+    losses, start = [], 0
+    while start < num_contexts:
+        rest = slice(start, start + batching.num_sequences(model, context_length))
+        batch = token_ids_NC[rest], position_ids_NC[rest], target_ids_N[rest]
+        with batching.halved_where_memory_runs_out(len(batch[0]), context_length):
+            losses.append(_context_losses(model, *batch))
+            start += len(batch[0])
+    return np.concatenate(losses)
+
+
+def _context_losses(
+    model: CausalLM, token_ids_BC: np.ndarray, position_ids_BC: np.ndarray, target_ids_B: np.ndarray
+) -> np.ndarray:
+    token_ids = torch.as_tensor(token_ids_BC, device=model.device)
+    losses_B1 = target_losses(
+        model,
+        token_ids,
+        torch.as_tensor(position_ids_BC, device=model.device),
+        None,
+        torch.full((len(token_ids), 1), token_ids.shape[1] - 1, device=model.device),
+        torch.as_tensor(target_ids_B[:, None], device=model.device),
+    )
+    return losses_B1[:, 0].cpu().numpy()
 
 
 def window_losses(
-    model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray, context_length: int, tokens_per_batch: int
+    model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray, context_length: int, batching: Batching
 ) -> np.ndarray:
     """loss(t | exactly the `context_length` tokens before t), one window a target: float32 [T].
 
@@ -98,7 +105,7 @@ def window_losses(
     saw before the edge into the prediction.
     """
     positions_TC = targets_T[:, None] + np.arange(-context_length, 0)
-    return context_losses(model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], tokens_per_batch)
+    return context_losses(model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], batching)
 
 
 def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:

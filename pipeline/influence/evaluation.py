@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.models.memory import GIBIBYTE, is_out_of_memory, peak_bytes
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
@@ -18,7 +20,7 @@ from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import knows_token_ids
 
-Measure = Callable[[CausalLM, Chunk], dict[str, Columns]]
+Measure = Callable[[CausalLM, Chunk, Batching], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
 
 
@@ -59,11 +61,14 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         help="documents a Parquet file; a killed run resumes there",
     )
     add(
-        "--tokens-per-batch",
-        type=positive_int,
-        default=8192,
-        help="tokens a forward pass may hold; bounds memory",
-    )
+        "--memory-budget", type=gibibytes, metavar="GIB",
+        help="GiB that a forward pass may take beyond the model; half of what is free if not given",
+    )  # fmt: skip
+    add(
+        "--tokens-per-batch", type=positive_int,
+        help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
+        " Losses depend on it in their last bits only",
+    )  # fmt: skip
 
 
 def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +85,14 @@ def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the Python files that come with a Hugging Face model; never done unless asked for",
     )
+
+
+def gibibytes(text: str) -> float:
+    """An argparse type: a positive number of GiB, as bytes."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of GiB")
+    return number * GIBIBYTE
 
 
 def evaluate_checkpoints(
@@ -123,7 +136,6 @@ def evaluate_checkpoints(
         "num_documents": len(documents),
         "max_chunks_per_document": arguments.max_chunks_per_document,
         "documents_per_shard": arguments.documents_per_shard,
-        "tokens_per_batch": arguments.tokens_per_batch,
         "dtype": arguments.dtype,
     }
     checkpoints = _named_checkpoints(arguments)
@@ -141,27 +153,47 @@ def evaluate_checkpoints(
             continue
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         _refuse_foreign_tokens(model, data, documents, checkpoint)
+        batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
         work = [(shard, index) for shard in pending for index in shards[shard]]
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{stage} {name}", "document"):
             for chunk in chunks_of(
                 documents, index, arguments.long_context_length, arguments.max_chunks_per_document
             ):
-                append_columns(tables, _measured(measure, model, name, chunk))
+                append_columns(tables, _measured(measure, model, batching, name, chunk))
             if index == shards[shard][-1]:
                 output.write_shard(shard, tables)
                 tables = {}
+        _log_memory(name, model, batching)
     return list(checkpoints)
 
 
-def _measured(measure: Measure, model: CausalLM, name: str, chunk: Chunk) -> dict[str, Columns]:
+def _log_memory(name: str, model: CausalLM, batching: Batching) -> None:
+    logger.info(
+        "%s: %.2f GiB of memory at the peak; batches of up to %d tokens, within a budget of %.2f GiB",
+        name, peak_bytes(model.device) / GIBIBYTE, batching.tokens_per_batch,
+        batching.memory_budget_bytes / GIBIBYTE,
+    )  # fmt: skip
+
+
+def _measured(
+    measure: Measure, model: CausalLM, batching: Batching, name: str, chunk: Chunk
+) -> dict[str, Columns]:
     try:
-        return measure(model, chunk)
+        return measure(model, chunk, batching)
     except NotFiniteLossError as error:
         raise InputError(
             f"model '{name}' gives the token at position {chunk.start + error.target_position} of document"
             f" {chunk.document_id}, or of the document that is its null, a loss of {error.loss}: its weights"
             " are damaged, or --dtype is too coarse for them"
+        ) from error
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        # Batches were halved where memory ran out; what is left is a whole chunk, or a rule's pass over it.
+        raise InputError(
+            f"the memory does not suffice for a chunk of {len(chunk.token_ids_L)} tokens with model '{name}';"
+            " choose a shorter --long-context-length, --dtype bfloat16, or a device with more memory"
         ) from error
 
 

@@ -8,14 +8,15 @@ C context (K + s tokens).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from pipeline.errors import InputError
-from pipeline.influence.context_loss import ContextLengths, context_losses
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import ContextLengths, context_losses, long_context_losses
 from pipeline.influence.leave_one_out import LeftOut, PackedSequence, far_context_only, leave_each_out
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.inspectable_lm import InspectableLM
@@ -38,11 +39,13 @@ class FarContext:
     """All targets after their long contexts, a few targets each."""
     model: CausalLM
     lengths: ContextLengths
-    tokens_per_batch: int
+    batching: Batching
     with_divergence: bool = False
     """Whether the leave-one-out passes measure the divergence too."""
     substitute_ids_L: np.ndarray | None = None
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
+    _known_losses: dict[bytes, np.float32] = field(default_factory=dict, repr=False)
+    """`_set_keys` -> the loss of a set that is likely to be asked for again."""
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -55,7 +58,7 @@ class FarContext:
             leave_each_out(
                 self.model,
                 sequence,
-                self.tokens_per_batch,
+                self.batching,
                 with_divergence=self.with_divergence,
                 substitute_ids_L=self.substitute_ids_L,
             )
@@ -63,9 +66,17 @@ class FarContext:
         ]
         divergences = [part.divergence_TF for part in parts if part.divergence_TF is not None]
         return LeftOut(
+            np.concatenate([part.full_losses_T for part in parts]),
             self._all_targets([part.influence_TF for part in parts]),
             self._all_targets(divergences) if divergences else None,
         )
+
+    @property
+    def long_losses_T(self) -> np.ndarray:
+        """loss(t | long), nats: of the leave-one-out passes, which begin with it, where they were run."""
+        if "_left_out" in self.__dict__ or len(self.sequences) > 1:
+            return self._left_out.full_losses_T
+        return long_context_losses(self.model, self.token_ids_L, self.lengths.targets_T)
 
     @property
     def influence_TF(self) -> np.ndarray:
@@ -109,31 +120,45 @@ class FarContext:
         is_candidate_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
         np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_candidate_TF)
-        sets_NK = np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1)
+        sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
+        losses_N = self._losses_of_sets(target_index_N, sets_NK)
         losses_TF = np.full(is_candidate_TF.shape, np.nan, dtype=np.float32)
-        losses_TF[is_candidate_TF] = self.losses_with(target_index_N, sets_NK)
+        losses_TF[is_candidate_TF] = losses_N
+        # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
+        is_best_N = losses_N == np.nanmin(losses_TF, axis=1)[target_index_N]
+        is_kept_N = is_best_N | (sets_NK.shape[1] == 1)
+        keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
+        self._known_losses.update(zip(keys, losses_N[is_kept_N], strict=True))
         return losses_TF
 
     def losses_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> np.ndarray:
         """loss(t | short and the given far positions), nothing else visible: float32 [N], nats.
 
+        A set is computed once, however often it is asked for: rules often select the same.
+
         Args:
             target_index_N: which target each set is for, from 0.
             positions_NK: far positions of that target, in any order, none twice.
         """
-        token_ids_NC, position_ids_NC = self.gathered(target_index_N, positions_NK)
-        target_ids_N = self.chunk_L[self.lengths.targets_T[target_index_N]]
-        return context_losses(self.model, token_ids_NC, position_ids_NC, target_ids_N, self.tokens_per_batch)
+        sets_NK = np.sort(positions_NK, axis=1)
+        keys = _set_keys(target_index_N, sets_NK)
+        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._known_losses}
+        if row_of_unknown:
+            rows = list(row_of_unknown.values())
+            losses = self._losses_of_sets(target_index_N[rows], sets_NK[rows])
+            self._known_losses.update(zip(row_of_unknown, losses, strict=True))
+        return np.array([self._known_losses[key] for key in keys], dtype=np.float32)
 
-    def gathered(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and position IDs, ascending, of short contexts and the given far positions: two [N, C]."""
-        short_NC = self.lengths.targets_T[target_index_N, None] + np.arange(
-            -self.lengths.short_context_length, 0
-        )
-        far_NK = np.sort(positions_NK, axis=1)
-        return (
-            np.concatenate([self.token_ids_L[far_NK], self.chunk_L[short_NC]], axis=1),
-            np.concatenate([far_NK, short_NC], axis=1),
+    def _losses_of_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> np.ndarray:
+        """`losses_with` of sets in ascending order, each computed."""
+        targets_N1 = self.lengths.targets_T[target_index_N, None]
+        short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
+        return context_losses(
+            self.model,
+            np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1),
+            np.concatenate([sets_NK, short_NC], axis=1),
+            self.chunk_L[targets_N1[:, 0]],
+            self.batching,
         )
 
     def _inspectable(self, rule: str) -> InspectableLM:
@@ -168,3 +193,8 @@ class FarContext:
         return np.concatenate(
             [np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan) for part in parts]
         )
+
+
+def _set_keys(target_index_N: np.ndarray, sets_NK: np.ndarray) -> list[bytes]:
+    """A key for each target and set of positions in ascending order; its length tells how many they are."""
+    return [row.tobytes() for row in np.column_stack([target_index_N, sets_NK]).astype(np.int64)]

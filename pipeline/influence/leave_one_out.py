@@ -20,9 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.models.causal_lm import CausalLM, Prefix, target_losses
-from pipeline.models.divergence import losses_and_divergences, target_log_probs
+from pipeline.models.causal_lm import (
+    CausalLM,
+    Prefix,
+    losses_of_hidden_states,
+    refuse_not_finite,
+    target_losses,
+)
+from pipeline.models.divergence import log_probs, losses_and_divergences
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,8 @@ def _null_context(
 class LeftOut:
     """What leaving out each far-context token does to each target. NaN beyond a target's own far context."""
 
+    full_losses_T: np.ndarray
+    """loss(t | long), nothing left out: float32, nats."""
     influence_TF: np.ndarray
     """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
     divergence_TF: np.ndarray | None
@@ -104,56 +113,46 @@ class LeftOut:
 def leave_each_out(
     model: CausalLM,
     sequence: PackedSequence,
-    tokens_per_batch: int,
+    batching: Batching,
     *,
     with_divergence: bool = False,
     substitute_ids_L: np.ndarray | None = None,
 ) -> LeftOut:
     """Leave out every far-context token in turn; F is the far context of the last target.
 
-    Rows before a removed one are as they were, so they are read once and shared: a removal costs the rows
-    after it, about half the sequence on average.
+    Rows before a removed one are as they were, so they are read once, by the pass that leaves nothing out,
+    and shared: a removal costs the rows after it, about half the sequence on average.
 
     Args:
-        tokens_per_batch: how many tokens one forward pass may hold.
         with_divergence: measure the divergence too, in the same passes.
         substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
     """
-    num_far = int(sequence.num_far_tokens_T[-1])
-    full_losses_T, reference_TV = _full_prediction(model, sequence, with_divergence)
-    far_tokens_1F = torch.as_tensor(sequence.token_ids_S[None, :num_far], device=model.device)
-    far_prefix = model.read(far_tokens_1F, torch.arange(num_far, device=model.device)[None], None)
-    losses, divergences = [], []
-    for start, batch in _batches(sequence, tokens_per_batch, substitute_ids_L):
-        prefix = far_prefix.first(start) if start else None
-        losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
-        losses.append(losses_RT - full_losses_T)
-        if divergences_RT is not None:
-            divergences.append(divergences_RT)
-    num_far_T = sequence.num_far_tokens_T
-    return LeftOut(
-        far_context_only(np.concatenate(losses).T, num_far_T),
-        far_context_only(np.concatenate(divergences).T, num_far_T) if divergences else None,
-    )
-
-
-def _batches(
-    sequence: PackedSequence, tokens_per_batch: int, substitute_ids_L: np.ndarray | None
-) -> Iterator[tuple[int, "_Batch"]]:
-    """(start, batch) until every far-context token was left out; a batch runs the rows from `start` on."""
-    num_rows, num_far, start = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1]), 0
+    num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
+    full_losses_T, reference_TV, all_rows = _nothing_left_out(model, sequence, with_divergence)
+    losses: list[np.ndarray] = []
+    divergences: list[np.ndarray] = []
+    start = 0
     while start < num_far:
         num_run = num_rows - start - (substitute_ids_L is None)
         # A quarter as many removals as rows keeps the rows run in vain, those between `start` and the
         # removed one, to an eighth.
-        num_removals = max(1, min(tokens_per_batch, num_run**2 // 4) // num_run)
+        num_removals = max(1, min(batching.num_sequences(model, num_run, start), num_run // 4))
         rows_R = np.arange(start, min(start + num_removals, num_far))
-        if substitute_ids_L is None:
-            yield start, _without(sequence, rows_R)
-        else:
-            yield start, _substituted(sequence, rows_R, substitute_ids_L)
-        start += len(rows_R)
+        with batching.halved_where_memory_runs_out(len(rows_R), num_run):
+            batch = _left_out(sequence, rows_R, substitute_ids_L)
+            prefix = all_rows.first(start) if start else None
+            losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
+            losses.append(losses_RT - full_losses_T)
+            if divergences_RT is not None:
+                divergences.append(divergences_RT)
+            start += len(rows_R)
+    num_far_T = sequence.num_far_tokens_T
+    return LeftOut(
+        full_losses_T,
+        far_context_only(np.concatenate(losses).T, num_far_T),
+        far_context_only(np.concatenate(divergences).T, num_far_T) if divergences else None,
+    )
 
 
 def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
@@ -167,26 +166,33 @@ class _Batch:
 
     token_ids_BS: np.ndarray
     position_ids_BS: np.ndarray
-    visible_SK: np.ndarray | None
+    visible_SS: np.ndarray | None
+    """Among the rows to run; of the prefix every row sees all."""
     query_rows_BT: np.ndarray
 
 
-def _full_prediction(
+def _nothing_left_out(
     model: CausalLM, sequence: PackedSequence, with_divergence: bool
-) -> tuple[np.ndarray, torch.Tensor | None]:
-    """The targets' losses with nothing left out, [T], and ln p of the whole vocabulary, [T, V], if asked."""
+) -> tuple[np.ndarray, torch.Tensor | None, Prefix]:
+    """The targets' losses, [T], ln p of the vocabulary, [T, V], if asked for, and all rows as a prefix."""
     everything = _Batch(
         sequence.token_ids_S[None],
         sequence.position_ids_S[None],
         sequence.visible_SS,
         sequence.query_rows_T[None],
     )
-    if not with_divergence:
-        losses_1T, _ = _measure(model, everything, sequence.target_ids_T, None, None)
-        return losses_1T[0], None
-    reference_TV = target_log_probs(model, *_on_device(model, everything))
-    target_ids_T1 = torch.as_tensor(sequence.target_ids_T[:, None], device=model.device)
-    return -reference_TV.gather(1, target_ids_T1)[:, 0].cpu().numpy(), reference_TV
+    inputs = _on_device(model, everything)
+    hidden_1TD, all_rows = model.read(*inputs)
+    target_ids_1T = torch.as_tensor(sequence.target_ids_T[None], device=model.device)
+    losses_1T = losses_of_hidden_states(model, hidden_1TD, target_ids_1T)
+    refuse_not_finite(losses_1T, inputs[1], inputs[3])
+    return losses_1T[0].cpu().numpy(), log_probs(model, hidden_1TD[0]) if with_divergence else None, all_rows
+
+
+def _left_out(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray | None) -> _Batch:
+    if substitute_ids_L is None:
+        return _without(sequence, rows_R)
+    return _substituted(sequence, rows_R, substitute_ids_L)
 
 
 def _without(sequence: PackedSequence, removed_R: np.ndarray) -> _Batch:
@@ -199,12 +205,13 @@ def _without(sequence: PackedSequence, removed_R: np.ndarray) -> _Batch:
     rows_1S = np.arange(start, len(sequence.token_ids_S) - 1)[None]
     kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
     queries_1T = sequence.query_rows_T[None]
-    # Which far row is gone makes no difference to who sees whom among the rows that stay, save for targets
-    # whose far context it is not in, and those entries are blanked: one mask for all removals.
+    # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
+    # all before `start`, save for targets whose far context the removed row is not in, and those entries are
+    # blanked: one mask for all removals, and no mask for the prefix.
     return _Batch(
         sequence.token_ids_S[kept_RS],
         sequence.position_ids_S[kept_RS],
-        None if sequence.visible_SS is None else sequence.visible_SS[1 + start :, 1:],
+        None if sequence.visible_SS is None else sequence.visible_SS[1 + start :, 1 + start :],
         (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0),
     )
 
@@ -217,7 +224,7 @@ def _substituted(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L:
     return _Batch(
         token_ids_RS,
         sequence.position_ids_S[None, start:],
-        None if sequence.visible_SS is None else sequence.visible_SS[start:],
+        None if sequence.visible_SS is None else sequence.visible_SS[start:, start:],
         # A query row before `start` does not see what was replaced; its entry is blanked.
         np.tile((sequence.query_rows_T - start).clip(min=0), (len(rows_R), 1)),
     )
@@ -242,10 +249,9 @@ def _measure(
 def _on_device(
     model: CausalLM, batch: _Batch
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    visible_SK = batch.visible_SK
     return (
         torch.as_tensor(batch.token_ids_BS, device=model.device),
         torch.as_tensor(batch.position_ids_BS, device=model.device),
-        None if visible_SK is None else torch.as_tensor(visible_SK, device=model.device)[None],
+        None if batch.visible_SS is None else torch.as_tensor(batch.visible_SS, device=model.device)[None],
         torch.as_tensor(batch.query_rows_BT, device=model.device),
     )

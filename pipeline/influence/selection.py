@@ -1,13 +1,14 @@
 """From far contexts to selections to sparse-context losses, for a chunk's own far context and for its null.
 
-Shapes: L chunk, T targets, K largest k.
+Shapes: L chunk, T targets, K largest k, J studied values of k, N rules times targets.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.influence.context_loss import ContextLengths, context_losses
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.leave_one_out import null_contexts, own_context
 from pipeline.influence.rules import find_rule
@@ -21,7 +22,7 @@ def far_contexts(
     chunk_L: np.ndarray,
     null_chunk_L: np.ndarray,
     lengths: ContextLengths,
-    tokens_per_batch: int,
+    batching: Batching,
     *,
     with_divergence: bool = False,
     substitute_ids_L: np.ndarray | None = None,
@@ -36,7 +37,7 @@ def far_contexts(
     }
     return [
         FarContext(
-            name, token_ids_L, chunk_L, sequences, model, lengths, tokens_per_batch,
+            name, token_ids_L, chunk_L, sequences, model, lengths, batching,
             with_divergence, substitute_ids_L,
         )
         for name, (token_ids_L, sequences) in of_name.items()
@@ -54,30 +55,19 @@ def selected_positions(
 
 
 def sparse_context_losses(
-    model: CausalLM,
-    chunk_L: np.ndarray,
-    selections: Mapping[tuple[str, str], tuple[FarContext, np.ndarray]],
-    k: int,
-    lengths: ContextLengths,
-    tokens_per_batch: int,
-) -> dict[tuple[str, str], np.ndarray]:
-    """loss(t | short context and S_k), for every selection at once: key -> float32 [T], nats.
+    far_context: FarContext, positions_of_rule: Mapping[str, np.ndarray], studied_k: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """loss(t | short context and S_k) for the selection of every rule: rule -> float32 [T, J], nats.
 
     Args:
-        chunk_L: the chunk, which the short contexts and the targets come from.
-        selections: key -> far context and the positions selected in it, [T, K], K >= k.
-        k: how many of them are added to the short context.
+        far_context: which the positions were selected in.
+        positions_of_rule: rule -> [T, K], most influential first.
+        studied_k: J numbers of tokens added to the short context, at most K.
     """
-    every_target_T = np.arange(lengths.targets_per_chunk)
-    gathered = [
-        far_context.gathered(every_target_T, positions_TK[:, :k])
-        for far_context, positions_TK in selections.values()
-    ]
-    losses = context_losses(
-        model,
-        np.concatenate([token_ids for token_ids, _ in gathered]),
-        np.concatenate([position_ids for _, position_ids in gathered]),
-        np.tile(chunk_L[lengths.targets_T], len(selections)),
-        tokens_per_batch,
+    num_targets = far_context.lengths.targets_per_chunk
+    target_index_N = np.tile(np.arange(num_targets), len(positions_of_rule))
+    every_rule_NK = np.concatenate(list(positions_of_rule.values()))
+    losses_NJ = np.stack(
+        [far_context.losses_with(target_index_N, every_rule_NK[:, :k]) for k in studied_k], 1
     )
-    return dict(zip(selections, np.split(losses, len(selections)), strict=True))
+    return dict(zip(positions_of_rule, np.split(losses_NJ, len(positions_of_rule)), strict=True))

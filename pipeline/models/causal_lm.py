@@ -1,7 +1,7 @@
 """The one interface through which measuring code sees a language model.
 
-Shapes: B batch, S rows of a sequence, P rows of a prefix, K = P + S rows to look at, D width, V vocabulary,
-T query rows, N any number of rows.
+Shapes: B batch, S rows of a sequence, P rows of a prefix, D width, V vocabulary, T query rows, N any number
+of rows.
 """
 
 from dataclasses import dataclass
@@ -57,15 +57,19 @@ class CausalLM(Protocol):
         """Where inputs must lie."""
 
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> Prefix:
-        """Read one sequence and keep what later rows need of it. Arguments as in `hidden_states`."""
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """`hidden_states` of one sequence, and what later rows need of it to read on."""
 
     def hidden_states(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
@@ -74,36 +78,35 @@ class CausalLM(Protocol):
         Args:
             token_ids_BS: int64.
             position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by.
-            visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k,
-                the rows of the prefix counted first. None: a row sees the prefix and the rows up to itself.
+            visible_BSS: bool, [B, S, S] or [1, S, S]; entry [b, q, k] is whether row q may look at row k.
+                None: a row sees the rows up to itself.
             query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
                 wanted. None: all rows.
-            prefix: rows already read, seen by every sequence of the batch.
+            prefix: rows already read, all of them seen by every row of the batch.
         """
+
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states: [N, V]."""
 
 
-def causal_visibility(num_past_rows: int, num_rows: int, device: torch.device) -> torch.Tensor:
-    """Each new row sees all past rows and the new ones up to itself: bool [1, S, K]."""
-    everything = torch.ones(1, num_rows, num_past_rows + num_rows, dtype=torch.bool, device=device)
-    return everything.tril(num_past_rows)
+def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
+    """Each row sees the rows up to itself: bool [1, S, S]."""
+    return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
 
 
 def target_losses(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
     position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None,
+    visible_BSS: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
     prefix: Prefix | None = None,
 ) -> torch.Tensor:
     """-ln p of target tokens, each predicted from one row of its sequence: float32 [B, T], nats.
-
-    The vocabulary projection runs at the T query rows only. Log-sum-exp minus the target's logit is the
-    loss; taking the softmax first would lose it to rounding where the model is sure.
 
     Args:
         query_rows_BT: int64; the row whose output predicts the target. The caller owns the shift by one.
@@ -112,7 +115,20 @@ def target_losses(
     Raises:
         NotFiniteLossError: a loss is not a finite number; means and rankings would hide it.
     """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
+    losses_BT = losses_of_hidden_states(model, hidden_BTD, target_ids_BT)
+    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
+    return losses_BT
+
+
+def losses_of_hidden_states(
+    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor
+) -> torch.Tensor:
+    """-ln p of target tokens from the states that predict them: float32 [B, T], nats.
+
+    The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
+    is the loss; taking the softmax first would lose it to rounding where the model is sure.
+    """
     rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
     blocks = zip(
         hidden_BTD.flatten(0, 1).split(rows_per_block),
@@ -123,9 +139,7 @@ def target_losses(
     for hidden_ND, target_ids_N in blocks:
         logits_NV = model.logits(hidden_ND).float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
-    losses_BT = torch.cat(losses).reshape(target_ids_BT.shape)
-    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
-    return losses_BT
+    return torch.cat(losses).reshape(target_ids_BT.shape)
 
 
 def refuse_not_finite(

@@ -1,6 +1,6 @@
 """How far predictions move from a reference, as whole distributions.
 
-Shapes: B batch, S rows, K prefix and rows, T query rows, V vocabulary, D width, N any number of rows.
+Shapes: B batch, S rows, T query rows, V vocabulary, D width, N any number of rows.
 """
 
 import torch
@@ -12,7 +12,7 @@ def losses_and_divergences(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
     position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None,
+    visible_BSS: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
     reference_log_probs_TV: torch.Tensor,
@@ -24,12 +24,12 @@ def losses_and_divergences(
     target. Distributions are compared block by block, so there is no [B, T, V] tensor.
 
     Args:
-        reference_log_probs_TV: of `target_log_probs`; what target t's prediction is compared with.
+        reference_log_probs_TV: of `log_probs`; what target t's prediction is compared with.
 
     Raises:
         NotFiniteLossError: as `target_losses`.
     """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
     target_index_BT = torch.arange(target_ids_BT.shape[1], device=target_ids_BT.device).expand_as(
         target_ids_BT
     )
@@ -42,7 +42,7 @@ def losses_and_divergences(
     )
     losses, divergences = [], []
     for hidden_ND, target_ids_N, target_index_N in blocks:
-        log_probs_NV = _log_probs(model, hidden_ND)
+        log_probs_NV = log_probs(model, hidden_ND)
         reference_NV = reference_log_probs_TV[target_index_N]
         losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
         divergences.append((reference_NV.exp() * (reference_NV - log_probs_NV)).sum(-1))
@@ -52,19 +52,7 @@ def losses_and_divergences(
     return losses_BT, torch.cat(divergences).reshape(shape)
 
 
-def target_log_probs(
-    model: CausalLM,
-    token_ids_1S: torch.Tensor,
-    position_ids_1S: torch.Tensor,
-    visible_1SS: torch.Tensor | None,
-    query_rows_1T: torch.Tensor,
-) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary, predicted from T rows of one sequence: float32 [T, V]."""
-    return _log_probs(
-        model, model.hidden_states(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T)[0]
-    )
-
-
-def _log_probs(model: CausalLM, hidden_ND: torch.Tensor) -> torch.Tensor:
+def log_probs(model: CausalLM, hidden_ND: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the whole vocabulary, from the states that predict: float32 [N, V]."""
     logits_NV = model.logits(hidden_ND).float()
     return logits_NV - logits_NV.logsumexp(-1, keepdim=True)

@@ -4,7 +4,7 @@ The model's own code runs; what is ours is what it is told: position IDs, a mask
 shared prefix. Families differ in more ways than a reader can check, so a model that is loaded must show on a
 few tokens that it obeys (`obedience.py`), or it is refused.
 
-Shapes: B batch, S rows, K prefix and rows, T query rows, D width, G key-value heads, E head width,
+Shapes: B batch, S rows, P rows of a prefix, T query rows, D width, G key-value heads, E head width,
 V vocabulary, N any number of rows.
 """
 
@@ -79,57 +79,70 @@ class HuggingFaceCausalLM:
 
     @torch.inference_mode()
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> Prefix:
-        """Keys and values of one sequence."""
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """`hidden_states` of one sequence, and its keys and values."""
         cache = _PassCache(None)
-        self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
-        return cache.read_rows()
+        hidden_1SD = self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
+        return _rows_of(hidden_1SD, query_rows_1T), cache.read_rows()
 
     @torch.inference_mode()
     def hidden_states(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
         hidden_BSD = self._run(
-            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else _PassCache(prefix)
+            token_ids_BS, position_ids_BS, visible_BSS, None if prefix is None else _PassCache(prefix)
         )
-        if query_rows_BT is None:
-            return hidden_BSD
-        rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
-        return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+        return _rows_of(hidden_BSD, query_rows_BT)
+
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """Memory of a pass for each sequence of its batch, from above: what one layer holds at once."""
+        config, itemsize = self._config, self._model.dtype.itemsize
+        width = config.hidden_size
+        hidden_width = getattr(config, "intermediate_size", None) or 4 * width
+        num_seen = num_prefix_rows + num_rows
+        values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
+        # Attention written out holds the scores twice in float32; fused attention holds none.
+        is_written_out = config._attn_implementation == "eager"
+        scores = config.num_attention_heads * num_rows * num_seen if is_written_out else 0
+        return itemsize * values + 8 * scores
 
     def _run(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         cache: _PassCache | None,
     ) -> torch.Tensor:
-        num_past = 0 if cache is None else cache.get_seq_length()
-        if visible_BSK is None:
+        if visible_BSS is None:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
-            visible_BSK = causal_visibility(num_past, token_ids_BS.shape[1], token_ids_BS.device)
+            visible_BSS = causal_visibility(token_ids_BS.shape[1], token_ids_BS.device)
         output = self._model.base_model(
             input_ids=token_ids_BS,
             position_ids=position_ids_BS.expand(token_ids_BS.shape),
-            attention_mask=self._added_to_scores(visible_BSK),
+            attention_mask=self._added_to_scores(visible_BSS, 0 if cache is None else cache.get_seq_length()),
             past_key_values=cache,
             use_cache=cache is not None,
             return_dict=True,
         )
         return output.last_hidden_state.to(self.device)
 
-    def _added_to_scores(self, visible_BSK: torch.Tensor) -> torch.Tensor:
-        """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, K]."""
-        mask_BSK = torch.zeros(visible_BSK.shape, dtype=self._model.dtype, device=visible_BSK.device)
-        return mask_BSK.masked_fill_(~visible_BSK, torch.finfo(mask_BSK.dtype).min)[:, None]
+    def _added_to_scores(self, visible_BSS: torch.Tensor, num_past: int) -> torch.Tensor:
+        """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
+        mask_BSS = torch.zeros(visible_BSS.shape, dtype=self._model.dtype, device=visible_BSS.device)
+        mask_BSS.masked_fill_(~visible_BSS, torch.finfo(mask_BSS.dtype).min)
+        return torch.nn.functional.pad(mask_BSS, (num_past, 0))[:, None]
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -225,6 +238,13 @@ def _load(
             " others are left out"
         )
     return model
+
+
+def _rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
+    if query_rows_BT is None:
+        return hidden_BSD
+    rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
+    return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
 
 
 def _reason(error: Exception) -> str:

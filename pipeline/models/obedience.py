@@ -60,13 +60,13 @@ def _broken_promises(
     if _differ(full_SV, stock_SV):
         yield "its logits are not its output embedding of its last hidden states, scaled in a known way"
     is_kept_S = (rows_S < num_rows // 4) | (rows_S >= num_rows // 2)
-    visible_SS = causal_visibility(0, num_rows, device)[0] & is_kept_S
+    visible_SS = causal_visibility(num_rows, device)[0] & is_kept_S
     hidden_SV = _logits(lm, token_ids_1S, rows_S, visible_SS[None])
     left_out_SV = _logits(lm, token_ids_1S[:, is_kept_S], rows_S[is_kept_S], None)
     if _differ(left_out_SV, hidden_SV[is_kept_S]):
         yield "tokens left out at kept position IDs are not the same to it as tokens hidden by a mask"
     half = num_rows // 2
-    prefix = lm.read(token_ids_1S, rows_S[None], None).first(half)
+    prefix = lm.read(token_ids_1S, rows_S[None], None, None)[1].first(half)
     if _differ(_logits(lm, token_ids_1S[:, half:], rows_S[half:], None, prefix), full_SV[half:]):
         yield "it does not read on from a shared prefix as from the tokens themselves"
 
@@ -75,10 +75,10 @@ def _logits(
     lm: CausalLM,
     token_ids_1S: torch.Tensor,
     position_ids_S: torch.Tensor,
-    visible_1SK: torch.Tensor | None,
+    visible_1SS: torch.Tensor | None,
     prefix: Prefix | None = None,
 ) -> torch.Tensor:
-    return lm.logits(lm.hidden_states(token_ids_1S, position_ids_S[None], visible_1SK, None, prefix)[0])
+    return lm.logits(lm.hidden_states(token_ids_1S, position_ids_S[None], visible_1SS, None, prefix)[0])
 
 
 def _differ(logits_SV: torch.Tensor, expected_SV: torch.Tensor) -> bool:

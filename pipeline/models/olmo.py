@@ -1,6 +1,6 @@
 """ai2-olmo checkpoints behind the `CausalLM` interface.
 
-Shapes: B batch, S rows, K prefix and rows, T query rows, D width, V vocabulary, N any number of rows.
+Shapes: B batch, S rows, T query rows, D width, V vocabulary, N any number of rows.
 """
 
 import math
@@ -42,40 +42,54 @@ class OLMoCausalLM:
 
     @torch.inference_mode()
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None
-    ) -> Prefix:
-        """Keys and values of one sequence."""
-        return Prefix(self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None)[1])
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """`hidden_states` of one sequence, and its keys and values."""
+        hidden, keys_and_values = self._run_blocks(
+            token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, None
+        )
+        return self._model.transformer.ln_f(hidden), Prefix(keys_and_values)
 
     @torch.inference_mode()
     def hidden_states(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
-        hidden, _ = self._run_blocks(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+        hidden, _ = self._run_blocks(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
         return self._model.transformer.ln_f(hidden)
+
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """Memory of a pass for each sequence of its batch, from above: what one block holds at once."""
+        config, itemsize = self._model.config, self._model.transformer.wte.weight.element_size()
+        width, hidden_width = config.d_model, config.mlp_hidden_size or config.mlp_ratio * config.d_model
+        # The stream and its norm; queries, keys and values, rotated in float32, or the feed-forward layer.
+        values_per_row = 3 * width + max(6 * width + 16 * width // itemsize, 2 * hidden_width)
+        copied_values = 0 if self.device.type == "cpu" else 2 * width * (num_prefix_rows + num_rows)
+        return itemsize * (num_rows * values_per_row + copied_values)
 
     def _run_blocks(
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
+        visible_BSS: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
         transformer, blocks = self._model.transformer, blocks_of(self._model)
-        if visible_BSK is None and prefix is not None:
-            visible_BSK = causal_visibility(prefix.num_rows, token_ids_BS.shape[1], token_ids_BS.device)
         rows = Rows(
             self._table,
             *self._table.at(position_ids_BS),
-            None if visible_BSK is None else visible_BSK[:, None],
+            None if visible_BSS is None else visible_BSS[:, None],
             watch,
         )
         hidden = transformer.wte(token_ids_BS)
@@ -100,7 +114,7 @@ class OLMoCausalLM:
     ) -> torch.Tensor:
         """Attention of each query row to each row, mean over layers and heads: float32 [T, S]."""
         if visible_1SS is None:
-            visible_1SS = causal_visibility(0, token_ids_1S.shape[1], token_ids_1S.device)
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
         watch = WatchedAttention(visible_1SS, query_rows_T)
         self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None, watch)
         return watch.mean_mass()
@@ -116,7 +130,7 @@ class OLMoCausalLM:
     ) -> torch.Tensor:
         """Derivative of each target's loss by the gate of each row, at gate 1: float32 [T, S], nats."""
         if visible_1SS is None:
-            visible_1SS = causal_visibility(0, token_ids_1S.shape[1], token_ids_1S.device)
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
         # A gate multiplies exp(score), so its logarithm is added to the score; at gate 1 the derivative by
         # the one is that by the other.
         log_gates_S = torch.zeros(

@@ -4,8 +4,7 @@ The arithmetic is `olmo.model.OLMoSequentialBlock`'s, whose own cache cannot ser
 every sequence, unrotated, and rotates it anew by row number. Keys are kept rotated, as a token's ID never
 changes. With no prefix, and at every row, the result equals stock OLMo's bit for bit (a test).
 
-Shapes: B batch, S rows, P prefix rows, K = P + S, T query rows, D width, H heads, G key-value heads,
-E head width.
+Shapes: B batch, S rows, P prefix rows, T query rows, D width, H heads, G key-value heads, E head width.
 """
 
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from olmo.model import OLMoSequentialBlock
-from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.models.causal_lm import KeysAndValues
+from pipeline.models.prefix_attention import attend
 from pipeline.models.rope import RotaryTable
 
 
@@ -26,10 +25,10 @@ class Rows:
     table: RotaryTable
     sine_B1SE: torch.Tensor
     cosine_B1SE: torch.Tensor
-    visible_B1SK: torch.Tensor | None
-    """None: a row sees those up to itself, and there is no prefix. A float tensor is added to the scores."""
+    visible_B1SS: torch.Tensor | None
+    """None: a row sees those up to itself. A float tensor is added to the scores."""
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
-    """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, K, E], to look at only."""
+    """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, S, E], to look at only."""
 
 
 def run_block(
@@ -51,7 +50,7 @@ def run_block(
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
-    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
+    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SS
     if query_rows_BT is not None:
         query, hidden_BSD = _take_rows(query, query_rows_BT), _take_rows(hidden_BSD, query_rows_BT)
         query_sine, query_cosine = _take_rows(sine, query_rows_BT), _take_rows(cosine, query_rows_BT)
@@ -63,11 +62,10 @@ def run_block(
     query = rows.table.rotate(_heads(query, config.n_heads), query_sine, query_cosine)
     key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), sine, cosine)
     value = _heads(value, config.effective_n_kv_heads)
-    all_keys, all_values = _with_past(key, value, past)
     if rows.watch is not None:
-        rows.watch(query, all_keys)
-    attended_BSD = _attend(query, all_keys, all_values, visible)
-    attended_BSD = block.attn_out(attended_BSD)
+        rows.watch(query, key)
+    attended_BHSE = attend(query, key, value, past, visible)
+    attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     return hidden_BSD + _feed_forward(block, hidden_BSD), (key, value)
 
@@ -78,29 +76,9 @@ def _feed_forward(block: OLMoSequentialBlock, hidden_BSD: torch.Tensor) -> torch
     return block.ff_norm(output) if block.config.norm_after else output
 
 
-def _attend(
-    query_BHSE: torch.Tensor, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor, visible: torch.Tensor | None
-) -> torch.Tensor:
-    num_groups = query_BHSE.shape[1] // key_BGKE.shape[1]
-    if num_groups > 1:
-        key_BGKE = key_BGKE.repeat_interleave(num_groups, dim=1)
-        value_BGKE = value_BGKE.repeat_interleave(num_groups, dim=1)
-    attended = scaled_dot_product_attention(
-        query_BHSE, key_BGKE, value_BGKE, attn_mask=visible, is_causal=visible is None
-    )
-    return attended.transpose(1, 2).flatten(2)
-
-
 def _heads(rows_BSD: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[B, S, D] -> [B, H, S, E]."""
     return rows_BSD.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def _with_past(key: torch.Tensor, value: torch.Tensor, past: KeysAndValues | None) -> KeysAndValues:
-    if past is None:
-        return key, value
-    past_key, past_value = (part.expand(key.shape[0], -1, -1, -1) for part in past)
-    return torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
 
 
 def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
@@ -113,10 +91,10 @@ def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _visible_from(
-    visible_B1SK: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
+    visible_B1SS: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
 ) -> torch.Tensor:
-    """Whom the query rows see, [B, 1, T, K]."""
-    if visible_B1SK is None:
-        keys_K = torch.arange(num_rows, device=query_rows_BT.device)
-        return (keys_K <= query_rows_BT[..., None])[:, None]
-    return _take_rows(visible_B1SK, query_rows_BT)
+    """Whom the query rows see, [B, 1, T, S]."""
+    if visible_B1SS is None:
+        rows_S = torch.arange(num_rows, device=query_rows_BT.device)
+        return (rows_S <= query_rows_BT[..., None])[:, None]
+    return _take_rows(visible_B1SS, query_rows_BT)

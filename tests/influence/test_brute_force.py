@@ -13,6 +13,7 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.causal_lm import CausalLM
@@ -85,7 +86,7 @@ def _far_tokens(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -
 
 def test_short_and_long_losses(stock: Stock, lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> None:
     own = chunks[0]
-    short = window_losses(lm, own, LENGTHS.targets_T, S, tokens_per_batch=9)
+    short = window_losses(lm, own, LENGTHS.targets_T, S, Batching(9))
     long = long_context_losses(lm, own, LENGTHS.targets_T)
     for index, target in enumerate(TARGETS):
         assert short[index] == pytest.approx(
@@ -96,7 +97,7 @@ def test_short_and_long_losses(stock: Stock, lm: CausalLM, chunks: tuple[np.ndar
 
 @pytest.fixture(scope="module")
 def contexts(lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
-    return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, tokens_per_batch=100)}
+    return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, Batching(100))}
 
 
 @pytest.fixture(scope="module")
@@ -138,20 +139,21 @@ def test_selection_takes_the_largest_naive_influences(
 
 @pytest.mark.parametrize("k", [1, 3, MAX_K])
 def test_every_sparse_context_loss(
-    stock: Stock, lm: CausalLM, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
+    stock: Stock, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
 ) -> None:
-    selections = {
-        (rule, name): (context, selected_positions(context, rule, LENGTHS, MAX_K, seed=[0]))
-        for rule in ("leave_one_out", "random", "nearest")
-        for name, context in contexts.items()
-    }
-    losses = sparse_context_losses(lm, chunks[0], selections, k, LENGTHS, tokens_per_batch=50)
-    assert losses.keys() == selections.keys()
-    for (rule, name), (_, positions) in selections.items():
-        for index, target in enumerate(TARGETS):
-            seen = [*positions[index, :k].tolist(), *range(target - S, target)]
-            naive = _naive_loss(stock, _far_tokens(name, chunks, target), target, seen)
-            assert losses[rule, name][index] == pytest.approx(naive, abs=TOLERANCE), (rule, name, target)
+    for name, context in contexts.items():
+        selections = {
+            rule: selected_positions(context, rule, LENGTHS, MAX_K, seed=[0])
+            for rule in ("leave_one_out", "random", "nearest")
+        }
+        losses = sparse_context_losses(context, selections, [k])
+        assert losses.keys() == selections.keys()
+        for rule, positions in selections.items():
+            assert losses[rule].shape == (M, 1)
+            for index, target in enumerate(TARGETS):
+                seen = [*positions[index, :k].tolist(), *range(target - S, target)]
+                naive = _naive_loss(stock, _far_tokens(name, chunks, target), target, seen)
+                assert losses[rule][index, 0] == pytest.approx(naive, abs=TOLERANCE), (rule, name, target)
 
 
 def test_a_wide_target_block_reaches_into_its_own_far_context(
@@ -160,7 +162,7 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     own = chunks[0]
-    (context, _) = far_contexts(lm, *chunks, lengths, tokens_per_batch=100)
+    (context, _) = far_contexts(lm, *chunks, lengths, Batching(100))
     first = L - 12
     everything = _naive_loss(stock, own, first, range(first))
     for left_out in range(first - 2):

@@ -8,6 +8,7 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import (
     ContextLengths,
     context_losses,
@@ -55,14 +56,14 @@ def test_short_context_must_leave_a_far_context(short: int, long: int, targets: 
 def test_windows_hold_exactly_the_tokens_before_the_target() -> None:
     seen = _SeenTokens()
     chunk = np.array([10, 11, 12, 13, 14, 15, 16, 17])
-    window_losses(seen, chunk, np.array([5, 7]), 3, tokens_per_batch=6)
+    window_losses(seen, chunk, np.array([5, 7]), 3, Batching(6))
     assert seen.batches == [([[12, 13, 14], [14, 15, 16]], [[2, 3, 4], [4, 5, 6]])]
 
 
 def test_batches_hold_no_more_tokens_than_asked() -> None:
     seen = _SeenTokens()
     chunk = np.arange(8)
-    window_losses(seen, chunk, np.array([5, 6, 7]), 3, tokens_per_batch=8)
+    window_losses(seen, chunk, np.array([5, 6, 7]), 3, Batching(8))
     assert [len(tokens) for tokens, _ in seen.batches] == [2, 1]
 
 
@@ -76,9 +77,11 @@ def test_the_row_before_the_target_predicts_it() -> None:
         100,
         100,
     ]
-    assert window_losses(_SeenTokens(), chunk, np.array([3, 4]), 2, 100).tolist() == [0, 100]
+    assert window_losses(_SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
     contexts = np.array([[1, 2], [2, 1]])
-    losses = context_losses(_SeenTokens(), contexts, np.array([[0, 4], [0, 4]]), np.array([2, 2]), 100)
+    losses = context_losses(
+        _SeenTokens(), contexts, np.array([[0, 4], [0, 4]]), np.array([2, 2]), Batching(100)
+    )
     assert losses.tolist() == [0, 100]
 
 
@@ -87,10 +90,10 @@ def test_short_context_is_exact_and_long_is_not_short(make_olmo: Callable[..., O
     chunk, target = generator.integers(0, 48, 64), np.array([60])
     other_before = np.concatenate([generator.integers(0, 48, 60 - 16), chunk[60 - 16 :]])
     assert (other_before[: 60 - 16] != chunk[: 60 - 16]).any()
-    short = [window_losses(lm, tokens, target, 16, 1000) for tokens in (chunk, other_before)]
+    short = [window_losses(lm, tokens, target, 16, Batching(1000)) for tokens in (chunk, other_before)]
     long = [long_context_losses(lm, tokens, target) for tokens in (chunk, other_before)]
     assert short[0] == short[1]
     assert abs(long[0] - long[1]) > 1e-3
     one_inside = chunk.copy()
     one_inside[60 - 16] += 1  # the window's first token counts
-    assert abs(window_losses(lm, one_inside, target, 16, 1000) - short[0]) > 1e-6
+    assert abs(window_losses(lm, one_inside, target, 16, Batching(1000)) - short[0]) > 1e-6

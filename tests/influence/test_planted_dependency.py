@@ -7,6 +7,7 @@ import pytest
 import torch
 from olmo.model import OLMo
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.selection import (
@@ -61,7 +62,7 @@ def copier(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
 def _own_contexts(copier: OLMoCausalLM) -> list[FarContext]:
     tokens = _test_sequences()
     return [
-        far_contexts(copier, chunk, null_chunk, LENGTHS, 4096, with_divergence=True)[0]
+        far_contexts(copier, chunk, null_chunk, LENGTHS, Batching(4096), with_divergence=True)[0]
         for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True)
     ]
 
@@ -94,13 +95,8 @@ def test_the_planted_token_restores_the_prediction_and_its_null_does_not(copier:
     tokens = _test_sequences()
     losses: dict[str, list[float]] = {OWN: [], OTHER_DOCUMENT: []}
     for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True):
-        selections = {
-            ("leave_one_out", context.name): (
-                context,
-                selected_positions(context, "leave_one_out", LENGTHS, 1, seed=[0]),
-            )
-            for context in far_contexts(copier, chunk, null_chunk, LENGTHS, 4096)
-        }
-        for (_, name), values in sparse_context_losses(copier, chunk, selections, 1, LENGTHS, 4096).items():
-            losses[name].extend(values.tolist())
+        for context in far_contexts(copier, chunk, null_chunk, LENGTHS, Batching(4096)):
+            selected = {"leave_one_out": selected_positions(context, "leave_one_out", LENGTHS, 1, seed=[0])}
+            values = sparse_context_losses(context, selected, [1])["leave_one_out"]
+            losses[context.name].extend(values[:, 0].tolist())
     assert np.mean(losses[OWN]) < 0.5 < 1.5 < np.mean(losses[OTHER_DOCUMENT])

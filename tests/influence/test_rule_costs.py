@@ -11,23 +11,23 @@ import pytest
 from hand_made_models import CountingLM
 from olmo.model import OLMo
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.rules import exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
-# With one removal a pass: all 23 tokens, the 19 of the last far context once more to keep, and for removal i
-# the 22 - i tokens after it, i = 0 ... 18.
-REMOVALS = 23 + 19 + (19 * 22 - 171)
-SUBSTITUTIONS = 23 + 19 + (19 * 23 - 171)
+# With one removal a pass: all 23 tokens, and for removal i the 22 - i tokens after it, i = 0 ... 18.
+REMOVALS = 23 + (19 * 22 - 171)
+SUBSTITUTIONS = 23 + (19 * 23 - 171)
 ADD_ONE_IN = 85 * (4 + 1)
 
 
 def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **options: object) -> CountingLM:
     tokens = np.random.default_rng(1).integers(0, 48, (2, 24))
     model = CountingLM(OLMoCausalLM(make_olmo()))
-    (own, _) = far_contexts(model, *tokens, LENGTHS, 1, **options)
+    (own, _) = far_contexts(model, *tokens, LENGTHS, Batching(1), **options)
     for rule in rules:
         if rule == "exhaustive":
             exhaustive(own, max_k)

@@ -8,6 +8,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, exhaustive, find_rule
@@ -82,7 +83,9 @@ def _without_pair(seen: set[int]) -> float:
 
 
 def _contexts(logit_of: object = _without_pair, **options: object) -> list[FarContext]:
-    return far_contexts(EvidenceLM(10, ANSWER, logit_of), CHUNK, NULL_CHUNK, LENGTHS, 100, **options)
+    return far_contexts(
+        EvidenceLM(10, ANSWER, logit_of), CHUNK, NULL_CHUNK, LENGTHS, Batching(100), **options
+    )
 
 
 def test_greedy_takes_redundant_evidence_once_where_leave_one_out_sees_none() -> None:
@@ -125,7 +128,7 @@ def test_divergence_by_hand_and_blind_to_the_target() -> None:
     assert np.abs(np.delete(context.divergence_TF[0], 4)).max() < 1e-6
     other_target = np.append(CHUNK[:-1], FILLER)
     model = EvidenceLM(10, ANSWER, _without_pair)
-    (other, _) = far_contexts(model, other_target, NULL_CHUNK, LENGTHS, 100, with_divergence=True)
+    (other, _) = far_contexts(model, other_target, NULL_CHUNK, LENGTHS, Batching(100), with_divergence=True)
     assert (other.divergence_TF == context.divergence_TF).all()
     assert other.influence_TF[0, 4] < 0 < context.influence_TF[0, 4]
 

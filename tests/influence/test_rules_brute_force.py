@@ -13,6 +13,7 @@ import pytest
 import torch
 from olmo.model import OLMo
 
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.rules import exhaustive
@@ -45,7 +46,8 @@ def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
 @pytest.fixture(scope="module")
 def contexts(lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, FarContext]:
     return {
-        context.name: context for context in far_contexts(lm, *chunks, LENGTHS, 100, with_divergence=True)
+        context.name: context
+        for context in far_contexts(lm, *chunks, LENGTHS, Batching(100), with_divergence=True)
     }
 
 
@@ -96,7 +98,7 @@ def test_every_divergence(
 def test_influences_measured_beside_the_divergence_are_the_same(
     lm: OLMoCausalLM, contexts: dict[str, FarContext], chunks: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
-    alone = {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, 100)}[name]
+    alone = {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, Batching(100))}[name]
     np.testing.assert_allclose(contexts[name].influence_TF, alone.influence_TF, atol=1e-6)
 
 
@@ -107,7 +109,7 @@ def test_every_influence_of_a_substitution(
     substitutes = np.random.default_rng(8).integers(0, 48, L)
     found = {
         context.name: context
-        for context in far_contexts(lm, *chunks, LENGTHS, 100, substitute_ids_L=substitutes)
+        for context in far_contexts(lm, *chunks, LENGTHS, Batching(100), substitute_ids_L=substitutes)
     }[name].influence_TF
     for index, target in enumerate(TARGETS):
         tokens = _seen(name, chunks, target)
@@ -127,8 +129,8 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     substitutes, first = np.random.default_rng(9).integers(0, 48, L), L - 12
-    (removed, _) = far_contexts(lm, *chunks, lengths, 100, with_divergence=True)
-    (substituted, _) = far_contexts(lm, *chunks, lengths, 100, substitute_ids_L=substitutes)
+    (removed, _) = far_contexts(lm, *chunks, lengths, Batching(100), with_divergence=True)
+    (substituted, _) = far_contexts(lm, *chunks, lengths, Batching(100), substitute_ids_L=substitutes)
     long = _log_probs(stock, chunks[0], first, {})
     for position in range(first - 2):
         without = _log_probs(stock, chunks[0], first, {position: 0.0})

@@ -79,17 +79,21 @@ def test_ids_and_not_rows_are_the_positions(family: str, lm: HuggingFaceCausalLM
 def test_a_shared_prefix_is_as_good_as_reading_it(lm: HuggingFaceCausalLM) -> None:
     token_ids, num_past = tokens(3, NUM_TOKENS), 8
     token_ids[:, :num_past] = token_ids[0, :num_past]
-    prefix = lm.read(token_ids[:1, :12], rows(12), None).first(num_past)
+    prefix = lm.read(token_ids[:1, :12], rows(12), None, None)[1].first(num_past)
     before = [part.clone() for layer in prefix.keys_and_values for part in layer]
     expected = logits_of(lm, token_ids, rows(), None, None)[:, num_past:]
     rest, ids = token_ids[:, num_past:], rows()[:, num_past:]
     assert distance(logits_of(lm, rest, ids, None, None, prefix), expected) < TOLERANCE
     visible = torch.ones(1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()
-    visible[..., 2:5] = False
+    visible[:, :num_past, 2:5] = False
+    visible[..., 10:12] = False
     hidden = logits_of(lm, token_ids, rows(), visible, None)[:, num_past:]
-    # A prefix whose rows 2 to 4 nobody looks at, neither within it nor after it.
-    partial = lm.read(token_ids[:1, :num_past], rows(num_past), visible[:, :num_past, :num_past])
-    got = logits_of(lm, rest, ids, visible[:, num_past:], None, partial)
+    # Rows 2 to 4 hidden within the prefix, and rows 10 and 11 from all that follow it.
+    states, partial = lm.read(
+        token_ids[:1, :num_past], rows(num_past), visible[:, :num_past, :num_past], torch.tensor([[3, 7]])
+    )
+    assert states.shape[:2] == (1, 2)
+    got = logits_of(lm, rest, ids, visible[:, num_past:, num_past:], None, partial)
     assert distance(got, hidden) < TOLERANCE
     after = [part for layer in prefix.keys_and_values for part in layer]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

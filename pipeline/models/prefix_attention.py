@@ -1,0 +1,103 @@
+"""Attention of a batch of rows to a prefix that all of them see, and to the rows of their own sequence.
+
+On the CPU the two are computed apart and merged by their log-sum-exps (as in cascade attention): all rows of
+the batch look at one prefix together, which is never copied for each sequence and needs no mask.
+
+Shapes: B batch, S rows, P prefix rows, K = P + S, H query heads, G key-value heads, X = H / G, E head width.
+"""
+
+import math
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.models.causal_lm import KeysAndValues
+
+
+def attend(
+    query_BHSE: torch.Tensor,
+    key_BGKE: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    past: KeysAndValues | None,
+    visible: torch.Tensor | None,
+) -> torch.Tensor:
+    """What each row gathers from the rows it sees: [B, H, S, E].
+
+    Args:
+        query_BHSE, key_BGKE, value_BGKE: of the rows given, rotated; there may be fewer queries than keys.
+        past: keys and values of the prefix, two [1, G, P, E]; None: there is none.
+        visible: which of the rows given a row sees, [B or 1, 1, S, K]; bool, or numbers added to the scores.
+            None: those up to itself.
+    """
+    if past is None:
+        return _attend(query_BHSE, key_BGKE, value_BGKE, visible)
+    if query_BHSE.device.type == "cpu" and not torch.is_grad_enabled():
+        return _attend_apart(query_BHSE, (key_BGKE, value_BGKE), past, visible)
+    batch_size, num_past = len(key_BGKE), past[0].shape[2]
+    past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)
+    return _attend(
+        query_BHSE,
+        torch.cat((past_key, key_BGKE), dim=2),
+        torch.cat((past_value, value_BGKE), dim=2),
+        _with_past_visible(visible, num_past, query_BHSE),
+    )
+
+
+def _attend(
+    query_BHSE: torch.Tensor, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor, visible: torch.Tensor | None
+) -> torch.Tensor:
+    num_sharing = query_BHSE.shape[1] // key_BGKE.shape[1]
+    if num_sharing > 1:
+        key_BGKE = key_BGKE.repeat_interleave(num_sharing, dim=1)
+        value_BGKE = value_BGKE.repeat_interleave(num_sharing, dim=1)
+    return scaled_dot_product_attention(
+        query_BHSE, key_BGKE, value_BGKE, attn_mask=visible, is_causal=visible is None
+    )
+
+
+def _with_past_visible(visible: torch.Tensor | None, num_past: int, query_BHSE: torch.Tensor) -> torch.Tensor:
+    """The mask over prefix and rows, all of the prefix seen."""
+    if visible is None:
+        num_rows = query_BHSE.shape[2]
+        everything = torch.ones(num_rows, num_past + num_rows, dtype=torch.bool, device=query_BHSE.device)
+        return everything.tril(num_past)
+    seen = torch.ones if visible.dtype == torch.bool else torch.zeros
+    of_past = seen(*visible.shape[:-1], num_past, dtype=visible.dtype, device=visible.device)
+    return torch.cat((of_past, visible), dim=-1)
+
+
+def _attend_apart(
+    query_BHSE: torch.Tensor, own: KeysAndValues, past: KeysAndValues, visible: torch.Tensor | None
+) -> torch.Tensor:
+    batch_size, num_heads, num_rows, head_width = query_BHSE.shape
+    num_groups = past[0].shape[1]
+    key_BHKE, value_BHKE = (part.repeat_interleave(num_heads // num_groups, dim=1) for part in own)
+    from_own_BHSE, own_sum_BHS = _with_log_sum_exp(query_BHSE, key_BHKE, value_BHKE, visible)
+    # All sequences look at the prefix as if their rows were rows of one, and so do heads that share its keys.
+    query_GXBSE = query_BHSE.unflatten(1, (num_groups, -1)).permute(1, 2, 0, 3, 4)
+    seeing_all_1GNE = query_GXBSE.reshape(1, num_groups, -1, head_width)
+    from_past, past_sum = _with_log_sum_exp(seeing_all_1GNE, *past, None, is_causal=False)
+    of_heads = (num_heads, batch_size, num_rows)
+    from_past_BHSE = from_past.view(*of_heads, head_width).transpose(0, 1)
+    past_share_BHS = torch.sigmoid(past_sum.reshape(of_heads).transpose(0, 1) - own_sum_BHS)
+    return torch.lerp(from_own_BHSE, from_past_BHSE, past_share_BHS[..., None].to(from_own_BHSE.dtype))
+
+
+def _with_log_sum_exp(
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    visible: torch.Tensor | None,
+    is_causal: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S]."""
+    if visible is not None and visible.dtype == torch.bool:
+        visible = torch.zeros(visible.shape, dtype=query_BHSE.dtype).masked_fill_(~visible, -math.inf)
+    # The fused kernel behind scaled_dot_product_attention on the CPU; that function hides the sums.
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query_BHSE,
+        key_BHKE,
+        value_BHKE,
+        is_causal=visible is None if is_causal is None else is_causal,
+        attn_mask=visible,
+    )
