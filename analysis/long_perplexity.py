@@ -1,21 +1,21 @@
-"""LongPPL of Fang et al. (2024, arXiv 2410.23771): perplexity over the tokens that need their long context.
+"""LongPPL of Fang et al. (2024, arXiv 2410.23771): perplexity over tokens that need their long context.
 
-With LSD = ln p(t | long) - ln p(t | short), the `loss_difference` of this project, and LCL = ln p(t | long), minus
-the `long_context_loss`, a token is a *key token* where LSD > alpha and LCL > beta, both strictly; LongPPL is
-exp(mean long_context_loss over key tokens). The defaults alpha = 2 and beta = -2 (nats) are theirs, chosen for
-models of billions of parameters and a short context of 4,096 tokens.
+LSD is ln p(t | long) - ln p(t | short), the `loss_difference` of this project; LCL is ln p(t | long), minus
+the `long_context_loss`. A token is a *key token* where LSD > alpha and LCL > beta, both strictly, and LongPPL
+is exp(mean long_context_loss over key tokens). The defaults alpha = 2 and beta = -2 (nats) are theirs, chosen
+for models of billions of parameters and a short context of 4,096 tokens.
 
 Where ours differs from theirs:
 
 - Tokens are the targets of the results, the last m positions of each chunk, and no others. A chunk stands for
   their text; with m = ℓ - s - 1 every token is a target that has a far context at all.
-- Key tokens come from `short_context_loss`, exact windows, or from `windowed_short_context_loss`, their code's
-  approximation, where that was measured.
+- Key tokens come from `short_context_loss`, exact windows, or from `windowed_short_context_loss`, the
+  approximation in their code, where that was measured.
 - Key tokens of all documents are pooled, and intervals resample documents. They score one text at a time.
 
-Key tokens are chosen by an `evaluator`, as in their paper, and LongPPL may be any model's. A model that chooses its
-own is flattered: LCL > beta keeps only tokens it predicts well, so its LongPPL is below exp(-beta) whatever it is.
-Choosing also looks at the answer, so differences on key tokens are no means over text.
+Key tokens are chosen by an `evaluator`, as in their paper, and LongPPL may be any model's. A model that
+chooses its own is flattered: LCL > beta keeps only what it predicts well, so its LongPPL is below exp(-beta)
+whatever it is. Choosing also looks at the answer, so differences on key tokens are no means over text.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -31,6 +31,8 @@ from pipeline.results.bootstrap import Interval
 ALPHA, BETA = 2.0, -2.0
 SHORT_LOSS = {"exact": "short_context_loss", "windowed": "windowed_short_context_loss"}
 """Kind of short context -> the column of its loss."""
+WINDOWS = {"exact": "exact windows", "windowed": "shared windows"}
+"""The same in words."""
 COLUMNS = [*TARGET, *SHORT_LOSS.values(), "long_context_loss"]
 """What the functions here need of the artefact `loss_differences`, beside the model."""
 
@@ -125,17 +127,17 @@ def _long_perplexity(targets: pd.DataFrame, is_key: pd.Series) -> dict[Hashable,
 
 def sentence(row: Mapping[Hashable, Any]) -> str:
     """One row of `long_perplexities` in words; says so where LongPPL is undefined."""
-    thresholds = f"LSD > {row['alpha']:g} and LCL > {row['beta']:g}, {row['short_context']} windows"
+    thresholds = f"LSD > {row['alpha']:g} and LCL > {row['beta']:g}, {WINDOWS[row['short_context']]}"
     if row["num_key_tokens"] == 0:
         return (
             f"{row['model']}: no key token among {row['num_targets']:,} targets ({thresholds});"
             " LongPPL is undefined."
         )
-    interval = "no interval from one document"
+    interval = "(no interval from one document)"
     if not pd.isna(row["long_perplexity_low"]):
         interval = f"[{row['long_perplexity_low']:.2f}, {row['long_perplexity_high']:.2f}]"
     return (
-        f"{row['model']}: LongPPL {row['long_perplexity']:.2f} ({interval}) over {row['num_key_tokens']:,} key"
+        f"{row['model']}: LongPPL {row['long_perplexity']:.2f} {interval} over {row['num_key_tokens']:,} key"
         f" tokens of {row['num_targets']:,} targets ({thresholds}); perplexity {row['perplexity']:.2f}."
     )
 

@@ -4,9 +4,9 @@ For each checkpoint and each target t of the evaluation documents: long_context_
 in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 
---windowed-stride w also measures windowed_short_context_loss: the short context as LongPPL's code approximates
-it (Fang et al. 2024), one window for w targets, position IDs from 0 in each; see
-pipeline/influence/windowed_losses.py. LongPPL itself, from either loss: analysis/notebooks/long_perplexity.ipynb.
+--windowed-stride w also measures windowed_short_context_loss, the short context as LongPPL's code (Fang et
+al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
+pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -26,7 +26,7 @@ on a laptop, after `make demo` (seconds):
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
 
-LongPPL on every token of a chunk that can be a key token, m = ℓ - s - 1, in LongPPL's own proportion of w to s:
+LongPPL over all tokens with a far context, m = ℓ - s - 1, and w a quarter of s as in LongPPL's own code:
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/* \\
       --results runs/longppl/results --short-context-length 16 --long-context-length 256 \\
       --targets-per-chunk 239 --windowed-stride 4 --max-chunks-per-document 1 --max-documents 60
@@ -54,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
     stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
     stage.add_argument(
         "--windowed-stride", type=positive_int,
-        help="w: also measure LongPPL's approximation of the short context, one window shared by w targets, in"
-        " which they see s to s + w - 1 tokens; not measured if not given",
+        help="w: also measure LongPPL's approximation of the short context, one window shared by w targets,"
+        " which see s to s + w - 1 tokens; not measured if not given",
     )  # fmt: skip
     return stage
 

@@ -1,20 +1,20 @@
 """The short context that LongPPL's code approximates: a block of targets shares one window.
 
-Exact windows (`context_loss.window_losses`) cost a window a target. LongPPL (Fang et al. 2024, arXiv 2410.23771)
-shares one among a block of targets, and what its code does is done again here, so that the two can be compared:
+Exact windows (`context_loss.window_losses`) cost one a target. LongPPL (Fang et al. 2024, arXiv 2410.23771)
+shares one among a block of targets. What its code does is done again here, so that both can be compared:
 
 - Blocks are counted from the start of the chunk, which stands for LongPPL's text: block j holds the targets
-  [j·w + s, (j + 1)·w + s), w = `windowed_stride`. Its window begins at j·w and ends with the block, or with the
-  chunk: the last block may be shorter.
-- So a target sees between s and s + w - 1 tokens, by its place in its block; only the first sees exactly s. With
+  [j·w + s, (j + 1)·w + s), w = `windowed_stride`. Its window begins at j·w and ends with the block, or with
+  the chunk: the last block may be shorter.
+- So a target sees s to s + w - 1 tokens, by its place in its block; only the first sees exactly s. With
   LongPPL's own s = 4,096 and w = 1,024 that is up to a quarter more.
-- Position IDs restart at 0 in every window, where everything else in this project keeps them. RoPE does not see
-  the difference; models with learned positions do.
+- Position IDs restart at 0 in every window, where everything else in this project keeps them. RoPE does not
+  see the difference; models with learned positions do.
 - The first s tokens of a chunk have no window. They are never targets here either.
 
 At w = 1 every target has a window of its own, and only the position IDs differ from `window_losses`.
 
-Shapes: L chunk (long_context_length), T targets, N windows, W tokens of a window, Q targets of a block at most.
+Shapes: L chunk (long_context_length), T targets, N windows, W tokens of a window, Q targets of a block.
 """
 
 import numpy as np
