@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
 
 from analysis.figures import BLACK, MODEL_COLORS, MODEL_MARKERS
 
@@ -46,7 +47,7 @@ def agreement_against_alpha(agreement: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(line["alpha"], _floats(line["jaccard"]), **_style(str(model), "exact", index))
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("alpha (nats)")
-    ax.set_ylabel("key tokens shared (Jaccard)")
+    ax.set_ylabel("Jaccard index of key tokens")
     return ax
 
 
@@ -65,6 +66,8 @@ def long_perplexity_against_alpha(perplexities: pd.DataFrame, ax: Axes) -> Axes:
                 low, high = (_floats(line[f"long_perplexity_{end}"]) for end in ("low", "high"))
                 ax.vlines(line["alpha"], low, high, color=style["color"], linewidth=0.9)
     ax.set_yscale("log")
+    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter())  # 4, not 4 x 10^0
     ax.set_xlabel("alpha (nats)")
     ax.set_ylabel("LongPPL")
     return ax
