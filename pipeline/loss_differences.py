@@ -4,6 +4,10 @@ For each checkpoint and each target t of the evaluation documents: long_context_
 in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 
+--windowed-stride w also measures windowed_short_context_loss, the short context as LongPPL's code (Fang et
+al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
+pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
+
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
@@ -21,6 +25,11 @@ a Hugging Face model, on text in its own tokens (tokenize_c4.py --tokenizer FOLD
 on a laptop, after `make demo` (seconds):
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
+
+LongPPL over all tokens with a far context, m = ℓ - s - 1, and w a quarter of s as in LongPPL's own code:
+  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/* \\
+      --results runs/longppl/results --short-context-length 16 --long-context-length 256 \\
+      --targets-per-chunk 239 --windowed-stride 4 --max-chunks-per-document 1 --max-documents 60
 """
 
 import argparse
@@ -34,6 +43,7 @@ from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
+from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.causal_lm import CausalLM
 from pipeline.stage import positive_int, run_stage, stage_parser
 
@@ -43,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
     stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
+    stage.add_argument(
+        "--windowed-stride", type=positive_int,
+        help="w: also measure LongPPL's approximation of the short context, one window shared by w targets,"
+        " which see s to s + w - 1 tokens; not measured if not given",
+    )  # fmt: skip
     return stage
 
 
@@ -52,6 +67,18 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
 
+    def windowed_short_losses(model: CausalLM, chunk: Chunk, batching: Batching) -> list[float | None]:
+        if arguments.windowed_stride is None:
+            return [None] * lengths.targets_per_chunk
+        return windowed_losses(
+            model,
+            chunk.token_ids_L,
+            lengths.targets_T,
+            lengths.short_context_length,
+            arguments.windowed_stride,
+            batching,
+        ).tolist()
+
     def measure(model: CausalLM, chunk: Chunk, batching: Batching) -> dict[str, Columns]:
         targets_T = lengths.targets_T
         short_T = window_losses(model, chunk.token_ids_L, targets_T, lengths.short_context_length, batching)
@@ -60,12 +87,16 @@ def main(arguments: argparse.Namespace) -> None:
             "target_token_id": chunk.token_ids_L[targets_T].tolist(),
             "num_long_context_tokens": targets_T.tolist(),
             "short_context_loss": short_T.tolist(),
+            "windowed_short_context_loss": windowed_short_losses(model, chunk, batching),
             "long_context_loss": long_T.tolist(),
             "loss_difference": (short_T - long_T).tolist(),
         }
         return {"loss_differences": columns}
 
-    settings = {"short_context_length": lengths.short_context_length}
+    settings = {
+        "short_context_length": lengths.short_context_length,
+        "windowed_stride": arguments.windowed_stride,
+    }
     evaluate_checkpoints(arguments, "loss_differences", settings, measure)
 
 

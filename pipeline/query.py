@@ -51,7 +51,7 @@ def connect(results: Path) -> duckdb.DuckDBPyConnection:
         pattern = f"{glob.escape(str(results / artefact))}/model=*/*.parquet".replace("'", "''")
         connection.execute(
             f"CREATE VIEW {artefact} AS SELECT * FROM read_parquet('{pattern}',"
-            " hive_partitioning = true, hive_types = {'model': VARCHAR})"
+            " union_by_name = true, hive_partitioning = true, hive_types = {'model': VARCHAR})"
         )
     return connection
 

@@ -67,6 +67,31 @@ class TokensRead:
         return TokensRead(self.tokens_1P[:, :num_rows])
 
 
+class SeenTokens:
+    """Writes down what it is shown, and is sure that the token of a query row is said again."""
+
+    vocabulary_size, device = 100, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list, list]] = []
+        self.query_tokens: list[list] = []
+
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        visible: torch.Tensor | None,
+        query_rows: torch.Tensor,
+        prefix: None = None,
+    ) -> torch.Tensor:
+        self.batches.append((token_ids.tolist(), position_ids.tolist()))
+        self.query_tokens.append(token_ids.gather(1, query_rows).tolist())
+        return torch.nn.functional.one_hot(token_ids.gather(1, query_rows), 100).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * 100
+
+
 class CountingLM:
     """An OLMo that counts the tokens run through it, and the backward passes."""
 

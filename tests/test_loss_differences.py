@@ -21,6 +21,7 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import loss_differences
+from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 from pipeline.results.provenance import sha256_of_files
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
@@ -76,6 +77,33 @@ def test_positive_means_that_the_long_context_helps(rows: pd.DataFrame) -> None:
     assert (rows["loss_difference"] < -0.01).any()
 
 
+def test_windowed_losses_stand_beside_the_exact_ones(
+    folder: Path, rows: pd.DataFrame, tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    assert rows["windowed_short_context_loss"].isna().all()
+    results = measure(loss_differences, folder, "--results", str(tmp_path), "--windowed-stride", "3")
+    windowed = read_artefact(results, "loss_differences")
+    pd.testing.assert_frame_equal(
+        windowed.drop(columns="windowed_short_context_loss"), rows.drop(columns="windowed_short_context_loss")
+    )
+    model = make_olmo(seed=1)
+    for row in windowed.itertuples():
+        # s = 4, w = 3: of the targets 9, 10 and 11 of a chunk, 9 closes the block {7 8 9}, whose window
+        # begins at 3, and 10 and 11 open the next, from 6.
+        place = row.target_position - row.chunk_index * LONG
+        start = row.target_position - place + {9: 3, 10: 6, 11: 6}[place]
+        tokens = torch.as_tensor(DOCUMENTS[row.document_id].astype(np.int64))
+        with torch.inference_mode():
+            logits_V = model(tokens[None, start : row.target_position]).logits[0, -1]
+        naive = -logits_V.log_softmax(-1)[tokens[row.target_position]].item()
+        assert row.windowed_short_context_loss == pytest.approx(naive, abs=1e-5)
+
+
+def test_another_stride_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="windowed_stride was None, now 3"):
+        measure(loss_differences, folder, "--documents-per-shard", "2", "--windowed-stride", "3")
+
+
 def test_each_file_says_what_made_it(folder: Path) -> None:
     files = sorted((folder / "results/loss_differences/model=run").iterdir())
     assert [path.name for path in files] == ["00000-of-00002.parquet", "00001-of-00002.parquet"]
@@ -91,7 +119,7 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         settings = json.loads(metadata["settings"])
         expected = {
             "short_context_length": 4, "long_context_length": 12, "targets_per_chunk": 3, "num_documents": 3,
-            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32",
+            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32", "windowed_stride": None,
         }  # fmt: skip
         assert expected.items() <= settings.items()
         step = folder / "run/step20-unsharded"

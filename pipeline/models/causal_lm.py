@@ -16,11 +16,13 @@ LOGITS_PER_BLOCK = 1 << 24
 class NotFiniteLossError(ArithmeticError):
     """A model gave a loss that is no number, or infinite; measuring code says in which document."""
 
-    def __init__(self, target_position: int, loss: float) -> None:
+    def __init__(self, target_position: int, loss: float, sequence_index: int = 0) -> None:
         super().__init__(f"the loss at position {target_position} is {loss}")
         self.target_position = target_position
         """In the coordinates of the position IDs that the model was given."""
         self.loss = loss
+        self.sequence_index = sequence_index
+        """Which sequence of its batch, where each has position IDs of its own."""
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
@@ -152,4 +154,4 @@ def refuse_not_finite(
     first, target = (~is_finite_BT).nonzero()[0].tolist()
     position_ids_S = position_ids_BS.expand(len(losses_BT), -1)[first]
     query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
-    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]))
+    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first)

@@ -7,6 +7,8 @@ start of the document; a target at position t is predicted from the tokens befor
 
 import pyarrow as pa
 
+# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
+# older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 1
 
 
@@ -52,6 +54,14 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "loss_difference",
                 pa.float32(),
                 "short_context_loss - long_context_loss, nats; positive = the long context helps",
+            ),
+            _column(
+                "windowed_short_context_loss",
+                pa.float32(),
+                "loss(t | the short context as LongPPL's code approximates it), nats: one window shared by"
+                " windowed_stride targets, which see short_context_length to short_context_length"
+                " + windowed_stride - 1 tokens, position IDs from 0 in each; null where not asked for",
+                nullable=True,
             ),
         ]
     ),

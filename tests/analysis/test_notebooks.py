@@ -17,6 +17,7 @@ NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
 FIGURES = {
     "generalization_gap_by_sparsity",
     "loss_against_context_length",
+    "long_perplexity",
     "loss_differences",
     *(f"recovered_loss_against_k-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
     *(f"sparse_gain_against_long_gain-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
@@ -43,6 +44,7 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
     assert {path.name for path in figures.glob("*.ipynb")} == {path.name for path in NOTEBOOKS}
     text = "".join(path.read_text() for path in figures.glob("*.ipynb"))
     assert "long-seed0: the long context helps" in text
+    assert "long-seed0: shared windows make the short loss 0.1250 [0.1250, 0.1250] nats smaller" in text
     assert "short-contiguous: the long context makes no clear difference" in text
 
     before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
+from hand_made_models import SeenTokens
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
@@ -16,29 +16,6 @@ from pipeline.influence.context_loss import (
     window_losses,
 )
 from pipeline.models.olmo import OLMoCausalLM
-
-
-class _SeenTokens:
-    """A CausalLM that only writes down what it is shown."""
-
-    vocabulary_size, device = 100, torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[list, list]] = []
-
-    def hidden_states(
-        self,
-        token_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        visible: torch.Tensor | None,
-        query_rows: torch.Tensor,
-        prefix: None = None,
-    ) -> torch.Tensor:
-        self.batches.append((token_ids.tolist(), position_ids.tolist()))
-        return torch.nn.functional.one_hot(token_ids.gather(1, query_rows), 100).float()
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * 100  # sure that the token of the query row is said again
 
 
 def test_targets_and_far_contexts_of_ten_tokens() -> None:
@@ -54,14 +31,14 @@ def test_short_context_must_leave_a_far_context(short: int, long: int, targets: 
 
 
 def test_windows_hold_exactly_the_tokens_before_the_target() -> None:
-    seen = _SeenTokens()
+    seen = SeenTokens()
     chunk = np.array([10, 11, 12, 13, 14, 15, 16, 17])
     window_losses(seen, chunk, np.array([5, 7]), 3, Batching(6))
     assert seen.batches == [([[12, 13, 14], [14, 15, 16]], [[2, 3, 4], [4, 5, 6]])]
 
 
 def test_batches_hold_no_more_tokens_than_asked() -> None:
-    seen = _SeenTokens()
+    seen = SeenTokens()
     chunk = np.arange(8)
     window_losses(seen, chunk, np.array([5, 6, 7]), 3, Batching(8))
     assert [len(tokens) for tokens, _ in seen.batches] == [2, 1]
@@ -70,17 +47,17 @@ def test_batches_hold_no_more_tokens_than_asked() -> None:
 def test_the_row_before_the_target_predicts_it() -> None:
     # The model says each token again, so the loss is 0 where the target repeats the token before it.
     chunk = np.array([1, 1, 2, 2, 3, 4])
-    assert long_context_losses(_SeenTokens(), chunk, np.array([1, 2, 3, 4, 5])).tolist() == [
+    assert long_context_losses(SeenTokens(), chunk, np.array([1, 2, 3, 4, 5])).tolist() == [
         0,
         100,
         0,
         100,
         100,
     ]
-    assert window_losses(_SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
+    assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
     contexts = np.array([[1, 2], [2, 1]])
     losses = context_losses(
-        _SeenTokens(), contexts, np.array([[0, 4], [0, 4]]), np.array([2, 2]), Batching(100)
+        SeenTokens(), contexts, np.array([[0, 4], [0, 4]]), np.array([2, 2]), Batching(100)
     )
     assert losses.tolist() == [0, 100]
 

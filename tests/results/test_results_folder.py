@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.query import connect, run_query
 from pipeline.results import files
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import StageOutput, artefacts_in, read_artefact
@@ -169,6 +170,27 @@ def test_shards_of_all_nulls_and_of_none_read_together(tmp_path: Path) -> None:
         True,
         False,
     ]
+
+
+def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Path) -> None:
+    def differences(model: str, windowed: float | None) -> Path:
+        columns = {
+            "document_id": ["d"], "chunk_index": [0], "target_position": [9], "target_token_id": [1],
+            "num_long_context_tokens": [9], "short_context_loss": [3.0], "long_context_loss": [2.0],
+            "loss_difference": [1.0], "windowed_short_context_loss": [windowed],
+        }  # fmt: skip
+        output = StageOutput(tmp_path, "loss_differences", model, settings={}, inputs={}, num_shards=1)
+        output.write_shard(0, {"loss_differences": columns})
+        return tmp_path / "loss_differences" / f"model={model}" / "00000-of-00001.parquet"
+
+    older = differences("older", None)
+    pq.write_table(pq.ParquetFile(older).read().drop_columns("windowed_short_context_loss"), older)
+    newer = differences("newer", 2.5)
+    assert (len(pq.read_schema(older)), len(pq.read_schema(newer))) == (8, 9)
+    frame = read_artefact(tmp_path, "loss_differences").set_index("model")
+    assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
+    sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"
+    assert run_query(connect(tmp_path), sql, 9)[1] == [("older", None), ("newer", 2.5)]
 
 
 def test_every_column_says_what_it_means() -> None:

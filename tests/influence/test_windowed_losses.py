@@ -1,0 +1,128 @@
+"""LongPPL's shared windows: hand-checked integers, and its published algorithm run again by stock models.
+
+The witness follows the description of Fang et al. (2024) and shares no code with the engine: it reads each
+window as a text of its own, which is how position IDs come to restart.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hand_made_models import SeenTokens
+from hugging_face_families import make_model
+from olmo.model import OLMo
+
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import window_losses
+from pipeline.influence.windowed_losses import windowed_losses
+from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
+from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.olmo import OLMoCausalLM
+
+Stock = Callable[[torch.Tensor], torch.Tensor]
+"""int64 [1, S] -> logits [1, S, V]."""
+
+L, TOLERANCE = 40, 2e-5
+
+
+def published_losses(stock: Stock, text: np.ndarray, trunc_len: int, sliding_window: int) -> dict[int, float]:
+    """The short losses of LongPPL: place of a token -> its loss; none for the first `trunc_len` tokens."""
+    losses = {}
+    for start in range(0, len(text) - trunc_len, sliding_window):
+        end = min(start + trunc_len + sliding_window, len(text))
+        with torch.inference_mode():
+            log_probs_SV = stock(torch.as_tensor(text[None, start:end])).log_softmax(-1)[0]
+        for place in range(start + trunc_len, end):
+            losses[place] = -log_probs_SV[place - start - 1, text[place]].item()
+    return losses
+
+
+@pytest.fixture(scope="module", params=["olmo", "llama", "gpt2"])
+def implementation(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
+    """A stock model and the model under test, with the same weights."""
+    if request.param == "olmo":
+        olmo = make_olmo(seed=4)
+        return lambda token_ids: olmo(token_ids).logits, OLMoCausalLM(make_olmo(seed=4))
+    stock = make_model(request.param, seed=4, attention="eager")
+    lm = HuggingFaceCausalLM(make_model(request.param, seed=4))
+    return lambda token_ids: stock(input_ids=token_ids, use_cache=False).logits, lm
+
+
+@pytest.fixture(scope="module")
+def chunk() -> np.ndarray:
+    return np.random.default_rng(6).integers(0, 48, L)
+
+
+@pytest.mark.parametrize("first_target", [8, 9, 14, 39])
+@pytest.mark.parametrize("stride", [1, 2, 5, 7, 31, 32, 100])
+def test_equal_to_the_published_algorithm(
+    implementation: tuple[Stock, CausalLM], chunk: np.ndarray, stride: int, first_target: int
+) -> None:
+    stock, lm = implementation
+    published = published_losses(stock, chunk, 8, stride)
+    assert list(published) == list(range(8, L))
+    targets = np.arange(first_target, L)
+    found = windowed_losses(lm, chunk, targets, 8, stride, Batching(60))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [published[target] for target in targets], atol=TOLERANCE)
+
+
+def test_at_stride_one_only_the_position_ids_differ_from_exact_windows(
+    implementation: tuple[Stock, CausalLM], chunk: np.ndarray, request: pytest.FixtureRequest
+) -> None:
+    lm, targets = implementation[1], np.arange(20, L)
+    exact = window_losses(lm, chunk, targets, 8, Batching(1000))
+    windowed = windowed_losses(lm, chunk, targets, 8, 1, Batching(1000))
+    if "gpt2" in request.node.name:  # learned positions: the same tokens at other IDs are another context
+        assert np.abs(windowed - exact).min() > 1e-3
+    else:  # RoPE sees distances only
+        np.testing.assert_allclose(windowed, exact, atol=TOLERANCE)
+
+
+def test_all_but_the_first_of_a_block_see_more_than_the_short_context(
+    implementation: tuple[Stock, CausalLM], chunk: np.ndarray, request: pytest.FixtureRequest
+) -> None:
+    lm, targets = implementation[1], np.arange(8, L)
+    exact = window_losses(lm, chunk, targets, 8, Batching(1000))
+    differences = np.abs(windowed_losses(lm, chunk, targets, 8, 4, Batching(1000)) - exact)
+    is_first = (targets - 8) % 4 == 0
+    assert differences[~is_first].min() > TOLERANCE
+    if "gpt2" not in request.node.name:
+        assert differences[is_first].max() < TOLERANCE
+
+
+def test_who_shares_a_window_of_ten_tokens() -> None:
+    # s = 3, w = 2: blocks {3 4} {5 6} {7 8} {9}, their windows from 0, 2, 4, 6. Of the targets 6 to 9, each
+    # window is read up to the token before its last target; the last is filled up by the chunk's last token.
+    seen = SeenTokens()
+    chunk = np.arange(10, 20)
+    windowed_losses(seen, chunk, np.arange(6, 10), 3, 2, Batching(8))
+    ((first_tokens, first_positions), (last_tokens, last_positions)) = seen.batches
+    assert first_tokens == [[12, 13, 14, 15], [14, 15, 16, 17]]
+    assert last_tokens == [[16, 17, 18, 19]]
+    assert first_positions == last_positions == [[0, 1, 2, 3]]
+    assert seen.query_tokens == [[[15, 15], [16, 17]], [[18, 18]]]
+
+
+def test_the_row_before_the_target_predicts_it() -> None:
+    # The model says each token again, so the loss is 0 where the target repeats the token before it.
+    chunk = np.array([1, 1, 2, 2, 3, 4, 4])
+    losses = windowed_losses(SeenTokens(), chunk, np.array([2, 3, 4, 5, 6]), 2, 3, Batching(100))
+    assert losses.tolist() == [100, 0, 100, 100, 0]
+
+
+class _LostAfter47(SeenTokens):
+    """Has no number for the token after token 47."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden).masked_fill(hidden[:, 47:48] > 0, torch.nan)
+
+
+@pytest.mark.parametrize("target", [12, 21, 22, 39])
+def test_a_broken_loss_is_placed_in_the_chunk(target: int) -> None:
+    chunk = np.zeros(L, dtype=np.int64)
+    chunk[target - 1] = 47
+    with pytest.raises(NotFiniteLossError) as error:
+        windowed_losses(_LostAfter47(), chunk, np.arange(12, L), 8, 4, Batching(40))
+    assert error.value.target_position == target
