@@ -6,6 +6,7 @@ selection, as influential_tokens would with that --dtype. Shown for each far con
   recovered fraction   sum of L_short - L_short+8 over sum of L_short - L_long, and the dtypes' difference
   top-8 overlap        share of each target's 8 tokens that both dtypes choose
   rank correlation     Spearman's, of the influences of each target's far tokens
+A third column takes bfloat16's tokens and float32's losses: what coarse influences choose, judged exactly.
 A recovered fraction is a ratio: where the gain L_short - L_long (it is printed) is small, errors grow.
 
 on a run of `make study` (minutes on 2 cores):
@@ -18,7 +19,7 @@ Shapes: T targets (of all documents), F far tokens.
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from machine import DTYPES, machine, use_threads
 from pipeline.errors import InputError
 from pipeline.influence.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo
@@ -40,6 +42,8 @@ from pipeline.stage import positive_int, progress, run_stage, stage_parser
 from pipeline.text.tokenized_data import TokenizedData
 
 K = 8
+JUDGED = "bfloat16's tokens, float32's losses"
+Selections = dict[tuple[str, str], tuple[FarContext, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class ChunkNumbers:
     long_losses_T: np.ndarray
     influence_TF: dict[str, np.ndarray]
     """By far context."""
+    selections: Selections
     sparse_losses_T: dict[str, np.ndarray]
     """By far context, under the short context and the K tokens chosen there."""
 
@@ -87,13 +92,18 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError(f"the first target has {lengths.num_far_tokens_T[0]} far tokens, fewer than {K}")
     chunks = _chunks(arguments)
     folder = find_checkpoint(arguments.checkpoint)
-    numbers: dict[str, list[ChunkNumbers]] = {}
-    for name, dtype in DTYPES.items():
-        model = load_olmo(folder, device, dtype)
-        numbers[name] = [
-            _numbers(model, chunk, lengths, arguments.tokens_per_batch)
-            for chunk in progress(chunks, name, "chunk")
-        ]
+    models = {name: load_olmo(folder, device, dtype) for name, dtype in DTYPES.items()}
+    numbers: dict[str, list[ChunkNumbers]] = {name: [] for name in (*models, JUDGED)}
+    for chunk in progress(chunks, "both dtypes", "chunk"):
+        exact, coarse = (
+            _numbers(model, chunk, lengths, arguments.tokens_per_batch) for model in models.values()
+        )
+        sparse_T = _sparse_losses(
+            models["float32"], chunk, lengths, arguments.tokens_per_batch, coarse.selections
+        )
+        judged = replace(exact, sparse_losses_T=sparse_T)
+        for name, of_chunk in zip(numbers, (exact, coarse, judged), strict=True):
+            numbers[name].append(of_chunk)
     settings = {
         key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()
     }
@@ -126,13 +136,21 @@ def _numbers(model: CausalLM, chunk: Chunk, lengths: ContextLengths, tokens_per_
         )
         for context in contexts
     }
-    sparse = sparse_context_losses(model, chunk_L, selections, K, lengths, tokens_per_batch)
     return ChunkNumbers(
         window_losses(model, chunk_L, targets_T, lengths.short_context_length, tokens_per_batch),
         long_context_losses(model, chunk_L, targets_T),
         {context.name: context.influence_TF for context in contexts},
-        {name: losses_T for (_, name), losses_T in sparse.items()},
+        selections,
+        _sparse_losses(model, chunk, lengths, tokens_per_batch, selections),
     )
+
+
+def _sparse_losses(
+    model: CausalLM, chunk: Chunk, lengths: ContextLengths, tokens_per_batch: int, selections: Selections
+) -> dict[str, np.ndarray]:
+    """By far context."""
+    losses = sparse_context_losses(model, chunk.token_ids_L, selections, K, lengths, tokens_per_batch)
+    return {name: losses_T for (_, name), losses_T in losses.items()}
 
 
 def compared(numbers: dict[str, list[ChunkNumbers]]) -> dict[str, Any]:
@@ -171,13 +189,13 @@ def table(report: dict[str, Any]) -> str:
     lines = [
         f"{report['num_chunks']} chunks; gain of the long context {gains['float32']:.4f} nats in float32,"
         f" {gains['bfloat16']:.4f} in bfloat16",
-        f"{'far context':16}{'recovered: float32':>20}{'bfloat16':>10}{'difference':>12}"
+        f"{'far context':16}{'recovered: float32':>20}{'bfloat16':>10}{'judged':>9}{'difference':>12}"
         f"{'top-8':>8}{'ranks':>8}",
     ]
     for name, row in report["far_contexts"].items():
         fractions = row["recovered_fraction"]
         lines.append(
-            f"{name:16}{fractions['float32']:20.4f}{fractions['bfloat16']:10.4f}{row['difference']:12.4f}"
+            f"{name:16}{fractions['float32']:20.4f}{fractions['bfloat16']:10.4f}{fractions[JUDGED]:9.4f}{row['difference']:12.4f}"
             f"{row['top_8_overlap']:8.3f}{row['rank_correlation']:8.3f}"
         )
     return "\n".join(lines)

@@ -47,6 +47,7 @@ import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--tolerance",
         type=float,
-        default=0.01,
+        default=0.001,
         help="largest difference, in standard deviations of the influences",
     )
     add(
@@ -155,26 +156,37 @@ def main(arguments: argparse.Namespace) -> None:
     sizes = ModelSizes.of(problems[0].load("float32"))
     shapes = [*SQUARES, *_model_shapes(sizes, arguments.tokens_per_batch)]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    results = []
+    results: list[dict[str, Any]] = []
     for problem in problems:
         names = variants_for(arguments, problem.lengths)
         with progress_bar(None, f"ℓ = {problem.lengths.long_context_length}", "step") as bar:
             measured, peaks = measure(names, problem, arguments, device, shapes, bar)
         results.append(length_report(problem.lengths, measured, peaks))
-        tqdm.write(table(results[-1]), file=sys.stdout)
-    report = {
-        "command": sys.argv,
-        "machine": machine(device),
-        "model": {"checkpoint": str(arguments.checkpoint) if arguments.checkpoint else None, **asdict(sizes)},
-        "settings": {
-            name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()
-        },
+        print(table(results[-1]), flush=True)
+        # After each length: the last one takes longest, and should not take the others with it.
+        report = whole_report(arguments, machine(device), sizes, results)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    for sentence in scaling_report(results)["sentences"]:
+        print(sentence)
+
+
+def whole_report(
+    arguments: argparse.Namespace,
+    machine_fields: dict[str, object],
+    sizes: ModelSizes,
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What the JSON file holds."""
+    settings = {
+        name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()
+    }
+    return {
+        "machine": machine_fields,
+        "model": asdict(sizes),
+        "settings": settings,
         "lengths": results,
         "scaling": scaling_report(results),
     }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    for sentence in report["scaling"]["sentences"]:
-        print(sentence)
 
 
 def variants_for(arguments: argparse.Namespace, lengths: ContextLengths) -> list[VariantName]:
@@ -240,7 +252,10 @@ def _time_once(worker: Worker, measured: dict[str, Measured], seconds: float, ba
     try:
         variant.timed.append(worker.ask("time"))
     except UnavailableError as error:
-        raise InputError(f"{worker.name.key} failed while it was timed: {error}") from error
+        if worker.name.module == "variants":
+            raise InputError(f"{worker.name.key} failed while it was timed: {error}") from error
+        logger.warning("%s is left out: %s", worker.name.label, error)
+        del measured[worker.name.key]
     bar.update()
 
 

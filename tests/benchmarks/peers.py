@@ -26,9 +26,6 @@ from olmo.model import OLMo
 from problem import SUBSTITUTE_ID, Problem
 from variants import AllTargetsLoop, Influences, spread
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from olmo_twin import hugging_face_twin
-
 
 class FeatureAblation:
     """captum's FeatureAblation of a function that is there (1) or not (0) for every far token asked for."""
@@ -82,9 +79,7 @@ class LLMAttribution:
 
         self._problem, self._input = problem, TextTemplateInput
         self._words = [word(token) for token in problem.chunk_L]
-        self._attribution = CaptumLLM(
-            Captum(hugging_face_twin(model)), word_tokenizer(model.config.vocab_size)
-        )
+        self._attribution = CaptumLLM(Captum(twin_of(model)), word_tokenizer(model.config.vocab_size))
         self.note = "one token at a time, the answer in one pass; token replaced"
 
     def sample(self) -> list[int]:
@@ -133,7 +128,7 @@ class Occlusion:
         import inseq
 
         self._problem = problem
-        twin, tokenizer = hugging_face_twin(model), word_tokenizer(model.config.vocab_size)
+        twin, tokenizer = twin_of(model), word_tokenizer(model.config.vocab_size)
         self._model = inseq.load_model(twin, "occlusion", tokenizer=tokenizer, device=problem.device)
         seconds = {}
         for batch_size in self.BATCHES_TRIED:
@@ -168,6 +163,16 @@ class Occlusion:
 
     def work(self, sizes: ModelSizes) -> Work:
         return work_of_pairs(sizes, self._problem.lengths)
+
+
+def twin_of(model: OLMo) -> torch.nn.Module:
+    """The same weights as a Hugging Face model; imported late, as that library takes seconds."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from olmo_twin import hugging_face_twin
+
+    twin = hugging_face_twin(model)
+    twin.config.bos_token_id = SUBSTITUTE_ID  # inseq wants one, and puts it nowhere
+    return twin
 
 
 def word(token_id: int) -> str:
