@@ -78,7 +78,7 @@ class Worker:
         self.name = name
         # Forked from a process that has read the libraries once and computed nothing: quick, and safe.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__"])
+        context.set_forkserver_preload(["torch", "olmo.model", "pandas"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, name, problem), daemon=True)
         self._process.start()
