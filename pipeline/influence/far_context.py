@@ -44,7 +44,7 @@ class FarContext:
     """Whether the leave-one-out passes measure the divergence too."""
     substitute_ids_L: np.ndarray | None = None
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
-    _known_losses: dict[bytes, np.float32] = field(default_factory=dict, repr=False)
+    _known_losses: dict[bytes, np.float32] = field(default_factory=dict, init=False, repr=False)
     """`_set_keys` -> the loss of a set that is likely to be asked for again."""
 
     @property
