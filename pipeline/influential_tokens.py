@@ -48,12 +48,13 @@ from pipeline.errors import InputError
 from pipeline.influence.chunks import Chunk, Columns, append_columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
+from pipeline.influence.leave_one_out_search import refuse_small_budget
 from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
 from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.models.causal_lm import CausalLM
-from pipeline.stage import fraction, positive_int, run_stage, stage_parser
+from pipeline.stage import fraction, positive_float, positive_int, run_stage, stage_parser
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 
@@ -79,6 +80,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--intervention", choices=INTERVENTIONS, default="remove",
         help="what leaving a token out means: removed, or replaced by a token drawn from the training tokens",
+    )  # fmt: skip
+    add(
+        "--search-budget", type=positive_float, default=0.2,
+        help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
     )  # fmt: skip
     add(
         "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
@@ -112,7 +117,12 @@ def main(arguments: argparse.Namespace) -> None:
             "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
         )
     }  # fmt: skip
-    settings |= {"unigram_sha256": None if unigram is None else unigram.sha256, "engine": ENGINE}
+    arguments.search_budget = _search_budget(arguments, lengths)
+    settings |= {
+        "unigram_sha256": None if unigram is None else unigram.sha256,
+        "search_budget": arguments.search_budget,
+        "engine": ENGINE,
+    }
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
@@ -132,9 +142,22 @@ def _substitutes(arguments: argparse.Namespace) -> UnigramDistribution | None:
     if not set(LEAVE_ONE_OUT_RULES) & set(arguments.rules):
         raise InputError(
             "--intervention substitute would change nothing: of --rules only"
-            f" {' and '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
+            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
         )
     return UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
+
+
+def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> float | None:
+    """None where no rule searches.
+
+    Raises:
+        InputError: it is too small for the largest k.
+    """
+    if "leave_one_out_search" not in arguments.rules:
+        return None
+    is_substituted = arguments.intervention == "substitute"
+    refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)
+    return arguments.search_budget
 
 
 def _measure(
@@ -152,6 +175,7 @@ def _measure(
         model, chunk_L, chunk.null_token_ids_L, lengths, batch,
         with_divergence="divergence" in arguments.rules,
         substitute_ids_L=None if unigram is None else unigram.draw(len(chunk_L), [*seed, 1]),
+        search_budget=arguments.search_budget,
     )  # fmt: skip
     selections = {
         (rule, context.name): (context, selected_positions(context, rule, lengths, arguments.k[-1], seed))

@@ -108,6 +108,7 @@ def leave_each_out(
     *,
     with_divergence: bool = False,
     substitute_ids_L: np.ndarray | None = None,
+    removed_rows_R: np.ndarray | None = None,
 ) -> LeftOut:
     """Leave out every far-context token in turn; F is the far context of the last target.
 
@@ -119,41 +120,52 @@ def leave_each_out(
         with_divergence: measure the divergence too, in the same passes.
         substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
+        removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
+            None: all.
     """
     num_far = int(sequence.num_far_tokens_T[-1])
+    rows_R = np.arange(num_far) if removed_rows_R is None else removed_rows_R
     full_losses_T, reference_TV = _full_prediction(model, sequence, with_divergence)
     far_tokens_1F = torch.as_tensor(sequence.token_ids_S[None, :num_far], device=model.device)
     far_prefix = model.read(far_tokens_1F, torch.arange(num_far, device=model.device)[None], None)
     losses, divergences = [], []
-    for start, batch in _batches(sequence, tokens_per_batch, substitute_ids_L):
+    for start, batch in _batches(sequence, rows_R, tokens_per_batch, substitute_ids_L):
         prefix = far_prefix.first(start) if start else None
         losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
         losses.append(losses_RT - full_losses_T)
         if divergences_RT is not None:
             divergences.append(divergences_RT)
-    num_far_T = sequence.num_far_tokens_T
     return LeftOut(
-        far_context_only(np.concatenate(losses).T, num_far_T),
-        far_context_only(np.concatenate(divergences).T, num_far_T) if divergences else None,
+        _at_rows(losses, rows_R, sequence.num_far_tokens_T),
+        _at_rows(divergences, rows_R, sequence.num_far_tokens_T) if with_divergence else None,
     )
 
 
 def _batches(
-    sequence: PackedSequence, tokens_per_batch: int, substitute_ids_L: np.ndarray | None
+    sequence: PackedSequence,
+    rows_R: np.ndarray,
+    tokens_per_batch: int,
+    substitute_ids_L: np.ndarray | None,
 ) -> Iterator[tuple[int, "_Batch"]]:
-    """(start, batch) until every far-context token was left out; a batch runs the rows from `start` on."""
-    num_rows, num_far, start = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1]), 0
-    while start < num_far:
-        num_run = num_rows - start - (substitute_ids_L is None)
-        # A quarter as many removals as rows keeps the rows run in vain, those between `start` and the
+    """(start, batch) until each of the rows was left out; a batch runs the rows from `start` on."""
+    while len(rows_R):
+        start = int(rows_R[0])
+        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
+        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
-        num_removals = max(1, min(tokens_per_batch, num_run**2 // 4) // num_run)
-        rows_R = np.arange(start, min(start + num_removals, num_far))
+        num_removals = max(1, min(tokens_per_batch // num_run, int((rows_R < start + num_run // 4).sum())))
+        batch_R, rows_R = rows_R[:num_removals], rows_R[num_removals:]
         if substitute_ids_L is None:
-            yield start, _without(sequence, rows_R)
+            yield start, _without(sequence, batch_R)
         else:
-            yield start, _substituted(sequence, rows_R, substitute_ids_L)
-        start += len(rows_R)
+            yield start, _substituted(sequence, batch_R, substitute_ids_L)
+
+
+def _at_rows(values: list[np.ndarray], rows_R: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
+    """[T, F] from batches of [R, T], NaN where a row was not left out."""
+    values_TF = np.full((len(num_far_tokens_T), num_far_tokens_T[-1]), np.nan, dtype=np.float32)
+    values_TF[:, rows_R] = np.concatenate(values).T
+    return far_context_only(values_TF, num_far_tokens_T)
 
 
 def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
