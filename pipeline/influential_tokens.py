@@ -5,6 +5,9 @@ For each checkpoint and each target t of the evaluation documents:
      removed token for all targets of a chunk together (only where an asked rule leaves tokens out);
   2. the k tokens that each selection rule ranks first:
        leave_one_out   largest influence, as in 1
+       leave_one_out_search
+                       largest influence among the tokens that cheap estimates put first, the only ones
+                       left out: exact for these, null for the rest, within --search-budget
        divergence      largest change of the whole prediction in the same passes; never sees the target
        add_one_in      largest loss(t | short) - loss(t | short and i)
        greedy          add_one_in repeated, given those already chosen
@@ -12,8 +15,8 @@ For each checkpoint and each target t of the evaluation documents:
        attention       largest attention from the target's query; never sees the target
        random, nearest the controls
      With --intervention substitute a left-out token is not removed but replaced by a token drawn from the
-     training tokens (leave_one_out, divergence). Short and sparse contexts hold their own tokens only,
-     whatever the intervention;
+     training tokens (leave_one_out, leave_one_out_search, divergence). Short and sparse contexts hold
+     their own tokens only, whatever the intervention;
   3. loss(t | short context and those k tokens), nothing else visible anywhere in the network;
   4. the same three with the far context of another document at the same positions: the null. Selection
      looks at the answer, so k tokens chosen among hundreds lower the loss even where none matters; only

@@ -151,3 +151,31 @@ def test_a_substitution_that_changes_nothing_is_refused(folder: Path, results: l
 def test_another_intervention_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(InputError, match="intervention was 'remove', now 'substitute'"):
         measure(influential_tokens, folder, *EVERY_RULE, "--intervention", "substitute")
+
+
+def test_a_search_is_named_and_leaves_null_what_it_did_not_measure(folder: Path, results: list[str]) -> None:
+    search = ["--rules", "leave_one_out_search", "random", "--search-budget", "1.4", "--k", "1", "2"]
+    measure(influential_tokens, folder, *results, *search)
+    assert _settings(Path(results[1]))["search_budget"] == 1.4
+    assert "influences" not in artefacts_in(Path(results[1]))
+    key = [*TARGET, "far_context", "context_position"]
+    found = read_artefact(Path(results[1]), "influential_tokens").set_index(key)
+    searched = found.query("rule == 'leave_one_out_search'")["influence"]
+    random = found.query("rule == 'random'")["influence"]
+    assert searched.notna().all() and random.isna().any() and random.notna().any()
+    # Whatever was measured is what leave_one_out measures.
+    exact = read_artefact(folder / "results", "influences").set_index([*TARGET, "far_context"])["influences"]
+    for (*target, far_context, position), influence in found["influence"].dropna().items():
+        start = target[1] * LONG
+        assert influence == pytest.approx(exact[(*target, far_context)][position - start], abs=1e-5)
+
+
+def test_settings_hold_no_budget_where_no_rule_searches(folder: Path, results: list[str]) -> None:
+    measure(influential_tokens, folder, *results, "--rules", "nearest")
+    assert _settings(Path(results[1]))["search_budget"] is None
+
+
+def test_a_search_that_cannot_pay_is_refused(folder: Path, results: list[str]) -> None:
+    with pytest.raises(InputError, match=r"--search-budget 0.2 does not pay for rule leave_one_out_search"):
+        measure(influential_tokens, folder, *results, "--rules", "leave_one_out_search")
+    assert not Path(results[1]).exists()

@@ -7,9 +7,9 @@
 
 One chunk a document. All influences are measured once; a search returns the same numbers for the tokens that
 it removes (tests/influence/test_leave_one_out_search.py), so what it finds at each budget is read off them.
-The budget is everything that a search runs, as a share of what leave_one_out runs, in token-forwards; a row of
-a backward pass counts as two. Removed likewise, in another order: by the gate gradient, by attention, and by
-spans of 16 tokens, each removed whole (group testing), the tokens of the span that matters most first.
+The budget is everything that a search runs, as a share of what leave_one_out runs, in token-forwards; a row
+of a backward pass counts as two. Removed likewise, in another order: by the gate gradient, by attention, and
+by spans of 16 tokens, each removed whole (group testing), the tokens of the span that matters most first.
 
 recall@k        tokens of the exact S_k found, of all of them; their influence, as a share of S_k's
 above 0.01      the same for all tokens with an influence above 0.01 nats, however many
