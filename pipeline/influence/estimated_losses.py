@@ -70,8 +70,8 @@ def estimated_losses(
     sequence = reruns.sequence
     num_far = int(sequence.num_far_tokens_T[-1])
     everything = _read(model, sequence)
-    # Windows do not look at each other, so attention among them is computed in vain: it stays below a third.
-    num_rows = min(tokens_per_batch, len(sequence.token_ids_S) // 2)
+    # Windows do not look at each other, so attention among them is computed in vain: it stays below a fifth.
+    num_rows = min(tokens_per_batch, len(sequence.token_ids_S) // 4)
     num_removals = max(1, num_rows // len(reruns.window(0)))
     losses = [
         _losses_without(model, reruns, np.arange(start, min(start + num_removals, num_far)), everything,
