@@ -5,6 +5,9 @@ For each checkpoint and each target t of the evaluation documents:
      removed token for all targets of a chunk together (only where an asked rule leaves tokens out);
   2. the k tokens that each selection rule ranks first:
        leave_one_out   largest influence, as in 1
+       leave_one_out_search
+                       largest influence among the tokens that cheap estimates put first, the only ones
+                       left out: exact for these, null for the rest, within --search-budget
        divergence      largest change of the whole prediction in the same passes; never sees the target
        add_one_in      largest loss(t | short) - loss(t | short and i)
        greedy          add_one_in repeated, given those already chosen
@@ -12,8 +15,8 @@ For each checkpoint and each target t of the evaluation documents:
        attention       largest attention from the target's query; never sees the target
        random, nearest the controls
      With --intervention substitute a left-out token is not removed but replaced by a token drawn from the
-     training tokens (leave_one_out, divergence). Short and sparse contexts hold their own tokens only,
-     whatever the intervention;
+     training tokens (leave_one_out, leave_one_out_search, divergence). Short and sparse contexts hold
+     their own tokens only, whatever the intervention;
   3. loss(t | short context and those k tokens), nothing else visible anywhere in the network;
   4. the same three with the far context of another document at the same positions: the null. Selection
      looks at the answer, so k tokens chosen among hundreds lower the loss even where none matters; only
@@ -49,12 +52,13 @@ from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns, append_columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
+from pipeline.influence.leave_one_out_search import refuse_small_budget
 from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
 from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.models.causal_lm import CausalLM
-from pipeline.stage import fraction, positive_int, run_stage, stage_parser
+from pipeline.stage import fraction, positive_float, positive_int, run_stage, stage_parser
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 
@@ -80,6 +84,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--intervention", choices=INTERVENTIONS, default="remove",
         help="what leaving a token out means: removed, or replaced by a token drawn from the training tokens",
+    )  # fmt: skip
+    add(
+        "--search-budget", type=positive_float, default=0.2,
+        help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
     )  # fmt: skip
     add(
         "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
@@ -113,7 +121,12 @@ def main(arguments: argparse.Namespace) -> None:
             "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
         )
     }  # fmt: skip
-    settings |= {"unigram_sha256": None if unigram is None else unigram.sha256, "engine": ENGINE}
+    arguments.search_budget = _search_budget(arguments, lengths)
+    settings |= {
+        "unigram_sha256": None if unigram is None else unigram.sha256,
+        "search_budget": arguments.search_budget,
+        "engine": ENGINE,
+    }
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
@@ -133,9 +146,22 @@ def _substitutes(arguments: argparse.Namespace) -> UnigramDistribution | None:
     if not set(LEAVE_ONE_OUT_RULES) & set(arguments.rules):
         raise InputError(
             "--intervention substitute would change nothing: of --rules only"
-            f" {' and '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
+            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
         )
     return UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
+
+
+def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> float | None:
+    """None where no rule searches.
+
+    Raises:
+        InputError: it is too small for the largest k.
+    """
+    if "leave_one_out_search" not in arguments.rules:
+        return None
+    is_substituted = arguments.intervention == "substitute"
+    refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)
+    return arguments.search_budget
 
 
 def _measure(
@@ -152,6 +178,7 @@ def _measure(
         model, chunk_L, chunk.null_token_ids_L, lengths, batching,
         with_divergence="divergence" in arguments.rules,
         substitute_ids_L=None if unigram is None else unigram.draw(len(chunk_L), [*seed, 1]),
+        search_budget=arguments.search_budget,
     )  # fmt: skip
     selections = {
         context.name: {

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -91,6 +92,14 @@ def positive_int(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return number
 
 

@@ -34,16 +34,17 @@ class EvidenceLM:
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor,
         prefix: "TokensRead | None" = None,
     ) -> torch.Tensor:
         batch_size, num_rows = token_ids_BS.shape
         past_BP = token_ids_BS[:, :0] if prefix is None else prefix.tokens_1P.expand(batch_size, -1)
         tokens_BK = torch.cat([past_BP, token_ids_BS], dim=1)
-        if visible_BSS is None:
-            visible_BSS = torch.ones(1, num_rows, num_rows, dtype=torch.bool).tril()
-        visible_BSK = torch.nn.functional.pad(visible_BSS, (past_BP.shape[1], 0), value=True)
+        if visible_BSK is None:
+            visible_BSK = torch.ones(1, num_rows, num_rows, dtype=torch.bool).tril()
+        num_unmentioned = tokens_BK.shape[1] - visible_BSK.shape[-1]
+        visible_BSK = torch.nn.functional.pad(visible_BSK, (num_unmentioned, 0), value=True)
         queries_BT = query_rows_BT.expand(batch_size, -1)
         rows_B1 = torch.arange(batch_size)[:, None]
         visible_BTK = visible_BSK.expand(batch_size, -1, -1)[rows_B1, queries_BT]

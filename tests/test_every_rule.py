@@ -16,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.leave_one_out import leave_each_out, own_context
-from pipeline.influence.rules import RULES
+from pipeline.influence.rules import LEAVE_ONE_OUT_RULES, RULES
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.text.tokenized_data import TokenizedData
@@ -25,13 +25,16 @@ from pipeline.text.unigram import UnigramDistribution
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
 
+# At twelve tokens a search costs more than leaving out every one of them.
+EVERY_RULE = ["--rules", *RULES, "--search-budget", "3"]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
     folder = tmp_path_factory.mktemp("every_rule")
     write_data(folder / "data", train_token_ids=[TRAIN_TOKENS])
     write_checkpoint(folder / "run", make_olmo(seed=1))
-    measure(influential_tokens, folder, "--rules", *RULES)
+    measure(influential_tokens, folder, *EVERY_RULE)
     return folder
 
 
@@ -120,7 +123,7 @@ def test_substitutes_are_drawn_from_the_training_tokens(
 
 
 def test_the_intervention_moves_influences_and_no_context(folder: Path, results: list[str]) -> None:
-    measure(influential_tokens, folder, *results, "--rules", *RULES, "--intervention", "substitute")
+    measure(influential_tokens, folder, *results, *EVERY_RULE, "--intervention", "substitute")
     tables = {
         name: [read_artefact(path, name) for path in (folder / "results", Path(results[1]))]
         for name in ("influential_tokens", "sparse_context_losses")
@@ -133,14 +136,14 @@ def test_the_intervention_moves_influences_and_no_context(folder: Path, results:
             substituted.query("rule == @rule")["context_position"]
         )
     }
-    assert moved == {"leave_one_out", "divergence"}
+    assert moved == set(LEAVE_ONE_OUT_RULES)
     for loss in ("short_context_loss", "long_context_loss"):
         assert tables["sparse_context_losses"][0][loss].equals(tables["sparse_context_losses"][1][loss])
 
 
 def test_a_substitution_that_changes_nothing_is_refused(folder: Path, results: list[str]) -> None:
     with pytest.raises(
-        InputError, match="would change nothing: of --rules only leave_one_out and divergence"
+        InputError, match="would change nothing: of --rules only leave_one_out, divergence, leave_one_out"
     ):
         measure(influential_tokens, folder, *results, "--rules", "greedy", "--intervention", "substitute")
     assert not Path(results[1]).exists()
@@ -148,4 +151,32 @@ def test_a_substitution_that_changes_nothing_is_refused(folder: Path, results: l
 
 def test_another_intervention_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(InputError, match="intervention was 'remove', now 'substitute'"):
-        measure(influential_tokens, folder, "--rules", *RULES, "--intervention", "substitute")
+        measure(influential_tokens, folder, *EVERY_RULE, "--intervention", "substitute")
+
+
+def test_a_search_is_named_and_leaves_null_what_it_did_not_measure(folder: Path, results: list[str]) -> None:
+    search = ["--rules", "leave_one_out_search", "random", "--search-budget", "1.4", "--k", "1", "2"]
+    measure(influential_tokens, folder, *results, *search)
+    assert _settings(Path(results[1]))["search_budget"] == 1.4
+    assert "influences" not in artefacts_in(Path(results[1]))
+    key = [*TARGET, "far_context", "context_position"]
+    found = read_artefact(Path(results[1]), "influential_tokens").set_index(key)
+    searched = found.query("rule == 'leave_one_out_search'")["influence"]
+    random = found.query("rule == 'random'")["influence"]
+    assert searched.notna().all() and random.isna().any() and random.notna().any()
+    # Whatever was measured is what leave_one_out measures.
+    exact = read_artefact(folder / "results", "influences").set_index([*TARGET, "far_context"])["influences"]
+    for (*target, far_context, position), influence in found["influence"].dropna().items():
+        start = target[1] * LONG
+        assert influence == pytest.approx(exact[(*target, far_context)][position - start], abs=1e-5)
+
+
+def test_settings_hold_no_budget_where_no_rule_searches(folder: Path, results: list[str]) -> None:
+    measure(influential_tokens, folder, *results, "--rules", "nearest")
+    assert _settings(Path(results[1]))["search_budget"] is None
+
+
+def test_a_search_that_cannot_pay_is_refused(folder: Path, results: list[str]) -> None:
+    with pytest.raises(InputError, match=r"--search-budget 0.2 does not pay for rule leave_one_out_search"):
+        measure(influential_tokens, folder, *results, "--rules", "leave_one_out_search")
+    assert not Path(results[1]).exists()

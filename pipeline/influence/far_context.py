@@ -18,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths, context_losses, long_context_losses
 from pipeline.influence.leave_one_out import LeftOut, PackedSequence, far_context_only, leave_each_out
+from pipeline.influence.leave_one_out_search import search_influences
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.inspectable_lm import InspectableLM
 
@@ -44,6 +45,8 @@ class FarContext:
     """Whether the leave-one-out passes measure the divergence too."""
     substitute_ids_L: np.ndarray | None = None
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
+    search_budget: float | None = None
+    """What a search for the largest influences may take, as a share of what all of them take."""
     _known_losses: dict[bytes, np.float32] = field(default_factory=dict, init=False, repr=False)
     """`_set_keys` -> the loss of a set that is likely to be asked for again."""
 
@@ -83,10 +86,27 @@ class FarContext:
         """loss(t | long without i) - loss(t | long), nats."""
         return self._left_out.influence_TF
 
+    @cached_property
+    def searched_influence_TF(self) -> np.ndarray:
+        """`influence_TF` of the tokens that a search within `search_budget` left out, NaN for the others."""
+        assert self.search_budget is not None, "no budget for a search was given"
+        parts = [
+            search_influences(self.model, sequence, self.batching, self.search_budget, self.substitute_ids_L)
+            for sequence in self.sequences
+        ]
+        return self._all_targets(parts)
+
     @property
-    def measured_influence_TF(self) -> np.ndarray | None:
+    def every_influence_TF(self) -> np.ndarray | None:
         """`influence_TF` where something has asked for the leave-one-out passes, else None."""
         return self.influence_TF if "_left_out" in self.__dict__ else None
+
+    @property
+    def measured_influence_TF(self) -> np.ndarray | None:
+        """Every influence, else those a search has measured, NaN for the others, else None."""
+        if self.every_influence_TF is None and "searched_influence_TF" in self.__dict__:
+            return self.searched_influence_TF
+        return self.every_influence_TF
 
     @property
     def divergence_TF(self) -> np.ndarray:

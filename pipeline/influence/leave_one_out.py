@@ -117,6 +117,7 @@ def leave_each_out(
     *,
     with_divergence: bool = False,
     substitute_ids_L: np.ndarray | None = None,
+    removed_rows_R: np.ndarray | None = None,
 ) -> LeftOut:
     """Leave out every far-context token in turn; F is the far context of the last target.
 
@@ -127,32 +128,41 @@ def leave_each_out(
         with_divergence: measure the divergence too, in the same passes.
         substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
+        removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
+            None: all.
     """
-    num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
+    rows_R = np.arange(sequence.num_far_tokens_T[-1]) if removed_rows_R is None else removed_rows_R
     full_losses_T, reference_TV, all_rows = _nothing_left_out(model, sequence, with_divergence)
     losses: list[np.ndarray] = []
     divergences: list[np.ndarray] = []
-    start = 0
-    while start < num_far:
-        num_run = num_rows - start - (substitute_ids_L is None)
-        # A quarter as many removals as rows keeps the rows run in vain, those between `start` and the
+    rest_R = rows_R
+    while len(rest_R):
+        start = int(rest_R[0])
+        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
+        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
-        num_removals = max(1, min(batching.num_sequences(model, num_run, start), num_run // 4))
-        rows_R = np.arange(start, min(start + num_removals, num_far))
-        with batching.halved_where_memory_runs_out(len(rows_R), num_run):
-            batch = _left_out(sequence, rows_R, substitute_ids_L)
+        num_near = int((rest_R < start + num_run // 4).sum())
+        batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
+        with batching.halved_where_memory_runs_out(len(batch_R), num_run):
+            batch = _left_out(sequence, batch_R, substitute_ids_L)
             prefix = all_rows.first(start) if start else None
             losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
             losses.append(losses_RT - full_losses_T)
             if divergences_RT is not None:
                 divergences.append(divergences_RT)
-            start += len(rows_R)
-    num_far_T = sequence.num_far_tokens_T
+            rest_R = rest_R[len(batch_R) :]
     return LeftOut(
         full_losses_T,
-        far_context_only(np.concatenate(losses).T, num_far_T),
-        far_context_only(np.concatenate(divergences).T, num_far_T) if divergences else None,
+        _at_rows(losses, rows_R, sequence.num_far_tokens_T),
+        _at_rows(divergences, rows_R, sequence.num_far_tokens_T) if with_divergence else None,
     )
+
+
+def _at_rows(values: list[np.ndarray], rows_R: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
+    """[T, F] from batches of [R, T], NaN where a row was not left out."""
+    values_TF = np.full((len(num_far_tokens_T), num_far_tokens_T[-1]), np.nan, dtype=np.float32)
+    values_TF[:, rows_R] = np.concatenate(values).T
+    return far_context_only(values_TF, num_far_tokens_T)
 
 
 def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:

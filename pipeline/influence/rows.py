@@ -13,10 +13,10 @@ from pipeline.influence.far_context import FarContext
 
 
 def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> dict[str, Columns]:
-    """A row a target: the influence of every token of its far context. None where no rule asked for them."""
-    if context.measured_influence_TF is None:
+    """A row a target: the influence of every token of its far context. None where no rule asked for all."""
+    if context.every_influence_TF is None:
         return {}
-    far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.measured_influence_TF]
+    far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.every_influence_TF]
     columns = _rows(chunk, targets_T, 1, far_context=context.name) | {"influences": far_only}
     return {"influences": columns}
 
@@ -24,12 +24,13 @@ def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> 
 def selection_rows(
     chunk: Chunk, targets_T: np.ndarray, rule: str, context: FarContext, positions_TK: np.ndarray
 ) -> dict[str, Columns]:
-    """A row a target and rank: the selected token, with its influence where some rule asked for that."""
+    """A row a target and rank: the selected token, with its influence where some rule measured that."""
     influence_TF = context.measured_influence_TF
     if influence_TF is None:
         influences: list[float | None] = [None] * positions_TK.size
     else:
-        influences = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
+        of_selected = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
+        influences = [None if np.isnan(influence) else influence for influence in of_selected]
     columns = _rows(
         chunk,
         targets_T,

@@ -33,6 +33,17 @@ def leave_one_out(context: FarContext, max_k: int, generator: np.random.Generato
     return _ranked(context.influence_TF, max_k)
 
 
+def leave_one_out_search(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """`leave_one_out` among the tokens that a search left out exactly; some of the largest may be missed.
+
+    It looks at the target. Estimates that run few rows again say which tokens are left out
+    (`leave_one_out_search.py`). How many of leave_one_out's it finds at what cost is measured by
+    tests/benchmarks/search_recall.py. Cost: the search budget, a share of leave_one_out's; batching adds an
+    eighth at most.
+    """
+    return _ranked(context.searched_influence_TF, max_k)
+
+
 def add_one_in(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
@@ -105,6 +116,7 @@ def _ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
 
 RULES: dict[str, Rule] = {
     "leave_one_out": leave_one_out,
+    "leave_one_out_search": leave_one_out_search,
     "add_one_in": add_one_in,
     "greedy": greedy,
     "gradient": gradient,
@@ -120,7 +132,7 @@ positions_TK: int64 [T, K], most influential first, no position twice; ties go t
 """
 
 DEFAULT_RULES = ("leave_one_out", "random", "nearest")
-LEAVE_ONE_OUT_RULES = ("leave_one_out", "divergence")
+LEAVE_ONE_OUT_RULES = ("leave_one_out", "divergence", "leave_one_out_search")
 """Rules that leave a token out, so that the intervention matters to them."""
 
 

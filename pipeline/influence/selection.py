@@ -26,10 +26,11 @@ def far_contexts(
     *,
     with_divergence: bool = False,
     substitute_ids_L: np.ndarray | None = None,
+    search_budget: float | None = None,
 ) -> list[FarContext]:
     """The chunk's own far context and its null (design.md 1): another document's tokens, same positions.
 
-    Nothing is measured yet. See `FarContext` for the last two arguments.
+    Nothing is measured yet. See `FarContext` for the last three arguments.
     """
     of_name = {
         OWN: (chunk_L, (own_context(chunk_L, lengths),)),
@@ -38,7 +39,7 @@ def far_contexts(
     return [
         FarContext(
             name, token_ids_L, chunk_L, sequences, model, lengths, batching,
-            with_divergence, substitute_ids_L,
+            with_divergence, substitute_ids_L, search_budget,
         )
         for name, (token_ids_L, sequences) in of_name.items()
     ]  # fmt: skip

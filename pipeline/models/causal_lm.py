@@ -1,7 +1,7 @@
 """The one interface through which measuring code sees a language model.
 
-Shapes: B batch, S rows of a sequence, P rows of a prefix, D width, V vocabulary, T query rows, N any number
-of rows.
+Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, D width, V vocabulary,
+T query rows, N any number of rows.
 """
 
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class CausalLM(Protocol):
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
@@ -80,11 +80,12 @@ class CausalLM(Protocol):
         Args:
             token_ids_BS: int64.
             position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by.
-            visible_BSS: bool, [B, S, S] or [1, S, S]; entry [b, q, k] is whether row q may look at row k.
-                None: a row sees the rows up to itself.
+            visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k. Of
+                S columns it is about the rows given, and all of the prefix is seen, which is the cheaper; of
+                P + S columns the rows of the prefix come first. None: a row sees the rows up to itself.
             query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
                 wanted. None: all rows.
-            prefix: rows already read, all of them seen by every row of the batch.
+            prefix: rows already read, shared by the sequences of the batch.
         """
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
@@ -103,7 +104,7 @@ def target_losses(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
     position_ids_BS: torch.Tensor,
-    visible_BSS: torch.Tensor | None,
+    visible_BSK: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
     prefix: Prefix | None = None,
@@ -117,7 +118,7 @@ def target_losses(
     Raises:
         NotFiniteLossError: a loss is not a finite number; means and rankings would hide it.
     """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     losses_BT = losses_of_hidden_states(model, hidden_BTD, target_ids_BT)
     refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
     return losses_BT

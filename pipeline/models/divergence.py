@@ -1,6 +1,6 @@
 """How far predictions move from a reference, as whole distributions.
 
-Shapes: B batch, S rows, T query rows, V vocabulary, D width, N any number of rows.
+Shapes: B batch, S rows, K rows to look at, T query rows, V vocabulary, D width, N any number of rows.
 """
 
 import torch
@@ -12,7 +12,7 @@ def losses_and_divergences(
     model: CausalLM,
     token_ids_BS: torch.Tensor,
     position_ids_BS: torch.Tensor,
-    visible_BSS: torch.Tensor | None,
+    visible_BSK: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
     reference_log_probs_TV: torch.Tensor,
@@ -29,7 +29,7 @@ def losses_and_divergences(
     Raises:
         NotFiniteLossError: as `target_losses`.
     """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     target_index_BT = torch.arange(target_ids_BT.shape[1], device=target_ids_BT.device).expand_as(
         target_ids_BT
     )

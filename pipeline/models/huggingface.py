@@ -4,8 +4,8 @@ The model's own code runs; what is ours is what it is told: position IDs, a mask
 shared prefix. Families differ in more ways than a reader can check, so a model that is loaded must show on a
 few tokens that it obeys (`obedience.py`), or it is refused.
 
-Shapes: B batch, S rows, P rows of a prefix, T query rows, D width, G key-value heads, E head width,
-V vocabulary, N any number of rows.
+Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D width, G key-value
+heads, E head width, V vocabulary, N any number of rows.
 """
 
 import inspect
@@ -95,13 +95,13 @@ class HuggingFaceCausalLM:
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
         hidden_BSD = self._run(
-            token_ids_BS, position_ids_BS, visible_BSS, None if prefix is None else _PassCache(prefix)
+            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else _PassCache(prefix)
         )
         return _rows_of(hidden_BSD, query_rows_BT)
 
@@ -121,28 +121,29 @@ class HuggingFaceCausalLM:
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         cache: _PassCache | None,
     ) -> torch.Tensor:
-        if visible_BSS is None:
+        if visible_BSK is None:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
-            visible_BSS = causal_visibility(token_ids_BS.shape[1], token_ids_BS.device)
+            visible_BSK = causal_visibility(token_ids_BS.shape[1], token_ids_BS.device)
         output = self._model.base_model(
             input_ids=token_ids_BS,
             position_ids=position_ids_BS.expand(token_ids_BS.shape),
-            attention_mask=self._added_to_scores(visible_BSS, 0 if cache is None else cache.get_seq_length()),
+            attention_mask=self._added_to_scores(visible_BSK, 0 if cache is None else cache.get_seq_length()),
             past_key_values=cache,
             use_cache=cache is not None,
             return_dict=True,
         )
         return output.last_hidden_state.to(self.device)
 
-    def _added_to_scores(self, visible_BSS: torch.Tensor, num_past: int) -> torch.Tensor:
+    def _added_to_scores(self, visible_BSK: torch.Tensor, num_past: int) -> torch.Tensor:
         """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
-        mask_BSS = torch.zeros(visible_BSS.shape, dtype=self._model.dtype, device=visible_BSS.device)
-        mask_BSS.masked_fill_(~visible_BSS, torch.finfo(mask_BSS.dtype).min)
-        return torch.nn.functional.pad(mask_BSS, (num_past, 0))[:, None]
+        mask_BSK = torch.zeros(visible_BSK.shape, dtype=self._model.dtype, device=visible_BSK.device)
+        mask_BSK.masked_fill_(~visible_BSK, torch.finfo(mask_BSK.dtype).min)
+        num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
+        return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """ai2-olmo checkpoints behind the `CausalLM` interface.
 
-Shapes: B batch, S rows, T query rows, D width, V vocabulary, N any number of rows.
+Shapes: B batch, S rows, K rows to look at, T query rows, D width, V vocabulary, N any number of rows.
 """
 
 import math
@@ -59,12 +59,12 @@ class OLMoCausalLM:
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
-        hidden, _ = self._run_blocks(token_ids_BS, position_ids_BS, visible_BSS, query_rows_BT, prefix)
+        hidden, _ = self._run_blocks(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
         return self._model.transformer.ln_f(hidden)
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
@@ -80,7 +80,7 @@ class OLMoCausalLM:
         self,
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSS: torch.Tensor | None,
+        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
@@ -89,7 +89,7 @@ class OLMoCausalLM:
         rows = Rows(
             self._table,
             *self._table.at(position_ids_BS),
-            None if visible_BSS is None else visible_BSS[:, None],
+            None if visible_BSK is None else visible_BSK[:, None],
             watch,
         )
         hidden = transformer.wte(token_ids_BS)

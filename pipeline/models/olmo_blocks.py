@@ -4,7 +4,8 @@ The arithmetic is `olmo.model.OLMoSequentialBlock`'s, whose own cache cannot ser
 every sequence, unrotated, and rotates it anew by row number. Keys are kept rotated, as a token's ID never
 changes. With no prefix, and at every row, the result equals stock OLMo's bit for bit (a test).
 
-Shapes: B batch, S rows, P prefix rows, T query rows, D width, H heads, G key-value heads, E head width.
+Shapes: B batch, S rows, P prefix rows, K = S or P + S, T query rows, D width, H heads,
+G key-value heads, E head width.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ class Rows:
     table: RotaryTable
     sine_B1SE: torch.Tensor
     cosine_B1SE: torch.Tensor
-    visible_B1SS: torch.Tensor | None
-    """None: a row sees those up to itself. A float tensor is added to the scores."""
+    visible_B1SK: torch.Tensor | None
+    """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
     """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, S, E], to look at only."""
 
@@ -50,7 +51,7 @@ def run_block(
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
-    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SS
+    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
     if query_rows_BT is not None:
         query, hidden_BSD = _take_rows(query, query_rows_BT), _take_rows(hidden_BSD, query_rows_BT)
         query_sine, query_cosine = _take_rows(sine, query_rows_BT), _take_rows(cosine, query_rows_BT)
@@ -91,10 +92,10 @@ def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _visible_from(
-    visible_B1SS: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
+    visible_B1SK: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
 ) -> torch.Tensor:
-    """Whom the query rows see, [B, 1, T, S]."""
-    if visible_B1SS is None:
+    """Whom the query rows see, [B, 1, T, K]."""
+    if visible_B1SK is None:
         rows_S = torch.arange(num_rows, device=query_rows_BT.device)
         return (rows_S <= query_rows_BT[..., None])[:, None]
-    return _take_rows(visible_B1SS, query_rows_BT)
+    return _take_rows(visible_B1SK, query_rows_BT)

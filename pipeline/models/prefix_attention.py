@@ -3,7 +3,8 @@
 On the CPU the two are computed apart and merged by their log-sum-exps (as in cascade attention): all rows of
 the batch look at one prefix together, which is never copied for each sequence and needs no mask.
 
-Shapes: B batch, S rows, P prefix rows, K = P + S, H query heads, G key-value heads, X = H / G, E head width.
+Shapes: B batch, S rows, P prefix rows, K = S or P + S, H query heads, G key-value heads, X = H / G,
+E head width.
 """
 
 import math
@@ -16,30 +17,30 @@ from pipeline.models.causal_lm import KeysAndValues
 
 def attend(
     query_BHSE: torch.Tensor,
-    key_BGKE: torch.Tensor,
-    value_BGKE: torch.Tensor,
+    key_BGSE: torch.Tensor,
+    value_BGSE: torch.Tensor,
     past: KeysAndValues | None,
     visible: torch.Tensor | None,
 ) -> torch.Tensor:
     """What each row gathers from the rows it sees: [B, H, S, E].
 
     Args:
-        query_BHSE, key_BGKE, value_BGKE: of the rows given, rotated; there may be fewer queries than keys.
+        query_BHSE, key_BGSE, value_BGSE: of the rows given, rotated; there may be fewer queries than keys.
         past: keys and values of the prefix, two [1, G, P, E]; None: there is none.
-        visible: which of the rows given a row sees, [B or 1, 1, S, K]; bool, or numbers added to the scores.
-            None: those up to itself.
+        visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
     """
     if past is None:
-        return _attend(query_BHSE, key_BGKE, value_BGKE, visible)
-    if query_BHSE.device.type == "cpu" and not torch.is_grad_enabled():
-        return _attend_apart(query_BHSE, (key_BGKE, value_BGKE), past, visible)
-    batch_size, num_past = len(key_BGKE), past[0].shape[2]
+        return _attend(query_BHSE, key_BGSE, value_BGSE, visible)
+    sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
+    if sees_all_past and query_BHSE.device.type == "cpu" and not torch.is_grad_enabled():
+        return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible)
+    batch_size, num_past = len(key_BGSE), past[0].shape[2]
     past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)
     return _attend(
         query_BHSE,
-        torch.cat((past_key, key_BGKE), dim=2),
-        torch.cat((past_value, value_BGKE), dim=2),
-        _with_past_visible(visible, num_past, query_BHSE),
+        torch.cat((past_key, key_BGSE), dim=2),
+        torch.cat((past_value, value_BGSE), dim=2),
+        _with_past_visible(visible, num_past, query_BHSE) if sees_all_past else visible,
     )
 
 

@@ -81,8 +81,9 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "influence",
                 pa.float32(),
                 "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
-                " positive = the token helps; null where no rule of the run leaves tokens out"
-                " (leave_one_out, divergence). Under the intervention 'substitute' (see `settings`)"
+                " positive = the token helps; null where it was not measured: the run has neither of the"
+                " rules leave_one_out and divergence, and leave_one_out_search, if it has that, did not leave"
+                " this token out. Under the intervention 'substitute' (see `settings`)"
                 " the token is replaced, not removed",
                 nullable=True,
             ),
@@ -96,7 +97,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "influences",
                 pa.list_(pa.float32()),
                 "influence of every far-context token, nats; entry i is the token at chunk start + i."
-                " No such rows where no rule of the run leaves tokens out",
+                " No such rows where the run has neither of the rules leave_one_out and divergence",
             ),
         ]
     ),
