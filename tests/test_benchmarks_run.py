@@ -99,7 +99,7 @@ def test_a_wrong_influence_is_refused_and_nothing_is_shown(
     def wrong(*arguments: Any, **keywords: Any) -> Any:
         left_out = exact(*arguments, **keywords)
         influence_TF = left_out.influence_TF.copy()
-        is_check = influence_TF.shape[1] == worker.NUM_CHECKED
+        is_check = len(keywords["removed_rows_R"]) == worker.NUM_CHECKED
         if is_check == (when == "before timing"):
             influence_TF[-1, 0] += 0.05 * np.nanstd(influence_TF)
         return replace(left_out, influence_TF=influence_TF)

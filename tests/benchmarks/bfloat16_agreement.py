@@ -159,12 +159,19 @@ def compared(numbers: dict[str, list[ChunkNumbers]]) -> dict[str, Any]:
             "recovered_fraction": fractions,
             "difference": fractions["bfloat16"] - fractions["float32"],
             "top_8_overlap": float(np.mean([top_k_overlap(*both, K) for both in influences])),
+            "influence_rms_nats": _rms([exact for exact, _ in influences]),
+            "influence_error_rms_nats": _rms([coarse - exact for exact, coarse in influences]),
             "rank_correlation": float(np.mean([rank_correlation(*both) for both in influences])),
         }
     return {
         "mean_gain_nats": {dtype: float(_gains(chunks).mean()) for dtype, chunks in numbers.items()},
         "far_contexts": contexts,
     }
+
+
+def _rms(values: list[np.ndarray]) -> float:
+    """Root mean square over all that is no NaN."""
+    return float(np.sqrt(np.nanmean(np.concatenate([of_chunk.ravel() for of_chunk in values]) ** 2)))
 
 
 def _gains(chunks: list[ChunkNumbers]) -> np.ndarray:
@@ -185,13 +192,14 @@ def table(report: dict[str, Any]) -> str:
         f"{report['num_chunks']} chunks; gain of the long context {gains['float32']:.4f} nats in float32,"
         f" {gains['bfloat16']:.4f} in bfloat16",
         f"{'far context':16}{'recovered: float32':>20}{'bfloat16':>10}{'judged':>9}{'difference':>12}"
-        f"{'top-8':>8}{'ranks':>8}",
+        f"{'top-8':>8}{'ranks':>8}{'influence rms':>15}{'its error':>12}",
     ]
     for name, row in report["far_contexts"].items():
         fractions = row["recovered_fraction"]
         lines.append(
             f"{name:16}{fractions['float32']:20.4f}{fractions['bfloat16']:10.4f}{fractions[JUDGED]:9.4f}{row['difference']:12.4f}"
             f"{row['top_8_overlap']:8.3f}{row['rank_correlation']:8.3f}"
+            f"{row['influence_rms_nats']:15.4f}{row['influence_error_rms_nats']:12.4f}"
         )
     return "\n".join(lines)
 

@@ -8,13 +8,13 @@ Rows of the table, all with the same randomly initialised OLMo (or --checkpoint)
   captum FeatureAblation   captum around that loop's passes, a function that returns every target's loss
   captum LLMAttribution    a pass a token on the Hugging Face twin of the model; replaces tokens
   inseq occlusion          a pass a pair on the twin; replaces tokens. Up to --inseq-up-to tokens only
-  ours                     leave_each_out, in float32 and bfloat16: the whole chunk, every time
+  ours                     leave_each_out, in float32 and bfloat16: the whole chunk, or 96 removals of a long one
 What is not installed is named and skipped: pip install '.[benchmark]' brings captum and inseq.
 
 What is fair. Pairs are those of m targets (--targets-per-chunk) with the tokens more than s before them. The
 more targets share a pass, the more a pass is worth, to the loops and to ours alike; a pass a pair gains
 nothing: so the factor over a forward per pair depends on m, the factor over the loop hardly.
-Everything but ours is timed on a sample of removed tokens or pairs, evenly spread, of about --sample-tokens
+The others are timed on a sample of removed tokens or pairs, evenly spread, of about --sample-tokens
 token-forwards, and the whole chunk is extrapolated from it; how many were timed stands in the JSON. Passes
 with nothing removed are not charged to the others. Each variant has a process of its own; timing goes round
 robin, --repeats times (a variant that has used --seconds-per-variant is not timed again), and medians count.
