@@ -74,7 +74,7 @@ MOST_REMOVALS, NUM_BLOCKS, BLOCK = 600, 12, 8
 
 
 class SharedPrefixes:
-    """Ours: `leave_each_out` as the measuring stages call it, on the whole chunk where that is not too long."""
+    """Ours: `leave_each_out` as the measuring stages call it, on a whole chunk where not too long."""
 
     evaluations_beyond = 2
     """Reading the sequence costs about as much as two removals."""
