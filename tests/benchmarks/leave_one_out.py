@@ -8,7 +8,7 @@ Rows of the table, all with the same randomly initialised OLMo (or --checkpoint)
   captum FeatureAblation   captum around that loop's passes, a function that returns every target's loss
   captum LLMAttribution    a pass a token on the Hugging Face twin of the model; replaces tokens
   inseq occlusion          a pass a pair on the twin; replaces tokens. Up to --inseq-up-to tokens only
-  ours                     leave_each_out, in float32 and bfloat16: a whole chunk, or 96 removals of a long one
+  ours                     leave_each_out, in float32 and bfloat16: a whole chunk, or 96 tokens of a long one
 What is not installed is named and skipped: pip install '.[benchmark]' brings captum and inseq.
 
 What is fair. Pairs are those of m targets (--targets-per-chunk) with the tokens more than s before them. The
