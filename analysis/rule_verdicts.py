@@ -3,7 +3,7 @@
 Every number is one of `analysis.selection_rules`; nothing is said that an interval does not carry.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,9 +11,7 @@ import pandas as pd
 from analysis.selection_rules import READINGS_OF_EQ_20, REFERENCE_RULE
 from pipeline.results.bootstrap import Interval
 
-
-def _interval(row: Any, name: str) -> Interval:
-    return Interval(*(float(getattr(row, f"{name}{end}")) for end in ("", "_low", "_high")))
+Row = Mapping[Hashable, Any]
 
 
 def verdict_on_eq_20(table: pd.DataFrame, differences: pd.DataFrame) -> Iterator[str]:
@@ -32,7 +30,7 @@ def verdict_on_eq_20(table: pd.DataFrame, differences: pd.DataFrame) -> Iterator
         yield _beyond(rows)
         yield _against_reference(compared[compared["k"] == k])
     num_apart = {
-        name: sum(_is_clear(_interval(row, name)) for row in compared.itertuples())
+        name: sum(_is_clear(_interval(row, name)) for row in compared.to_dict("records"))
         for name in ("recovered_difference", "excess_difference")
     }
     yield (
@@ -43,9 +41,8 @@ def verdict_on_eq_20(table: pd.DataFrame, differences: pd.DataFrame) -> Iterator
 
 
 def _sizes(rows: pd.DataFrame) -> str:
-    least, most = (
-        rows.loc[place] for place in (rows["recovered_loss"].idxmin(), rows["recovered_loss"].idxmax())
-    )
+    in_order = rows.sort_values("recovered_loss").to_dict("records")
+    least, most = in_order[0], in_order[-1]
     return (
         f"the nats recovered depend on the reading, from {least['recovered_loss']:.3f} ({least['rule']}) to"
         f" {most['recovered_loss']:.3f} ({most['rule']}), where the whole long context gains"
@@ -54,17 +51,32 @@ def _sizes(rows: pd.DataFrame) -> str:
 
 
 def _beyond(rows: pd.DataFrame) -> str:
-    clear = [row.rule for row in rows.itertuples() if row.excess_loss_low > 0]
-    shown = ", ".join(f"{row.rule} {_interval(row, 'excess_loss')}" for row in rows.itertuples())
-    return f"  beyond the null remain {shown}: clearly more than nothing for {_named(clear, len(rows))};"
+    excess = _of_rules(rows, "excess_loss")
+    clear = [rule for rule, interval in excess.items() if interval.low > 0]
+    how_many = _named(clear, len(excess))
+    return f"  beyond the null remain {_listed(excess)}: clearly more than nothing for {how_many};"
 
 
 def _against_reference(readings: pd.DataFrame) -> str:
-    of_rule = {row.rule: _interval(row, "excess_difference") for row in readings.itertuples()}
-    apart = [rule for rule, difference in of_rule.items() if _is_clear(difference)]
-    shown = ", ".join(f"{rule} {difference}" for rule, difference in of_rule.items())
-    how_many = _named(apart, len(of_rule))
-    return f"  that is, beside {REFERENCE_RULE}: {shown}: clearly another number for {how_many}."
+    differences = _of_rules(readings, "excess_difference")
+    apart = [rule for rule, difference in differences.items() if _is_clear(difference)]
+    how_many = _named(apart, len(differences))
+    return (
+        f"  that is, beside {REFERENCE_RULE}: {_listed(differences)}: clearly another number for {how_many}."
+    )
+
+
+def _of_rules(rows: pd.DataFrame, name: str) -> dict[str, Interval]:
+    """The interval of each rule, of rows that differ in the rule only."""
+    return {row["rule"]: _interval(row, name) for row in rows.to_dict("records")}
+
+
+def _interval(row: Row, name: str) -> Interval:
+    return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _listed(intervals: Mapping[str, Interval]) -> str:
+    return ", ".join(f"{rule} {interval}" for rule, interval in intervals.items())
 
 
 def _is_clear(difference: Interval) -> bool:
@@ -74,18 +86,19 @@ def _is_clear(difference: Interval) -> bool:
 def _named(rules: Sequence[str], num_rules: int) -> str:
     if not rules:
         return f"none of {num_rules}"
-    return (
-        f"all {num_rules}" if len(rules) == num_rules else f"{len(rules)} of {num_rules} ({', '.join(rules)})"
-    )
+    if len(rules) == num_rules:
+        return f"all {num_rules}"
+    return f"{len(rules)} of {num_rules} ({', '.join(rules)})"
 
 
-def missed_sentence(row: Any) -> str:
-    """What one row of `missed_redundancy` says."""
-    own, null, excess = (_interval(row, f"{part}_share") for part in ("missed", "null_missed", "excess"))
-    return (
-        f"{row.model}, k = {row.k}: leave_one_out misses redundant evidence that greedy finds for {own} of"
-        f" targets, in the null for {null}: beyond the null {excess} ({row.num_targets:,} targets)."
-    )
+def missed_sentences(missed: pd.DataFrame) -> Iterator[str]:
+    """What `missed_redundancy` says, a sentence a model and k."""
+    for row in missed.to_dict("records"):
+        own, null, excess = (_interval(row, f"{part}_share") for part in ("missed", "null_missed", "excess"))
+        yield (
+            f"{row['model']}, k = {row['k']}: leave_one_out misses redundant evidence that greedy finds for"
+            f" {own} of {row['num_targets']:,} targets, in the null for {null}: beyond the null {excess}."
+        )
 
 
 def markdown_table(table: pd.DataFrame) -> str:
@@ -101,18 +114,13 @@ def markdown_table(table: pd.DataFrame) -> str:
     header = ["rule", *(f"k = {k}" for k in ks), f"k = {ks[-1]}, beyond the null", "token-forwards a target"]
     lines = [header, ["---"] * len(header)]
     for rule, rows in table.groupby("rule", sort=False):
-        rows = rows.set_index("k")
-        last: Any = next(rows.loc[[ks[-1]]].itertuples())
-        sizes = [
-            f"{rows.loc[k, 'recovered_loss']:.3f} ({rows.loc[k, 'null_recovered_loss']:.3f})" for k in ks
-        ]
-        effect = (
-            str(_interval(last, "excess_loss"))
-            if last.sees_answer
-            else f"own: {_interval(last, 'recovered_loss')}"
-        )
-        cost = f"{last.token_forwards_per_target:,.0f}"
-        if last.backward_tokens_per_target:
-            cost += f", and {last.backward_tokens_per_target:,.0f} backward"
-        lines.append([f"`{rule}`" + ("" if last.sees_answer else " (blind)"), *sizes, effect, cost])
+        of_k = {row["k"]: row for row in rows.to_dict("records")}
+        sizes = [f"{of_k[k]['recovered_loss']:.3f} ({of_k[k]['null_recovered_loss']:.3f})" for k in ks]
+        last = of_k[ks[-1]]
+        sees = last["sees_answer"]
+        effect = str(_interval(last, "excess_loss")) if sees else f"own: {_interval(last, 'recovered_loss')}"
+        cost = f"{last['token_forwards_per_target']:,.0f}"
+        if last["backward_tokens_per_target"]:
+            cost += f", and {last['backward_tokens_per_target']:,.0f} backward"
+        lines.append([f"`{rule}`" + ("" if sees else " (blind)"), *sizes, effect, cost])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

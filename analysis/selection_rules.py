@@ -75,10 +75,12 @@ def rules_table(
         for model, settings in settings_of_model.items()
     }
     table["token_forwards_per_target"] = [
-        costs[row.model].token_forwards_per_target(row.rule, row.k) for row in table.itertuples()
+        costs[model].token_forwards_per_target(rule, k)
+        for model, rule, k in zip(table["model"], table["rule"], table["k"], strict=True)
     ]
     table["backward_tokens_per_target"] = [
-        costs[row.model].backward_tokens_per_target(row.rule) for row in table.itertuples()
+        costs[model].backward_tokens_per_target(rule)
+        for model, rule in zip(table["model"], table["rule"], strict=True)
     ]
     order = {rule: place for place, rule in enumerate(compared_rules(sparse_context_losses))}
     return table.sort_values(keys, key=lambda column: column.replace(order), ignore_index=True)
