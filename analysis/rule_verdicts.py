@@ -112,7 +112,7 @@ def markdown_table(table: pd.DataFrame) -> str:
     """
     ks = sorted(table["k"].unique())
     header = ["rule", *(f"k = {k}" for k in ks), f"k = {ks[-1]}, beyond the null", "token-forwards a target"]
-    lines = [header, ["---"] * len(header)]
+    lines = [header]
     for rule, rows in table.groupby("rule", sort=False):
         of_k = {row["k"]: row for row in rows.to_dict("records")}
         sizes = [f"{of_k[k]['recovered_loss']:.3f} ({of_k[k]['null_recovered_loss']:.3f})" for k in ks]
@@ -123,4 +123,5 @@ def markdown_table(table: pd.DataFrame) -> str:
         if last["backward_tokens_per_target"]:
             cost += f", and {last['backward_tokens_per_target']:,.0f} backward"
         lines.append([f"`{rule}`" + ("" if sees else " (blind)"), *sizes, effect, cost])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * len(header) + "|", *body])
