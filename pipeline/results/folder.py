@@ -120,6 +120,15 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if any((results / name).glob("model=*/*.parquet"))]
 
 
+def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What a stage was run with, for each model that it has results of, as those say it."""
+    paths = sorted((results / "_stages" / stage).glob("model=*/settings.json"))
+    return {
+        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))["settings"]
+        for path in paths
+    }
+
+
 def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """All models' rows of one artefact, with the column `model` first.
 
