@@ -22,7 +22,8 @@ tokens=$(submit --array="0-$((TOKENIZE_SHARDS - 1))" slurm/tokenize_c4.sh)
 data=$(submit --dependency="afterok:$tokens" slurm/merge_c4.sh)
 
 pretrain() {
-  submit --dependency="afterok:$data" --job-name="$1" slurm/pretrain.sh "$CONFIG" max_duration="$TOKENS" "${@:2}"
+  submit --dependency="afterok:$data" --job-name="$1" slurm/pretrain.sh "$CONFIG" \
+    eval_context_lengths="[$SHORT_TRAIN,$LONG]" "${@:2}"
 }
 short=$(pretrain short-contiguous seed=0 train_context_length="$SHORT_TRAIN")
 pose=$(pretrain short-pose seed=0 train_context_length="$SHORT_TRAIN" position_scheme=pose pose_target_length="$LONG")

@@ -23,7 +23,6 @@ TRAIN_TEXT="{text}/train-*.jsonl"
 VALIDATION_TEXT={text}/validation.jsonl
 TOKENIZER={text}/data/tokenizer.json
 CONFIG={text}/small.yaml
-TOKENS=6
 SHORT_TRAIN=16 LONG=64 SHORT=8 TARGETS=4 DOCUMENTS=6
 TOKENIZE_SHARDS=2 MEASURE_SHARDS=2
 """
@@ -34,6 +33,9 @@ SMALL = {
     "device_train_microbatch_tokens": 128,
     "precision": "fp32",
     "console_log_interval": 1,
+    "max_duration": 6,
+    "eval_interval": 6,
+    "eval_num_documents": 4,
 }
 
 
