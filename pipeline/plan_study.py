@@ -75,7 +75,8 @@ def parser() -> argparse.ArgumentParser:
         default=["short-contiguous", "short-pose", "long"],
         help="models of a size",
     )
-    add("--launcher", default="sbatch slurm/pretrain.sh", help="what stands before pretrain.py's arguments")
+    add("--launcher", default="sbatch --job-name={name} slurm/pretrain.sh",
+        help="what stands before pretrain.py's arguments; {name} is the model's")  # fmt: skip
     return program
 
 
@@ -107,7 +108,7 @@ def _job_lines(path: Path, arguments: argparse.Namespace) -> Iterator[str]:
             yield f"# {name}: {_describe(path, overrides, arguments)}"
             folder = arguments.models / name
             words = [str(path), "--data", str(arguments.data), "--save-folder", str(folder), *overrides]
-            yield f"{arguments.launcher} {shlex.join(words)}"
+            yield f"{arguments.launcher.replace('{name}', name)} {shlex.join(words)}"
 
 
 def _describe(path: Path, overrides: Sequence[str], arguments: argparse.Namespace) -> str:

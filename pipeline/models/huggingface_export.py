@@ -7,6 +7,7 @@ activation and no biases; whatever else a configuration asks for is refused, nev
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -82,7 +83,8 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
     weights = {"model.embed_tokens.weight": model.transformer.wte.weight}
     if not model.config.weight_tying:
         weights["lm_head.weight"] = model.transformer.ff_out.weight
-    for index, block in enumerate(blocks_of(model)):
+    blocks: list[Any] = blocks_of(model)
+    for index, block in enumerate(blocks):
         prefix = f"model.layers.{index}."
         query, key, value = block.att_proj.weight.split(block.fused_dims, dim=0)
         up, gate = block.ff_proj.weight.chunk(2, dim=0)

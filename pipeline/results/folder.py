@@ -7,7 +7,7 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_json, write_parquet
+from pipeline.results.missing import as_ranges
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -114,11 +115,11 @@ class StageOutput:
             whole = "is complete" if of_shards is None else "has all shards that were asked for"
             return f"{what} {whole} in {self._results}"
         state = f"{what} misses {len(missing)} of {self._num_shards} shards in {self._results}:"
-        state += f" {_ranges(missing)}"
+        state += f" {as_ranges(missing)}"
         if self.dealt_to is None:
             return state
         tasks = {shard % self.dealt_to for shard in missing}
-        return f"{state}, of --shard-index {_ranges(tasks)} --num-shards {self.dealt_to}"
+        return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {self.dealt_to}"
 
     def write_shard(self, shard_index: int, tables: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
         """Write the columns of each artefact of one shard, then mark the shard complete.
@@ -153,17 +154,6 @@ class StageOutput:
             own = self._marks / f"settings-{uuid4().hex}.json"
             write_json(own, self._made_by)
             own.replace(self._settings_path)
-
-
-def _ranges(indices: Iterable[int]) -> str:
-    """Indices as Slurm's --array takes them: 0-3,7."""
-    runs: list[list[int]] = []
-    for index in sorted(indices):
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

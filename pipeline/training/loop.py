@@ -37,6 +37,7 @@ from pipeline.training.held_out_loss import HeldOutLoss
 from pipeline.training.metrics import MetricsLog
 from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
+from pipeline.training.prefetch import Prefetch
 from pipeline.training.schedule import Schedule
 from pipeline.training.sharding import gather, load_optimizer, load_weights, whole
 from pipeline.training.stop_request import StopRequest
@@ -69,12 +70,14 @@ class Trainer:
         Raises:
             InputError: the batch does not divide over the ranks, or OLMo refuses the model.
         """
-        self._config, self._batches, self._schedule = config, batches, schedule
+        self._config, self._schedule = config, schedule
+        self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
         self._stop_request = stop_request or StopRequest()
         self._run_folder = Path(config.save_folder)
         self._mixed_precision = mixed_precision_of(config.precision)
         self._accelerator = make_accelerator(config, self._mixed_precision)
+        self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         self._olmo = build_model(config)
         self._rotary = use_position_ids(self._olmo)
@@ -178,7 +181,7 @@ class Trainer:
         for index, (token_ids_BS, position_ids_BS) in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                self._rotary.set_position_ids(position_ids_BS)
+                self._rotary.set_position_ids(position_ids_BS, self._num_positions)
                 loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / len(micro_batches)
                 self._accelerator.backward(loss)
             total += loss.detach()
@@ -193,7 +196,7 @@ class Trainer:
         assert self._held_out_loss is not None
 
         def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
-            self._rotary.set_position_ids(position_ids_1S)
+            self._rotary.set_position_ids(position_ids_1S, position_ids_1S.shape[1])
             return self._model(token_ids_WS).logits
 
         self._model.eval()
@@ -208,7 +211,7 @@ class Trainer:
         """(token_ids_BS, position_ids_BS) of every micro-batch in this rank's share of the step."""
         rank, device = self._accelerator.process_index, self._accelerator.device
         share = self._config.global_train_batch_size // self._accelerator.num_processes
-        token_ids_BS, position_ids_BS = (torch.from_numpy(array) for array in self._batches.batch(step))
+        token_ids_BS, position_ids_BS = (torch.from_numpy(array) for array in self._batch_of(step))
         for first in range(rank * share, (rank + 1) * share, self._micro_batch_size):
             rows = slice(first, first + self._micro_batch_size)
             yield token_ids_BS[rows].to(device), position_ids_BS[rows].to(device)

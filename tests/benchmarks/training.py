@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.state import AcceleratorState
 from olmo.model import OLMo
 from olmo.optim import get_param_groups
 
@@ -124,13 +125,14 @@ def plain_loop(
             group["lr"] = schedule.learning_rate(number)
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
 
     return step
 
 
 def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
     """One line of the report."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
     config = config_of(case, arguments, folder)
     batches = batches_of(config, folder)
     schedule = Schedule(config, batches.steps_per_epoch)

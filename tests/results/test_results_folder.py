@@ -16,6 +16,7 @@ from pipeline.errors import InputError
 from pipeline.results import files
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import StageOutput, artefacts_in, read_artefact
+from pipeline.results.missing import as_ranges
 from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,6 +170,10 @@ def test_shards_of_all_nulls_and_of_none_read_together(tmp_path: Path) -> None:
         True,
         False,
     ]
+
+
+def test_ranges_as_sbatch_takes_them() -> None:
+    assert [as_ranges(indices) for indices in ([], [4], [9, 3, 7, 8], {0, 1, 2})] == ["", "4", "3,7-9", "0-2"]
 
 
 def test_every_column_says_what_it_means() -> None:

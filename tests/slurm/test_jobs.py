@@ -100,7 +100,7 @@ def root(make_checkout: Callable[..., Path], text: Path) -> Path:
 def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     slurm: LocalSlurm, root: Path, text: Path
 ) -> None:
-    steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}"]
+    steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}", f"eval_interval={NUM_STEPS}"]
     command = ["--nodes=2", "slurm/pretrain.sh", str(text / "small.yaml"), *steps]
     whole = slurm.submit("--job-name=whole", *command, cwd=root)
     stopped = slurm.submit("--job-name=stopped", *command, cwd=root)

@@ -105,12 +105,12 @@ def test_the_grid_is_one_job_a_model_and_seed(capsys: pytest.CaptureFixture[str]
     ]
     assert [comment.split(": ")[0] for comment in comments] == [f"# {name}" for name in names]
     assert jobs[3] == (
-        f"sbatch slurm/pretrain.sh {tiny} --data runs/d --save-folder runs/m/tiny-short-pose-seed1"
-        " train_context_length=32 position_scheme=pose pose_target_length=256"
-        " 'eval_context_lengths=[32,256]' seed=1"
+        f"sbatch --job-name=tiny-short-pose-seed1 slurm/pretrain.sh {tiny} --data runs/d"
+        " --save-folder runs/m/tiny-short-pose-seed1 train_context_length=32 position_scheme=pose"
+        " pose_target_length=256 'eval_context_lengths=[32,256]' seed=1"
     )
     for job, name in zip(jobs, names, strict=True):  # pretrain.py itself takes what is printed
-        arguments = pretrain_parser().parse_args(shlex.split(job)[2:])
+        arguments = pretrain_parser().parse_args(shlex.split(job)[3:])
         config = load_config(arguments.config, arguments.overrides, AssumedData(1024))
         assert (arguments.save_folder.name, config.seed) == (name, int(name[-1]))
 
