@@ -8,7 +8,8 @@ dropped as a repetition. The reference encodes texts that are in memory already,
 cores, and does nothing else. The stage is the whole command: start, reading, parsing, hashing, splitting,
 encoding, writing, manifest. They take turns, so that a busy machine slows both. Memory is the sum of
 resident sizes over the stage and its workers, sampled ten times a second; pages that they share count
-for each of them.
+for each of them. On a machine that does other work too, the ratio of tokens by CPU second says more than that
+of tokens by second: it charges each side for the time that it ran.
 """
 
 import argparse
@@ -20,9 +21,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import psutil
 from tokenizers import Tokenizer
@@ -57,19 +60,29 @@ def texts_of(path: Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def reference_speed(path: Path, tokenizer: Tokenizer) -> float:
-    """Tokens a second of bare encode_batch; reading and parsing are not timed."""
-    num_tokens, seconds, texts = 0, 0.0, texts_of(path)
+class Cost(NamedTuple):
+    """What one side took for its tokens."""
+
+    num_tokens: int
+    seconds: float
+    cpu_seconds: float
+    peak_gib: float = 0.0
+
+
+def reference_cost(path: Path, tokenizer: Tokenizer) -> Cost:
+    """Bare encode_batch; reading and parsing are not timed."""
+    num_tokens, seconds, cpu_seconds, texts = 0, 0.0, 0.0, texts_of(path)
     while some := list(islice(texts, TEXTS_PER_CALL)):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         encodings = tokenizer.encode_batch(some, add_special_tokens=False)
         seconds += time.perf_counter() - started
+        cpu_seconds += time.process_time() - cpu_started
         num_tokens += sum(len(encoding) for encoding in encodings)
-    return num_tokens / seconds
+    return Cost(num_tokens, seconds, cpu_seconds)
 
 
-def stage_speed(path: Path, out: Path, arguments: argparse.Namespace) -> tuple[float, float]:
-    """(tokens a second, peak GiB of all processes) of the whole command."""
+def stage_cost(path: Path, out: Path, arguments: argparse.Namespace) -> Cost:
+    """The whole command, with its workers."""
     command = [
         sys.executable,
         str(ROOT / "pipeline/tokenize_c4.py"),
@@ -81,9 +94,14 @@ def stage_speed(path: Path, out: Path, arguments: argparse.Namespace) -> tuple[f
     command += ["--tokenizer", arguments.tokenizer, "--num-workers", str(arguments.num_workers)]
     started = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    peak_bytes = 0
+    peak_bytes, cpu_seconds = 0, dict[int, float]()
     while process.poll() is None:
-        peak_bytes = max(peak_bytes, resident_bytes(process.pid))
+        resident_bytes = 0
+        for member in members(process.pid):
+            with suppress(psutil.NoSuchProcess):  # it ended in between
+                resident_bytes += member.memory_info().rss
+                cpu_seconds[member.pid] = sum(member.cpu_times()[:2])  # the last sample of each is its total
+        peak_bytes = max(peak_bytes, resident_bytes)
         time.sleep(SAMPLE_SECONDS)
     seconds = time.perf_counter() - started
     if process.returncode:
@@ -91,18 +109,16 @@ def stage_speed(path: Path, out: Path, arguments: argparse.Namespace) -> tuple[f
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     # The reference writes no EOS: those of the stage do not count.
     num_tokens = counts["train_tokens"] - counts["train_documents"] + counts["evaluation_tokens"]
-    return num_tokens / seconds, peak_bytes / 2**30
+    return Cost(num_tokens, seconds, sum(cpu_seconds.values()), peak_bytes / 2**30)
 
 
-def resident_bytes(pid: int) -> int:
-    total = 0
+def members(pid: int) -> list[psutil.Process]:
+    """A process and all below it."""
     try:
         parent = psutil.Process(pid)
-        for member in [parent, *parent.children(recursive=True)]:
-            total += member.memory_info().rss
-    except psutil.NoSuchProcess:  # it ended in between
-        pass
-    return total
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def main() -> None:
@@ -114,28 +130,45 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="olmo")
     parser.add_argument("--num-workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory-only", action="store_true", help="leave the reference out")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(parse_tokenizer_name(arguments.tokenizer)))
-    rows = []
+    print(state(arguments), flush=True)
+    ratios, peak_gib = [], 0.0
     with TemporaryDirectory() as folder:
         path = Path(folder) / "text.jsonl"
         write_repeated(arguments.source, arguments.megabytes, path)
         for number in range(arguments.rounds):
-            load = os.getloadavg()[0]
-            reference = reference_speed(path, tokenizer)
-            stage, peak_gib = stage_speed(path, Path(folder) / f"data-{number}", arguments)
-            rows.append((reference, stage, stage / reference, peak_gib))
-            print(
-                f"round {number + 1}: encode_batch {reference:,.0f} tokens/s, tokenize_c4 {stage:,.0f},"
-                f" ratio {stage / reference:.2f}, peak {peak_gib:.2f} GiB (load before: {load:.1f})",
-                flush=True,
-            )
-    ratio, peak = statistics.median(row[2] for row in rows), max(row[3] for row in rows)
-    packages = package_versions()
-    print(
-        f"\n{arguments.megabytes} MB, {arguments.tokenizer}, {arguments.num_workers} workers,"
-        f" {os.cpu_count()} cores, tokenizers {packages['tokenizers']}, commit {git_commit()}\n"
-        f"median ratio {ratio:.2f} (at least 0.80 is wanted), peak memory {peak:.2f} GiB (at most 1.50)"
+            stage = stage_cost(path, Path(folder) / f"data-{number}", arguments)
+            peak_gib = max(peak_gib, stage.peak_gib)
+            print(line("tokenize_c4", stage), flush=True)
+            if not arguments.memory_only:
+                reference = reference_cost(path, tokenizer)
+                print(line("encode_batch", reference), flush=True)
+                ratios.append([speed(stage)[kind] / speed(reference)[kind] for kind in (0, 1)])
+    print(f"peak memory {peak_gib:.2f} GiB (at most 1.50)")
+    if ratios:
+        by_second, by_cpu_second = (statistics.median(kind) for kind in zip(*ratios, strict=True))
+        print(f"median ratio {by_second:.2f} by second (at least 0.80), {by_cpu_second:.2f} by CPU second")
+
+
+def speed(cost: Cost) -> tuple[float, float]:
+    return cost.num_tokens / cost.seconds, cost.num_tokens / cost.cpu_seconds
+
+
+def line(name: str, cost: Cost) -> str:
+    by_second, by_cpu_second = speed(cost)
+    memory = f", {cost.peak_gib:.2f} GiB" if cost.peak_gib else ""
+    load = os.getloadavg()[0]
+    return (
+        f"{name:12} {by_second:9,.0f} tokens/s, {by_cpu_second:9,.0f} by CPU second{memory} (load {load:.1f})"
+    )
+
+
+def state(arguments: argparse.Namespace) -> str:
+    return (
+        f"{arguments.megabytes} MB, {arguments.tokenizer}, {arguments.num_workers} workers,"
+        f" {os.cpu_count()} cores, tokenizers {package_versions()['tokenizers']}, commit {git_commit()}"
     )
 
 
