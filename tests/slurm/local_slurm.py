@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "srun", "sinfo")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "srun", "sinfo", "squeue")
 NODES = ("node0", "node1")
 _GPUS_PER_NODE = 4
 Job = dict[str, str]
@@ -159,11 +159,22 @@ def local_slurm(folder: Path) -> Iterator[LocalSlurm]:
         _await_idle_nodes(slurm)
         yield slurm
     finally:
-        slurm.run("scancel", "--user", getpass.getuser(), cwd=folder)
+        _end_jobs(slurm)
         for daemon in reversed(daemons):
             daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(timeout=30)
+            try:
+                daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _end_jobs(slurm: LocalSlurm) -> None:
+    """Cancel what a failed test left, so that no process outlives the Slurm that started it."""
+    slurm.run("scancel", "--user", getpass.getuser(), cwd=slurm.folder)
+    deadline = time.monotonic() + 30
+    while slurm.run("squeue", "-h", cwd=slurm.folder).stdout and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def _await_idle_nodes(slurm: LocalSlurm) -> None:
