@@ -14,6 +14,7 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.pretrain import main, parser
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 
 ROOT = Path(__file__).parents[1]
 OVERRIDES = [
@@ -27,13 +28,13 @@ OVERRIDES = [
 def write_tokenized_data(folder: Path, seed: int) -> Path:
     """What tokenize_c4 leaves, as far as pretrain reads it."""
     files = {}
+    document = EvaluationDocument("0", np.random.default_rng(seed).integers(0, 40, size=40).astype(np.int32))
+    write_evaluation_documents(folder / "evaluation_documents" / "00000-of-00001.parquet", [document])
     tokens = np.random.default_rng(seed).integers(0, 40, size=4000).astype(np.uint16)
-    for name, content in {
-        "train/part-00000.npy": tokens.tobytes(),
-        "evaluation_documents/00000-of-00001.parquet": b"",
-    }.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(content)
+    (folder / "train").mkdir()
+    (folder / "train" / "part-00000.npy").write_bytes(tokens.tobytes())
+    for name in ("train/part-00000.npy", "evaluation_documents/00000-of-00001.parquet"):
+        content = (folder / name).read_bytes()
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = {
         "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": 40, "eos_token_id": 0,
@@ -139,13 +140,18 @@ def start_two_ranks(data: Path, save_folder: Path, *overrides: str) -> "subproce
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
-    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0")
+    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0",
+             "eval_context_lengths=[8,32]", "eval_interval=3")  # fmt: skip
     two_ranks = start_two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}")
     run_here(data, tmp_path / "one", *steps)
     _, said = two_ranks.communicate(timeout=240)
     assert two_ranks.returncode == 0, said
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]
-    losses = [[json.loads(line)["loss_nats"] for line in run] for run in lines]
+    losses = [
+        [value for line in run for name, value in json.loads(line).items() if "loss_nats" in name]
+        for run in lines
+    ]
+    assert len(losses[0]) == 6 + 2 * 2  # of training, and held out at two lengths after steps 3 and 6
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
     # What two ranks saved is a checkpoint like any other: one rank goes on from it.

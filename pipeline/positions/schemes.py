@@ -1,6 +1,6 @@
 """The position IDs a training sequence is given: contiguous, with PoSE's skip, or a random subset.
 
-Dimension letters: B sequences, S = `train_context_length` tokens of one sequence.
+Dimension letters: B sequences, S = `train_context_length` tokens of one sequence, P position IDs.
 """
 
 from collections.abc import Callable

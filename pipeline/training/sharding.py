@@ -72,10 +72,12 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
         }
         for index, moments in state["state"].items()
     }
-    is_fused = [group.get("fused") for group in optimizer.param_groups]
-    optimizer.load_state_dict({"state": of_parameters, "param_groups": state["param_groups"]})
-    for group, fused in zip(optimizer.param_groups, is_fused, strict=True):
-        group["fused"] = fused  # as this machine computes the step, not as the last one did
+    # The step is computed as this machine can (fused or not), whatever the one before did.
+    groups = [
+        saved | {"fused": ours.get("fused")}
+        for saved, ours in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": of_parameters, "param_groups": groups})
 
 
 def _as_part(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
