@@ -8,7 +8,7 @@
         --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo --num-workers 8
 
   All of C4, 1,024 files and 156 billion tokens, as 128 tasks of a Slurm array (sbatch --array=0-127),
-  and once all have ended, the merge, which takes a minute:
+  and once all have ended, the merge, which copies no training tokens:
     python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
         --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo \\
         --shard-index $SLURM_ARRAY_TASK_ID --num-shards 128 --num-workers $SLURM_CPUS_PER_TASK
@@ -50,8 +50,9 @@ The letters of the EOS token inside a document are encoded as letters: the EOS I
 
 Run again, it ends at once if everything (of this shard) is complete, starts over if it was interrupted,
 with the same bytes as a result, and refuses a folder that holds data of other settings or inputs.
-Memory: about 0.4 GiB and 0.15 GiB a worker, 16 bytes a document for the repetitions (0.5 GiB at most),
-and 4 bytes a token of the evaluation documents; nothing else grows with the text.
+Memory: 0.4 GiB with two workers on web pages, 0.15 GiB more for each further one (twice that where
+documents are whole novels), and 4 to 8 bytes a token of the evaluation documents. To find repetitions
+8 bytes a document, 0.5 GiB at most; nothing else grows with the text.
 """
 
 import argparse

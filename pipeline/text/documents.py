@@ -20,7 +20,7 @@ C4_FILES = {
 """The files of C4 `en` on the hub, which never change: known without asking."""
 _HUB_TIMEOUT_SECONDS = 10
 _RECORDS_PER_BATCH = 512
-_CHARACTERS_PER_BATCH = 2_000_000
+_CHARACTERS_PER_BATCH = 1_000_000
 """Beside the count, so that a batch of whole novels is no larger than one of web pages."""
 
 Record = bytes | Mapping[str, Any]
