@@ -4,13 +4,13 @@ Training tokens stay where the shards wrote them; nothing large is copied.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
+from pipeline.results.missing import as_ranges
 from pipeline.text.evaluation_documents import (
     EvaluationSample,
     read_evaluation_documents,
@@ -71,7 +71,7 @@ def merge_shards(out: Path) -> dict[str, Any] | None:
     missing = [index for index, manifest in enumerate(manifests) if manifest is None]
     if missing:
         raise InputError(
-            f"{out} misses {len(missing)} of {len(folders)} shards: --shard-index {_as_ranges(missing)};"
+            f"{out} misses {len(missing)} of {len(folders)} shards: --shard-index {as_ranges(missing)};"
             " run these, then --merge again"
         )
     finished = [manifest for manifest in manifests if manifest is not None]
@@ -149,12 +149,3 @@ def _write(
     write_atomically(out / TOKENIZER_FILE, lambda path: path.write_bytes(tokenizer_json))
     own_files = describe_files(out, [out / EVALUATION_FILE, out / TOKENIZER_FILE])
     write_json(out / MANIFEST_FILE, {**merged, "files": train_files | own_files})
-
-
-def _as_ranges(numbers: Iterable[int]) -> str:
-    """[3, 7, 8, 9] as "3,7-9", which sbatch --array takes as it stands."""
-    runs = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        runs.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
-    return ",".join(runs)

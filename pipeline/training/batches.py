@@ -79,7 +79,7 @@ class TrainingBatches:
             data.token_dtype,
             train_context_length=config.sequence_length,
             batch_size=config.global_train_batch_size,
-            scheme=position_scheme(config.position_scheme, config.pose_target_length),
+            scheme=position_scheme(config.position_scheme, config.position_target_length),
             seed=config.seed,
         )
 

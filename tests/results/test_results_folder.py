@@ -17,6 +17,7 @@ from pipeline.query import connect, run_query
 from pipeline.results import files
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import StageOutput, artefacts_in, read_artefact
+from pipeline.results.missing import as_ranges
 from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,6 +192,10 @@ def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Pa
     assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
     sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"
     assert run_query(connect(tmp_path), sql, 9)[1] == [("older", None), ("newer", 2.5)]
+
+
+def test_ranges_as_sbatch_takes_them() -> None:
+    assert [as_ranges(indices) for indices in ([], [4], [9, 3, 7, 8], {0, 1, 2})] == ["", "4", "3,7-9", "0-2"]
 
 
 def test_every_column_says_what_it_means() -> None:
