@@ -32,6 +32,10 @@ def rules_figure(table: pd.DataFrame) -> Figure:
     for ax in (seeing_ax, blind_ax):
         ax.axhline(table["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")
         ax.set_ylim(min(limits), max(*limits, 1.1 * table["loss_difference"].iloc[0]))
+        ax.annotate(
+            "gain of the long context", (1, table["loss_difference"].iloc[0]), (0, 2),
+            textcoords="offset points", fontsize="x-small", color=GREY,
+        )  # fmt: skip
     costs_against_k(table, cost_ax)
     of_rule = {
         label: handle
