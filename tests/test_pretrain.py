@@ -172,8 +172,10 @@ def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_pa
     wait_for(tmp_path / "run" / "metrics.jsonl", process)
     os.kill(json.loads((tmp_path / "run" / "lock.json").read_text())["pid"], signal.SIGUSR1)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 1  # torchrun's code for any failure; each rank ended with 75
-    assert said.count("exitcode  : 75") == 2, said
+    # torchrun's code for any failure. It may end the second rank when it sees the first one gone, which by then
+    # has nothing left to do.
+    assert process.returncode == 1
+    assert "exitcode  : 75" in said, said
     (saved,) = (tmp_path / "run").glob("step*-unsharded")
     assert steps_in(tmp_path / "run")[-1] == int(saved.name[4:].split("-")[0])
 
