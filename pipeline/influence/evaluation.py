@@ -2,9 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -167,12 +167,11 @@ def evaluate_checkpoints(
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         _refuse_foreign_tokens(model, data, documents, checkpoint)
         batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
+        chunk_limits = arguments.long_context_length, arguments.max_chunks_per_document
         work = [(shard, index) for shard in pending for index in shards[shard]]
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{stage} {name}", "document"):
-            for chunk in chunks_of(
-                documents, index, arguments.long_context_length, arguments.max_chunks_per_document
-            ):
+            for chunk in chunks_of(documents, index, *chunk_limits):
                 append_columns(tables, _measured(measure, model, batching, name, chunk))
             if index == shards[shard][-1]:
                 output.write_shard(shard, tables)
@@ -180,11 +179,17 @@ def evaluate_checkpoints(
         _log_memory(name, model, batching)
     if arguments.status:
         of_the_task = None if arguments.shard_index is None else share.of_the_task().shards(len(shards))
-        sys.stdout.writelines(output.state(of_the_task) + "\n" for output in outputs.values())
-        raise SystemExit(any(output.pending_shards(of_the_task) for output in outputs.values()))
+        _exit_with_status(outputs.values(), of_the_task)
     for output in outputs.values():
         logger.info(output.state())
     return [name for name, output in outputs.items() if not output.pending_shards()]
+
+
+def _exit_with_status(outputs: Iterable[StageOutput], shards: Sequence[int] | None) -> NoReturn:
+    """Say what is missing of `shards` (None: of all); exit code 0 where nothing is, else 1."""
+    outputs = list(outputs)
+    sys.stdout.writelines(output.state(shards) + "\n" for output in outputs)
+    raise SystemExit(any(output.pending_shards(shards) for output in outputs))
 
 
 def _log_memory(name: str, model: CausalLM, batching: Batching) -> None:
