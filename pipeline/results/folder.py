@@ -7,6 +7,7 @@
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ import pyarrow.dataset as ds
 from pipeline.errors import InputError
 from pipeline.results.files import write_json, write_parquet
 from pipeline.results.missing import as_ranges
+from pipeline.results.mixture import differences_between_models, differences_within_models, origins
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+
+logger = logging.getLogger("pipeline.results")
 
 
 class StageOutput:
@@ -183,6 +187,12 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def missing_artefact(results: Path, artefact: str) -> InputError:
+    """The error for an artefact that a results folder lacks; lists those it holds."""
+    present = ", ".join(artefacts_in(results)) or "nothing"
+    return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
+
+
 def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """All models' rows of one artefact, with the column `model` first.
 
@@ -192,14 +202,24 @@ def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = 
         columns: the columns wanted; all where None.
 
     Raises:
-        InputError: the folder has no such artefact; the message lists those present.
+        InputError: the folder has no such artefact (the message lists those present), no rows of it, or
+            files that one stage cannot have written: of two schema versions, or one model's of two
+            configurations. Models measured in two ways are read, with a warning.
     """
-    files = sorted(str(path) for path in (results / artefact).glob("model=*/*.parquet"))
+    files = origins(results, artefact)
     if not files:
-        present = ", ".join(artefacts_in(results)) or "nothing"
-        raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
+        raise missing_artefact(results, artefact)
+    if mixture := differences_within_models(files):
+        raise InputError(
+            f"{results / artefact} mixes results: {'; '.join(mixture)}; keep them in two folders"
+        )
+    if mixture := differences_between_models(files):
+        logger.warning("the models of %s were measured in two ways: %s", artefact, "; ".join(mixture))
     partitioning = ds.partitioning(pa.schema([("model", pa.string())]), flavor="hive")
     schema = SCHEMAS[artefact].append(pa.field("model", pa.string()))
-    dataset = ds.dataset(files, schema=schema, partitioning=partitioning)
+    dataset = ds.dataset([str(file.path) for file in files], schema=schema, partitioning=partitioning)
     wanted = [field.name for field in SCHEMAS[artefact]] if columns is None else list(columns)
-    return dataset.to_table(columns=["model", *wanted]).to_pandas()
+    table = dataset.to_table(columns=["model", *wanted])
+    if table.num_rows == 0:
+        raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
+    return table.to_pandas()
