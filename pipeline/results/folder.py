@@ -7,6 +7,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +122,28 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if any((results / name).glob("model=*/*.parquet"))]
 
 
-def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def stage_settings(results: Path, stage: str, model: str) -> dict[str, Any] | None:
+    """What made a stage's results of one model: its "settings", "inputs" and "schema_version".
+
+    None where the folder does not say, as where only its Parquet files were copied.
+    """
+    path = results / "_stages" / stage / f"model={model}" / "settings.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def read_artefact(
+    results: Path,
+    artefact: str,
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+) -> pd.DataFrame:
     """All models' rows of one artefact, with the column `model` first.
 
     Args:
         results: the results folder.
         artefact: a name of `SCHEMAS`.
         columns: the columns wanted; all where None.
+        only: column, or `model`, -> the values wanted; other rows are left out while reading.
 
     Raises:
         InputError: the folder has no such artefact; the message lists those present.
@@ -139,4 +156,6 @@ def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = 
     schema = SCHEMAS[artefact].append(pa.field("model", pa.string()))
     dataset = ds.dataset(files, schema=schema, partitioning=partitioning)
     wanted = [field.name for field in SCHEMAS[artefact]] if columns is None else list(columns)
-    return dataset.to_table(columns=["model", *wanted]).to_pandas()
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    rows = dataset.to_table(columns=["model", *wanted], filter=reduce(and_, chosen) if chosen else None)
+    return rows.to_pandas()
