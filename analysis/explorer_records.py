@@ -1,14 +1,14 @@
 """What the explorer shows of a results folder: a record a document, as JSON values.
 
-A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, half the
-bytes of decimals and finer than float32 losses agree between machines:
+A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which is all
+that the page shows of them, at half the bytes of decimals:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
   "pieces": ["The", " cat", …],                     the text of each token of the chunk
   "targets": [240, …],                              places in the chunk
-  "models": {"long-seed0": {"short": [41234, …], "long": […],      losses, a value a target
+  "models": {"long-seed0": {"short": [4123, …], "long": […],      losses, a value a target
     "rules": {"leave_one_out": {"k_star": [4, null, "censored", …],
-      "own": {"loss": [[41100, …], …],              a target: the loss at each studied k
+      "own": {"loss": [[4110, …], …],              a target: the loss at each studied k
               "distance": [[3, …], …], "influence": [[210, null, …], …]},   a target: a value a rank
       "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null's own tokens, by their ID
 """
@@ -27,7 +27,7 @@ from pipeline.results.folder import artefacts_in, read_artefact, stage_settings
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
-NATS = 1e-4
+NATS = 1e-3
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
 _DOCUMENTS_A_READ = 50
 _CHUNK = TARGET[:2]

@@ -39,6 +39,11 @@ function visible(piece) {
   return characters.length > LONGEST_WORD ? `${characters.slice(0, LONGEST_WORD).join("")}…` : shaped;
 }
 
+/** Whether a token could be seen, or clicked, only with a sign of ours: nothing but bytes, controls and accents. */
+function isShapeless(piece) {
+  return /^[\p{C}\p{M}\p{Zl}\p{Zp}]*$/u.test(piece) && !/[\n\t]/.test(piece);
+}
+
 /** The token at a place of a chunk, in words: a token of first bytes only names the character it is part of. */
 function word(pieces, place) {
   if (pieces[place] !== "") return visible(pieces[place]);

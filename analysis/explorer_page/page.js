@@ -38,7 +38,8 @@ function found(record, words) {
 }
 
 function inOrder(records) {
-  const byGain = (a, b) => (meanGain(b) ?? -Infinity) - (meanGain(a) ?? -Infinity);
+  const gain = new Map(records.map((record) => [record, meanGain(record) ?? -Infinity]));
+  const byGain = (a, b) => (gain.get(b) === gain.get(a) ? 0 : gain.get(b) - gain.get(a));
   const order = { "gain-down": byGain, "gain-up": (a, b) => byGain(b, a), hash: (a, b) => (a.id < b.id ? -1 : 1) };
   return [...records].sort(order[at("sort").value]);
 }
@@ -47,7 +48,8 @@ function inOrder(records) {
 function excerpt(record, words) {
   const place = words === "" ? -1 : record.lowerText.indexOf(words);
   const start = Math.max(0, place - 20);
-  return (start > 0 ? "…" : "") + visible(textOf(record).slice(start, start + 60)).replace(/[␣↵]/g, " ");
+  const part = textOf(record).slice(start, start + 60).replace(/^[\udc00-\udfff]|[\ud800-\udbff]$/g, "");
+  return (start > 0 ? "…" : "") + part.replace(/\s+/g, " ");
 }
 
 function listDocuments() {
@@ -80,7 +82,7 @@ function openDocument(record) {
   }
   drawText();
   const gains = record.chunks.map((chunk) => (state.model in chunk.models ? gainsOf(chunk.models[state.model]) : []));
-  const largest = Math.max(...gains.flat());
+  const largest = gains.flat().reduce((most, gain) => Math.max(most, gain), -Infinity);
   state.chunk = Math.max(0, gains.findIndex((ofChunk) => ofChunk.includes(largest)));
   state.target = Math.max(0, gains[state.chunk].indexOf(largest));
   choose(state.chunk, state.target, false);
@@ -91,7 +93,8 @@ function openDocument(record) {
 function drawText() {
   const record = state.document;
   at("text-heading").textContent = `Document ${record.id}`;
-  tokens = record.chunks.map((chunk) => chunk.pieces.map((piece) => element("span", { class: piece === "" ? "token unfinished" : "token" }, piece)));
+  const chunks = record.chunks.map((chunk) => drawChunk(chunk.pieces));
+  tokens = chunks.map((chunk) => chunk.tokens);
   record.chunks.forEach((chunk, chunkIndex) => {
     chunk.targets.forEach((place, index) => {
       const token = tokens[chunkIndex][place];
@@ -106,9 +109,22 @@ function drawText() {
   at("text").replaceChildren(...record.chunks.flatMap((chunk, index) => {
     const last = chunk.start + chunk.pieces.length - 1;
     const heading = element("p", { class: "between" }, `tokens ${chunk.start} to ${last} of ${record.num_tokens}`);
-    return [heading, element("p", { class: "chunk", dir: "auto" }, ...tokens[index])];
+    return [heading, chunks[index].paragraph];
   }));
   shadeTargets();
+}
+
+/** A chunk's paragraph and the element of each token. The blank before a word stays outside of its token's shade. */
+function drawChunk(pieces) {
+  const paragraph = element("p", { class: "chunk", dir: "auto" });
+  const ofTokens = pieces.map((piece) => {
+    const hasBlank = /^ [^ ]/u.test(piece);
+    const token = element("span", { class: isShapeless(piece) ? "token shapeless" : "token" }, hasBlank ? piece.slice(1) : piece);
+    if (hasBlank) paragraph.append(" ");
+    paragraph.append(token);
+    return token;
+  });
+  return { paragraph, tokens: ofTokens };
 }
 
 function shadeTargets() {
@@ -202,7 +218,7 @@ function showNumbers({ losses, kStar, selection }) {
   const numbers = [["Loss, short context", nats(losses.short, 3)]];
   if (selection !== null) {
     numbers.push([`… and ${k} token${k > 1 ? "s" : ""}`, nats(losses.own[state.kIndex], 3)]);
-    numbers.push(["… the same, null", nats(losses.null[state.kIndex], 3)]);
+    numbers.push([`… and ${k} of the null`, nats(losses.null[state.kIndex], 3)]);
   }
   numbers.push(long);
   if (selection !== null) numbers.push(["k*", kStarInWords]);
@@ -214,7 +230,7 @@ function showTokens(selection) {
   const largest = Math.max(0, ...selection.map((token) => Math.abs(token.influence ?? 0)));
   const caption = `${isNull ? "Another document's tokens that" : "Far tokens that"} ${state.rule} ranks first`;
   const heading = (text, kind = "") => element("th", { scope: "col", class: kind }, text);
-  const head = element("tr", {}, heading("rank"), heading("token", "word"), heading("distance, tokens"), heading("influence, nats"), element("td"));
+  const head = element("tr", {}, heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading("influence, nats", "influence"), element("td"));
   const rows = selection.map((token) => tokenRow(token, largest, () => {
     const shown = tokens[state.chunk][token.place];
     if (!shown.hasAttribute("tabindex")) shown.tabIndex = -1;
