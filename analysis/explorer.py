@@ -2,14 +2,15 @@
 
     python analysis/explorer.py runs/demo/results --out runs/demo/explorer.html
 
-The page is one file without any outside part: it opens from disk, in any browser, without a network. Targets are
-shaded by L_short - L_long. A click, or the arrow keys, choose one: its k influential tokens light up, and beside
-the text stand their influence and distance and how the loss falls from the short to the long context. Model,
-selection rule, far context (own, or the null) and k can be switched; documents are searched and sorted by gain.
+The page is one file without any outside part: it opens from disk, in any browser, without a network. Targets
+are shaded by L_short - L_long. A click, or the arrow keys, choose one: its k influential tokens light up, and
+beside the text stand their influence and distance and how the loss falls from the short to the long context.
+Model, selection rule, far context (own, or the null) and k can be switched; documents are searched and sorted
+by gain.
 
-It needs the stages loss_differences and influential_tokens, and the folder of tokenized data that they ran on, for
-the text. The page stays below 20 MB: documents beyond that are left out, which the page says, as it says what else
-it does not hold. Fewer --models or --rules leave room for more documents.
+It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
+ran on. The page stays below 20 MB: documents beyond that are left out, which the page says, as it says what
+else it does not hold. Fewer --models or --rules leave room for more documents.
 """
 
 import sys
@@ -52,7 +53,11 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("results", type=Path, metavar="RESULTS", help="a results folder")
     add("--out", type=Path, required=True, help="the page to write; one that is there is replaced")
-    add("--data", type=Path, help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given")
+    add(
+        "--data",
+        type=Path,
+        help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
+    )
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
     add("--models", nargs="+", help="models shown; all if not given")
     add("--rules", nargs="+", help="selection rules shown; all if not given")
@@ -72,7 +77,8 @@ def main(arguments: argparse.Namespace) -> None:
     documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - _room_for_the_rest())
     if not documents:
         raise InputError(
-            f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or --rules"
+            f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or"
+            " --rules"
         )
     left_out = what_is_left_out(shown, [document for document, _ in documents], len(wanted))
     header = {
@@ -91,8 +97,8 @@ def _open_data(arguments: argparse.Namespace) -> TokenizedData:
     beside = arguments.results.parent / "data"
     if arguments.data is None and not beside.is_dir():
         raise InputError(
-            f"there is no folder {beside}; name the tokenized data that {arguments.results} was measured on with"
-            " --data"
+            f"there is no folder {beside}; name the tokenized data that {arguments.results} was measured on"
+            " with --data"
         )
     return TokenizedData.open(arguments.data or beside)
 
@@ -129,8 +135,8 @@ def what_is_left_out(shown: Shown, documents: list[Record], num_wanted: int) -> 
     left_out = []
     if num_wanted < num_available:
         left_out.append(
-            f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order of"
-            " their hashes, a random sample (--max-documents)."
+            f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order"
+            " of their hashes, a random sample (--max-documents)."
         )
     if len(documents) < num_wanted:
         left_out.append(

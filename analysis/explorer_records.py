@@ -1,7 +1,7 @@
 """What the explorer shows of a results folder: a record a document, as JSON values.
 
-A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which is all
-that the page shows of them, at half the bytes of decimals:
+A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which
+is all that the page shows of them, at half the bytes of decimals:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
   "pieces": ["The", " cat", …],                     the text of each token of the chunk
@@ -23,7 +23,7 @@ import pandas as pd
 
 from analysis.statistics import NULL, TARGET
 from pipeline.errors import InputError, unknown_name
-from pipeline.results.folder import artefacts_in, read_artefact, stage_settings
+from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
@@ -61,8 +61,8 @@ def refuse_missing_artefacts(results: Path) -> None:
     missing = [artefact for artefact in _ARTEFACTS if artefact not in present]
     if missing:
         raise InputError(
-            f"{results} holds no {' and no '.join(missing)}; it holds {', '.join(present) or 'no results'}. The"
-            " explorer needs the results of the stages loss_differences and influential_tokens"
+            f"{results} holds no {' and no '.join(missing)}; it holds {', '.join(present) or 'no results'}."
+            " The explorer needs the results of the stages loss_differences and influential_tokens"
         )
 
 
@@ -107,18 +107,18 @@ def _shared_settings(
     """The settings shown; refuses models that were measured otherwise, or on other documents."""
     shared: dict[str, tuple[Any, str]] = {}
     for model in models:
-        stages = {"loss_differences": _GEOMETRY}
+        stages: dict[str, tuple[str, ...]] = {"loss_differences": _GEOMETRY}
         if model in with_selections:
             stages["influential_tokens"] = (*_GEOMETRY, *_OF_SELECTIONS)
         for stage, names in stages.items():
-            made_by = stage_settings(results, stage, model)
+            made_by = read_made_by(results, stage).get(model)
             here = f"{stage} of model '{model}'"
             if made_by is None:
                 raise InputError(f"{results}/_stages does not say what made {here}; copy the whole folder")
             if made_by["inputs"].get("evaluation_documents") != data.evaluation_sha256:
                 raise InputError(
-                    f"{here} in {results} was not measured on the evaluation documents of {data.folder}: their"
-                    " SHA-256 differs; name the folder that was its --data with --data"
+                    f"{here} in {results} was not measured on the evaluation documents of {data.folder}:"
+                    " their SHA-256 differs; name the folder that was its --data with --data"
                 )
             for name in names:
                 value = made_by["settings"].get(name)
@@ -252,8 +252,8 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
 
 def _not_whole(document_id: str, model: str) -> InputError:
     return InputError(
-        f"the results of model '{model}' for document {document_id} are not whole; run the same command of its"
-        " stages again, which goes on where it was stopped"
+        f"the results of model '{model}' for document {document_id} are not whole; run the same command of"
+        " its stages again, which goes on where it was stopped"
     )
 
 

@@ -4,7 +4,12 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook whose results, code and parameters are those of its last execution is skipped.
+A notebook whose results, code and parameters are those of its last execution is skipped. selection_rules
+compares selection rules, and is skipped where the results hold only one beside the controls. To execute some
+notebooks only, on results that lack what the others need:
+
+    python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
+        --notebooks selection_rules
 """
 
 import sys
@@ -17,18 +22,20 @@ import argparse
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
+from pipeline.results.folder import read_artefact
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPARES_RULES = "selection_rules"
 logger = logging.getLogger("analysis")
 
 
@@ -58,6 +65,16 @@ def is_up_to_date(executed: Path, made_from: str) -> bool:
     execution = nbformat.read(executed, as_version=4).metadata.get("execution_of_results", {})
     figures = (executed.parent / name for name in execution.get("figures", []))
     return execution.get("made_from") == made_from and all(figure.exists() for figure in figures)
+
+
+def compares_rules(results: Path) -> bool:
+    """Whether results hold selection rules to compare: several beside the controls.
+
+    Raises:
+        InputError: no results of influential tokens.
+    """
+    rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
+    return len(set(rules) - {"random", "nearest"}) >= 2
 
 
 def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
@@ -108,20 +125,36 @@ def main(arguments: argparse.Namespace) -> None:
     if not arguments.results.is_dir():
         raise InputError(f"--results {arguments.results} is not a folder; name one that the stages wrote to")
     arguments.figures.mkdir(parents=True, exist_ok=True)
-    parameters = {
+    given = {
         "results": str(arguments.results.resolve()),
         "figures_folder": str(arguments.figures.resolve()),
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
     }
-    notebooks = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
+    parameters = {name: value for name, value in given.items() if value}
+    notebooks = _notebooks(arguments.notebooks)
     for path in progress(notebooks, "notebooks", "notebook", len(notebooks)):
         made_from = fingerprint(arguments.results, path, parameters)
         if is_up_to_date(arguments.figures / path.name, made_from):
             logger.info("%s: nothing has changed, skipped", path.name)
-            continue
-        execute(path, arguments.figures, parameters, made_from)
+        elif path.stem == COMPARES_RULES and not compares_rules(arguments.results):
+            logger.info("%s: only one selection rule beside the controls, skipped", path.name)
+        else:
+            execute(path, arguments.figures, parameters, made_from)
+
+
+def _notebooks(names: Sequence[str]) -> list[Path]:
+    """Those of the given names, all where none is given.
+
+    Raises:
+        InputError: there is none of a name.
+    """
+    of_name = {path.stem: path for path in sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))}
+    for name in names:
+        if name not in of_name:
+            raise unknown_name("notebook", name, of_name)
+    return [path for name, path in of_name.items() if not names or name in names]
 
 
 def _model_and_length(text: str) -> tuple[str, int]:
@@ -138,12 +171,17 @@ if __name__ == "__main__":
     parser.add_argument(
         "--long-models",
         nargs="+",
-        required=True,
+        default=(),
         metavar="MODEL",
-        help="models trained at the long context; k* from the first, gap from the last",
+        help="models trained at the long context; k* from the first, gap from the last; the demo's if not"
+        " given",
     )
     parser.add_argument(
-        "--short-models", nargs="+", required=True, metavar="MODEL", help="models trained at a short context"
+        "--short-models",
+        nargs="+",
+        default=(),
+        metavar="MODEL",
+        help="models trained at a short context; the demo's if not given",
     )
     parser.add_argument(
         "--train-context-lengths",
@@ -152,5 +190,12 @@ if __name__ == "__main__":
         default=(),
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
+    )
+    parser.add_argument(
+        "--notebooks",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="the notebooks to execute; all if not given",
     )
     run_stage(parser, main)

@@ -40,11 +40,13 @@ def interval_over_documents(
     return Interval(estimate, np.nan, np.nan)
 
 
-def _columns(name: str, interval: Interval) -> dict[Hashable, float]:
+def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
+    """`name`, `name`_low and `name`_high of a row."""
     return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def _sample_size(rows: pd.DataFrame) -> dict[Hashable, int]:
+def sample_counts(rows: pd.DataFrame) -> dict[Hashable, int]:
+    """num_targets and num_documents of a row; `rows` are targets."""
     return {"num_targets": len(rows), "num_documents": rows["document_id"].nunique()}
 
 
@@ -70,9 +72,9 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "model": model,
-                **_sample_size(targets),
+                **sample_counts(targets),
                 **means.to_dict(),
-                **_columns("loss_difference", difference),
+                **interval_columns("loss_difference", difference),
             }
         )
     return pd.DataFrame(rows)
@@ -116,7 +118,7 @@ def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "model": model, "rule": rule, "far_context": far_context, "k": k,
-                **_sample_size(targets),
+                **sample_counts(targets),
                 **targets[losses].astype("float64").mean().to_dict(),
                 **_amount_and_fraction(targets, "recovered_loss", "recovered_fraction"),
             }
@@ -135,9 +137,9 @@ def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> d
         else Interval(np.nan, np.nan, np.nan)
     )
     return {
-        **_columns(amount, interval_over_documents(documents, targets[amount])),
-        **_columns("loss_difference", gain),
-        **_columns(fraction, ratio),
+        **interval_columns(amount, interval_over_documents(documents, targets[amount])),
+        **interval_columns("loss_difference", gain),
+        **interval_columns(fraction, ratio),
         "is_gain_clear": is_clear,
     }
 
@@ -164,7 +166,7 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     rows = [
         {
             "model": model, "rule": rule, "k": k,
-            **_sample_size(targets),
+            **sample_counts(targets),
             **_amount_and_fraction(targets, "excess_loss", "excess_fraction"),
         }
         for (model, rule, k), targets in paired.groupby(["model", "rule", "k"])
@@ -196,12 +198,13 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
         document_ids, weights = chunks["document_id"], chunks["num_targets"]
         losses = chunks["mean_loss"]
         changes = losses - chunks["mean_loss_shortest"]
+        change = interval_over_documents(document_ids, changes * weights, weights)
         rows.append(
             {
                 "model": model, "context_length": context_length,
                 "num_targets": int(weights.sum()), "num_documents": document_ids.nunique(),
-                **_columns("loss", interval_over_documents(document_ids, losses * weights, weights)),
-                **_columns("loss_change", interval_over_documents(document_ids, changes * weights, weights)),
+                **interval_columns("loss", interval_over_documents(document_ids, losses * weights, weights)),
+                **interval_columns("loss_change", change),
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -302,8 +305,8 @@ def generalization_gap_by_sparsity(
             rows.append(
                 {
                     "model": model, "category": category,
-                    **_sample_size(chosen),
-                    **_columns("generalization_gap", gap),
+                    **sample_counts(chosen),
+                    **interval_columns("generalization_gap", gap),
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)

@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.statistics import NULL, OWN, excess_over_null, recovered_losses, summarize_models
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
-from pipeline.results.folder import artefacts_in, read_artefact, stage_settings
+from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.stage import run_stage, stage_parser
 
 Row = Mapping[Hashable, Any]  # of one of the tables of statistics
@@ -44,8 +44,7 @@ def _interval(row: Row | None, column: str) -> str:
 
 def context_lengths(results: Path, model: str) -> str:
     """'short / long' tokens of the contexts that a model's loss differences were measured with."""
-    made_by = stage_settings(results, "loss_differences", model)
-    settings = made_by["settings"] if made_by else {}
+    settings = read_settings(results, "loss_differences").get(model, {})
     lengths = (settings.get(name, _ABSENT) for name in ("short_context_length", "long_context_length"))
     return " / ".join(map(str, lengths))
 

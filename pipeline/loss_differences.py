@@ -10,6 +10,7 @@ pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
+shares   --shard-index I --num-shards N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
          Hugging Face causal LM, as a folder or by its name on the hub
 

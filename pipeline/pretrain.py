@@ -16,51 +16,89 @@ A full-size run, on one GPU:
     python pipeline/pretrain.py olmo_configs/150m.yaml --data runs/c4/data \\
         --save-folder runs/c4/models/long seed=0 max_duration=1e10T
 
-Under --save-folder: metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
-gradient_norm, tokens_per_second) and a folder step<N>-unsharded every save_interval steps and at the end,
-in OLMo's own layout. The same command run again goes on from the last of them, to the same weights, or
-says that the run is finished; with another configuration or other data it is refused.
+Several GPUs: under torchrun or `accelerate launch`, one process each; a step stays the same, divided over
+them. distributed_strategy=fsdp shards model and optimizer. Also for speed and memory: compile.mode=default,
+activation_checkpointing=whole_layer, device_train_microbatch_tokens (gradients accumulate over the rest).
+
+    torchrun --nproc-per-node 8 pipeline/pretrain.py olmo_configs/1b.yaml --data runs/c4/data \\
+        --save-folder runs/c4/models/1b distributed_strategy=fsdp
+
+Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
+gradient_norm, tokens_per_second, model_flops_utilization and, every eval_interval steps,
+held_out_loss_nats_at_<context length>); and a folder step<N>-unsharded every save_interval steps and at the
+end, in OLMo's own layout. The same command run again goes on from the last of them, to the same weights, or
+says that the run is finished; with another configuration or other data, or while another job runs there, it
+is refused.
+
+SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
+is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
 
 Positions: sequences are cut from the packed training tokens and shuffled by (seed, epoch); PoSE draws
-its cuts and skips by (seed, step). Loss: mean cross-entropy of the next token, in nats.
+its cuts and skips by (seed, step), randomized positions their subsets. Loss: mean cross-entropy of the next
+token, in nats.
 """
 
 import argparse
 import logging
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.stage import run_stage, stage_parser
+from pipeline.training.run_lock import RunLock
+from pipeline.training.stop_request import EXIT_STOPPED, StopRequest
 
 logger = logging.getLogger("pipeline")
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
+    with StopRequest() as stop_request:
+        is_finished = _train(arguments, stop_request)
+    if not is_finished:
+        logger.info("stopped by a signal; run the same command again to go on")
+        sys.exit(EXIT_STOPPED)
+
+
+def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
+    """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
-    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
+    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
     from pipeline.training.given_settings import load_config
+    from pipeline.training.held_out_loss import held_out_loss_of
     from pipeline.training.schedule import Schedule
+    from pipeline.training.trackers import refuse_missing_trackers
 
-    data = TokenizedData.open(arguments.data)
+    data, folder = TokenizedData.open(arguments.data), arguments.save_folder
     config = load_config(arguments.config, arguments.overrides, data)
-    config.save_folder = str(arguments.save_folder)
+    config.save_folder = str(folder)
     batches = TrainingBatches.from_config(config, data)
     schedule = Schedule(config, batches.steps_per_epoch)
-    refuse_another_run(arguments.save_folder, config)
-    finished = checkpoints_of(arguments.save_folder).get(schedule.num_steps)
+    refuse_another_run(folder, config)
+    finished = checkpoints_of(folder).get(schedule.num_steps)
     if finished is not None:
         logger.info("already finished: %s", finished)
-        return
+        return True
 
+    refuse_missing_trackers(config)
     from pipeline.training.loop import Trainer
 
-    logger.info("finished: %s", Trainer(config, batches, schedule).run())
+    # One rank stands for the run. torchrun and accelerate both number them so.
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    with RunLock(folder) if is_first_rank else nullcontext():
+        trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
+        if is_first_rank:
+            write_run_config(folder, config)
+        checkpoint = trainer.run()
+    is_finished = trainer.step == schedule.num_steps
+    logger.info("%s: %s", "finished" if is_finished else "saved", checkpoint)
+    return is_finished
 
 
 def parser() -> argparse.ArgumentParser:

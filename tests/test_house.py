@@ -25,7 +25,11 @@ FLOORS = {
     **dict.fromkeys(STAGES, STAGE),
 }
 DOORS = {
-    "transformers": {"pipeline/models/huggingface.py"},
+    "transformers": {
+        "pipeline/models/huggingface.py",
+        "pipeline/models/huggingface_export.py",
+        "pipeline/models/huggingface_inspection.py",
+    },
     "datasets": {"pipeline/text/documents.py"},
     "accelerate": {"pipeline/training/", "pipeline/stage.py"},
     "olmo": {"pipeline/models/", "pipeline/training/"},

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,26 +14,27 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.pretrain import main, parser
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 
 ROOT = Path(__file__).parents[1]
 OVERRIDES = [
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
     "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
     "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32", "max_duration=300",
-    "save_interval=20", "console_log_interval=7",
+    "save_interval=20", "console_log_interval=7", "eval_context_lengths=null", "peak_flops=1e11",
 ]  # fmt: skip
 
 
 def write_tokenized_data(folder: Path, seed: int) -> Path:
     """What tokenize_c4 leaves, as far as pretrain reads it."""
     files = {}
+    document = EvaluationDocument("0", np.random.default_rng(seed).integers(0, 40, size=40).astype(np.int32))
+    write_evaluation_documents(folder / "evaluation_documents" / "00000-of-00001.parquet", [document])
     tokens = np.random.default_rng(seed).integers(0, 40, size=4000).astype(np.uint16)
-    for name, content in {
-        "train/part-00000.npy": tokens.tobytes(),
-        "evaluation_documents/00000-of-00001.parquet": b"",
-    }.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(content)
+    (folder / "train").mkdir()
+    (folder / "train" / "part-00000.npy").write_bytes(tokens.tobytes())
+    for name in ("train/part-00000.npy", "evaluation_documents/00000-of-00001.parquet"):
+        content = (folder / name).read_bytes()
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = {
         "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": 40, "eos_token_id": 0,
@@ -73,12 +75,30 @@ def final_weights(save_folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(save_folder / "step300-unsharded" / "model.pt", weights_only=True)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path) -> None:
-    killed = start(data, tmp_path / "killed")
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run_here(data, folder)
+    return folder
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 120
-    while not (tmp_path / "killed" / "step40-unsharded").exists():
-        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[1]
+    while not path.exists() or not path.stat().st_size:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
         time.sleep(0.005)
+
+
+def steps_in(save_folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (save_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, whole: Path) -> None:
+    killed = start(data, tmp_path / "killed")
+    wait_for(tmp_path / "killed" / "step40-unsharded" / "model.pt", killed)
+    with pytest.raises(InputError, match=f"in use by process {killed.pid} on .*, which is alive"):
+        run_here(data, tmp_path / "killed")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert not (tmp_path / "killed" / "step300-unsharded").exists()
@@ -88,25 +108,74 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path) ->
     assert resumed.returncode == 0, said
     assert "going on from" in said
 
-    run_here(data, tmp_path / "whole")
-    resumed_weights, whole_weights = final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole")
+    resumed_weights, whole_weights = final_weights(tmp_path / "killed"), final_weights(whole)
     assert all(torch.equal(resumed_weights[name], whole_weights[name]) for name in whole_weights)
-    steps = [
-        json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps == list(range(1, 301))
+    assert steps_in(tmp_path / "killed") == list(range(1, 301))
 
 
-@pytest.mark.slow
-def test_two_ranks_train_on_the_batches_of_one(data: Path, tmp_path: Path) -> None:
-    steps = ("max_duration=5", "scheduler.t_warmup=1", "model.residual_dropout=0")
-    run_here(data, tmp_path / "one", *steps)
+def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
+    data: Path, tmp_path: Path, whole: Path
+) -> None:
+    asked = start(data, tmp_path / "run", "save_interval=300")
+    wait_for(tmp_path / "run" / "metrics.jsonl", asked)
+    asked.send_signal(signal.SIGUSR1)
+    _, said = asked.communicate(timeout=120)
+    assert asked.returncode == 75, said
+    (saved,) = (tmp_path / "run").glob("step*-unsharded")
+    assert f"saved: {saved}" in said
+    assert steps_in(tmp_path / "run") == list(range(1, 1 + int(saved.name[4:].split("-")[0])))
+    assert not (tmp_path / "run" / "lock.json").exists()
+
+    run_here(data, tmp_path / "run")  # another save_interval is no other run
+    resumed_weights, whole_weights = final_weights(tmp_path / "run"), final_weights(whole)
+    assert all(torch.equal(resumed_weights[name], whole_weights[name]) for name in whole_weights)
+
+
+def start_two_ranks(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, tmp_path / "two", *steps)]
-    subprocess.run([*launcher, *stage], check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, save_folder, *overrides)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*launcher, *stage], stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
+    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0",
+             "eval_context_lengths=[8,32]", "eval_interval=3")  # fmt: skip
+    two_ranks = start_two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}")
+    run_here(data, tmp_path / "one", *steps)
+    _, said = two_ranks.communicate(timeout=240)
+    assert two_ranks.returncode == 0, said
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]
-    losses = [[json.loads(line)["loss_nats"] for line in run] for run in lines]
+    losses = [
+        [value for line in run for name, value in json.loads(line).items() if "loss_nats" in name]
+        for run in lines
+    ]
+    assert len(losses[0]) == 6 + 2 * 2  # of training, and held out at two lengths after steps 3 and 6
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+    # What two ranks saved is a checkpoint like any other: one rank goes on from it.
+    shutil.rmtree(tmp_path / "two" / "step6-unsharded")
+    run_here(data, tmp_path / "two", *steps)
+    states = [
+        torch.load(tmp_path / run / "step6-unsharded" / name, weights_only=True)
+        for name in ("model.pt", "optim.pt")
+        for run in ("one", "two")
+    ]
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(states[3]["state"], states[2]["state"], rtol=1e-4, atol=1e-6)
+
+
+def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_path: Path) -> None:
+    steps = ("max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp")
+    process = start_two_ranks(data, tmp_path / "run", *steps)
+    wait_for(tmp_path / "run" / "metrics.jsonl", process)
+    os.kill(json.loads((tmp_path / "run" / "lock.json").read_text())["pid"], signal.SIGUSR1)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1  # torchrun's code for any failure; each rank ended with 75
+    assert said.count("exitcode  : 75") == 2, said
+    (saved,) = (tmp_path / "run").glob("step*-unsharded")
+    assert steps_in(tmp_path / "run")[-1] == int(saved.name[4:].split("-")[0])
 
 
 def test_a_finished_run_says_so_and_another_is_refused(

@@ -1,5 +1,6 @@
 """The stage tokenize_c4: its files, its split, its refusals, and running it again."""
 
+import errno
 import gzip
 import json
 import os
@@ -16,8 +17,9 @@ from pipeline import tokenize_c4
 from pipeline.errors import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text import packed_shards, sources
+from pipeline.text import manifest, sources
 from pipeline.text.documents import Document
+from pipeline.text.packed_shards import PackedShardWriter
 from pipeline.text.split import is_evaluation_document
 from pipeline.text.tokenized_data import TokenizedData
 
@@ -81,14 +83,14 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
 
 def test_the_manifest_counts_everything(folder: Path) -> None:
     tokenize(folder)
-    manifest = json.loads((folder / "data/manifest.json").read_text())
-    assert manifest["counts"] == {
+    written = json.loads((folder / "data/manifest.json").read_text())
+    assert written["counts"] == {
         "train_documents": 3, "train_tokens": 9, "evaluation_documents": 3, "evaluation_tokens": 6,
         "duplicate": 2, "empty": 1, "malformed": 0, "in_evaluation_source": 1,
         "beyond_max_evaluation_documents": 0,
     }  # fmt: skip
-    assert [entry["file"] for entry in manifest["inputs"]["source"]] == ["train.jsonl"]
-    assert set(manifest["files"]) == set(contents(folder / "data")) - {"manifest.json"}
+    assert [entry["file"] for entry in written["inputs"]["source"]] == ["train.jsonl"]
+    assert set(written["files"]) == set(contents(folder / "data")) - {"manifest.json"}
 
 
 def test_evaluation_documents_have_the_published_schema(folder: Path) -> None:
@@ -158,18 +160,23 @@ def test_gz_parquet_and_glob_give_the_same_tokens(folder: Path) -> None:
 
 
 def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = {"train": ["a", "b", "c", "d"], "validation": ["b", "e", "f"]}
+    files = {"train-0": ["a", "b", "c"], "train-1": ["d"], "validation-0": ["b", "e", "f"]}
 
-    def stream(split: str) -> Iterator[dict[str, str]]:
-        yield from ({"text": text} for text in splits[split])
+    def stream(name: str) -> Iterator[dict[str, str]]:
+        yield from ({"text": text} for text in files[name])
 
+    monkeypatch.setattr(
+        sources, "C4_FILES", {"train": ["train-0", "train-1"], "validation": ["validation-0"]}
+    )
     monkeypatch.setattr(sources, "stream_c4", stream)
-    monkeypatch.setattr(tokenize_c4, "c4_revision", lambda: "c0ffee")
-    flags = ("--source", "c4", "--max-documents", "2", "--max-evaluation-documents", "2")
+    monkeypatch.setattr(manifest, "c4_revision", lambda: "c0ffee")
+    flags = ("--source", "c4", "--max-documents", "3", "--max-evaluation-documents", "2")
     data = tokenize(folder, *flags, evaluation=False)
-    assert training_tokens(data) == [[2, 0, 4, 0]]
+    assert training_tokens(data) == [[2, 0, 4, 0, 5, 0]]
     assert {tuple(document.token_ids.tolist()) for document in data.evaluation_documents()} == {(3,), (6,)}
-    assert json.loads((folder / "data/manifest.json").read_text())["c4_revision"] == "c0ffee"
+    written = json.loads((folder / "data/manifest.json").read_text())
+    assert written["c4_revision"] == "c0ffee"
+    assert [entry["file"] for entry in written["inputs"]["source"]] == ["c4 train-0", "c4 train-1"]
 
 
 def test_complete_data_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -194,19 +201,18 @@ def test_another_configuration_is_refused_by_name(folder: Path) -> None:
 
 def test_an_interrupted_run_ends_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize(folder, "--tokens-per-part", "3", out="whole")
-    written = []
+    add = PackedShardWriter.add
 
-    def interrupt_second_part(path: Path, write: object) -> None:
-        if written:
+    def interrupt_third_document(writer: PackedShardWriter, token_ids: np.ndarray) -> None:
+        if len(writer.paths) == 2:
             raise KeyboardInterrupt
-        written.append(path)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"first part")
+        add(writer, token_ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed_shards, "write_atomically", interrupt_second_part)
+        patch.setattr(PackedShardWriter, "add", interrupt_third_document)
         with pytest.raises(KeyboardInterrupt):
             tokenize(folder, "--tokens-per-part", "3", out="interrupted")
+    assert set(contents(folder / "interrupted")) == {"train/part-00000.npy", "train/part-00001.npy"}
     # what a kill, rather than an interrupt, may leave besides
     (folder / "interrupted/train/part-00007.npy").write_bytes(b"of a longer run")
     (folder / "interrupted/train/.part-00001.npy.part").write_bytes(b"half")
@@ -214,6 +220,20 @@ def test_an_interrupted_run_ends_with_the_same_bytes(folder: Path, monkeypatch: 
         TokenizedData.open(folder / "interrupted")
     tokenize(folder, "--tokens-per-part", "3", out="interrupted")
     assert contents(folder / "interrupted") == contents(folder / "whole")
+
+
+def test_a_full_disk_leaves_no_half_part_and_the_run_can_be_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenize(folder, out="whole")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+        with pytest.raises(OSError, match="No space left"):
+            tokenize(folder)
+    assert not contents(folder / "data")
+    tokenize(folder)
+    assert contents(folder / "data") == contents(folder / "whole")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +270,16 @@ def test_no_evaluation_documents(folder: Path) -> None:
 def test_an_output_folder_that_cannot_be_is_refused_before_any_reading(folder: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write into .*words\.json"):
         tokenize(folder, out="words.json/data")
+
+
+def test_a_run_without_a_source_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="say what to tokenize with --source"):
+        tokenize_c4.main(tokenize_c4.parser().parse_args(["--out", f"{folder}/data"]))
+
+
+def test_the_evaluation_fraction_has_two_names() -> None:
+    flags = ["--out", "o", "--validation-fraction", "0.25"]
+    assert tokenize_c4.parser().parse_args(flags).evaluation_fraction == 0.25
 
 
 def test_c4_without_a_limit_is_refused(folder: Path) -> None:

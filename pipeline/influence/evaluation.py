@@ -1,6 +1,7 @@
 """What the three measuring stages share: their flags, checkpoints, shards and progress."""
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ import torch
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
+from pipeline.influence.shares import (
+    add_share_arguments,
+    device_of_this_process,
+    share_of_this_process,
+)
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.memory import GIBIBYTE, is_out_of_memory, peak_bytes
@@ -58,7 +64,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         "--documents-per-shard",
         type=positive_int,
         default=32,
-        help="documents a Parquet file; a killed run resumes there",
+        help="documents a shard, which is a Parquet file; a killed run resumes there",
     )
     add(
         "--memory-budget", type=gibibytes, metavar="GIB",
@@ -69,13 +75,18 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
         " Losses depend on it in their last bits only",
     )  # fmt: skip
+    add_share_arguments(parser)
 
 
 def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
     add("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    add(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="torch device; under torchrun or `accelerate launch`, cuda means each process' own GPU",
+    )
     add(
         "--device-map",
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices",
@@ -110,15 +121,17 @@ def evaluate_checkpoints(
         measure: the stage's work on one chunk.
 
     Returns:
-        The models' names, which their results are filed under.
+        The names, which results are filed under, of the models whose results are now complete.
 
     Raises:
         InputError: data or a checkpoint is missing or does not fit, no document is long enough, two
-            checkpoints have one name, a loss is not a number, or the results folder holds another
-            configuration's results.
+            checkpoints have one name, a loss is not a number, there is no such share of the documents, or
+            the results folder holds another configuration's results.
+        SystemExit: with --status, after saying what is missing: 0 where nothing is, else 1.
     """
+    share = share_of_this_process(arguments)
     loading = Loading(
-        _usable_device(arguments.device),
+        _usable_device("cpu" if arguments.status else device_of_this_process(arguments.device)),
         DTYPES[arguments.dtype],
         arguments.device_map,
         arguments.trust_remote_code,
@@ -138,18 +151,18 @@ def evaluate_checkpoints(
         "documents_per_shard": arguments.documents_per_shard,
         "dtype": arguments.dtype,
     }
-    checkpoints = _named_checkpoints(arguments)
-    for name, checkpoint in checkpoints.items():
+    outputs: dict[str, StageOutput] = {}
+    for name, checkpoint in _named_checkpoints(arguments).items():
         inputs = {
             "checkpoint": sha256_of_files(*checkpoint.files(arguments.trust_remote_code)),
             "evaluation_documents": data.evaluation_sha256,
         }
-        output = StageOutput(
-            arguments.results, stage, name, settings=every_setting, inputs=inputs, num_shards=len(shards)
-        )
-        pending = output.pending_shards()
-        if not pending:
-            logger.info("%s of model '%s' is complete in %s", stage, name, arguments.results)
+        outputs[name] = output = StageOutput(
+            arguments.results, stage, name, settings=every_setting, inputs=inputs, num_shards=len(shards),
+            num_tasks=arguments.num_shards,
+        )  # fmt: skip
+        pending = output.pending_shards(share.shards(len(shards)))
+        if not pending or arguments.status:
             continue
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         _refuse_foreign_tokens(model, data, documents, checkpoint)
@@ -165,7 +178,13 @@ def evaluate_checkpoints(
                 output.write_shard(shard, tables)
                 tables = {}
         _log_memory(name, model, batching)
-    return list(checkpoints)
+    if arguments.status:
+        of_the_task = None if arguments.shard_index is None else share.of_the_task().shards(len(shards))
+        sys.stdout.writelines(output.state(of_the_task) + "\n" for output in outputs.values())
+        raise SystemExit(any(output.pending_shards(of_the_task) for output in outputs.values()))
+    for output in outputs.values():
+        logger.info(output.state())
+    return [name for name, output in outputs.items() if not output.pending_shards()]
 
 
 def _log_memory(name: str, model: CausalLM, batching: Batching) -> None:

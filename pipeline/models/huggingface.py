@@ -1,4 +1,4 @@
-"""Hugging Face causal LMs behind the `CausalLM` interface, and the one door to the `transformers` library.
+"""Hugging Face causal LMs behind the `CausalLM` interface, and the door to the `transformers` library.
 
 The model's own code runs; what is ours is what it is told: position IDs, a mask, the keys and values of a
 shared prefix. Families differ in more ways than a reader can check, so a model that is loaded must show on a
@@ -18,6 +18,7 @@ from torch import nn
 
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
+from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, mean_attention
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
 
@@ -57,11 +58,11 @@ class _PassCache(transformers.DynamicCache):
 class HuggingFaceCausalLM:
     """A Hugging Face causal LM whose tokens can be given any position IDs and any visibility.
 
-    See `CausalLM`. `load_hugging_face` makes sure that the model is of the kind that can.
+    See `CausalLM` and `InspectableLM`. `load_hugging_face` makes sure that the model is of the kind that can.
     """
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
-        self._model = model.eval()
+        self._model = model.eval().requires_grad_(False)  # it is measured, not trained
         self._config = model.config.get_text_config()
         if getattr(self._config, "attn_logit_softcapping", None):
             # Fused attention cannot cap its scores, and some versions of the library drop the cap in silence.
@@ -128,15 +129,28 @@ class HuggingFaceCausalLM:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
             visible_BSK = causal_visibility(token_ids_BS.shape[1], token_ids_BS.device)
-        output = self._model.base_model(
+        added = self._added_to_scores(visible_BSK, 0 if cache is None else cache.get_seq_length())
+        output = self._run_trunk(token_ids_BS, position_ids_BS, added, cache)
+        return output.last_hidden_state.to(self.device)
+
+    def _run_trunk(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        added_to_scores_B1SK: torch.Tensor,
+        cache: _PassCache | None,
+        **asked: bool,
+    ) -> Any:
+        """The library's output of all layers; `asked` is what else it should hold."""
+        return self._model.base_model(
             input_ids=token_ids_BS,
             position_ids=position_ids_BS.expand(token_ids_BS.shape),
-            attention_mask=self._added_to_scores(visible_BSK, 0 if cache is None else cache.get_seq_length()),
+            attention_mask=added_to_scores_B1SK,
             past_key_values=cache,
             use_cache=cache is not None,
             return_dict=True,
+            **asked,
         )
-        return output.last_hidden_state.to(self.device)
 
     def _added_to_scores(self, visible_BSK: torch.Tensor, num_past: int) -> torch.Tensor:
         """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
@@ -146,8 +160,70 @@ class HuggingFaceCausalLM:
         return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
 
     @torch.inference_mode()
+    def attention_mass(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of each query row to each row, mean over layers and heads: float32 [T, S].
+
+        Raises:
+            InputError: the family does not show its attention, or it does not sum to 1.
+        """
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        # The weights of a pass take the memory of its rows times all rows, in every layer and head at once:
+        # rows before the first query row are only read.
+        first = int(query_rows_T.min())
+        cache = None
+        if first:
+            before = slice(None, first)
+            _, read = self.read(
+                token_ids_1S[:, before], position_ids_1S[:, before], visible_1SS[:, before, before], None
+            )
+            cache = _PassCache(read)
+        added = self._added_to_scores(visible_1SS[:, first:], first)
+        with eager_attention(self._model):
+            output = self._run_trunk(
+                token_ids_1S[:, first:], position_ids_1S[:, first:], added, cache, output_attentions=True
+            )
+        return mean_attention(self._model, output.attentions, query_rows_T - first)
+
+    @torch.enable_grad()
+    def gate_gradients(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each target's loss by the gate of each row, at gate 1: float32 [T, S], nats.
+
+        Raises:
+            InputError: the family's attention has no derivative by its mask.
+        """
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        # A gate multiplies exp(score), so its logarithm is added to the score, by way of the mask; at gate 1
+        # the derivative by the one is that by the other.
+        log_gates_S = torch.zeros(token_ids_1S.shape[1], device=self.device, requires_grad=True)
+        least = torch.finfo(self._model.dtype).min
+        added_1SS = torch.where(visible_1SS, log_gates_S, least).to(self._model.dtype)
+        with eager_attention(self._model):
+            output = self._run_trunk(token_ids_1S, position_ids_1S, added_1SS[:, None], None)
+        logits_TV = self._logits(output.last_hidden_state.to(self.device)[0, query_rows_T]).float()
+        losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
+        return gate_derivatives(self._model, losses_T, log_gates_S)
+
+    @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [N, V], scaled and soft-capped as the family does."""
+        return self._logits(hidden_ND)
+
+    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         logits_NV = self._model.get_output_embeddings()(hidden_ND).to(self.device)
         if scale := getattr(self._config, "logit_scale", None):  # Cohere
             logits_NV = logits_NV * scale

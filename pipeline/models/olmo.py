@@ -191,6 +191,15 @@ def model_name(path: Path) -> str:
 
 
 def load_olmo(checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> OLMoCausalLM:
+    """Load an unsharded OLMo checkpoint to be measured.
+
+    Raises:
+        InputError: as `load_stock_olmo`.
+    """
+    return OLMoCausalLM(load_stock_olmo(checkpoint, device).to(dtype))
+
+
+def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
     """Load an unsharded OLMo checkpoint; torch reads tensors only, never code, from its model.pt.
 
     Raises:
@@ -206,10 +215,9 @@ def load_olmo(checkpoint: Path, device: torch.device, dtype: torch.dtype = torch
     if not config.rope:
         raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
     try:
-        model = OLMo.from_checkpoint(str(checkpoint), device=str(device))
+        return OLMo.from_checkpoint(str(checkpoint), device=str(device))
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    return OLMoCausalLM(model.to(dtype))

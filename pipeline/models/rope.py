@@ -20,9 +20,16 @@ class RotaryTable:
         self._config = config
         self._sine_PE = self._cosine_PE = torch.empty(0)
 
-    def at(self, position_ids_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E]."""
-        num_positions, device = int(position_ids_BS.max()) + 1, position_ids_BS.device
+    def at(
+        self, position_ids_BS: torch.Tensor, num_positions: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E].
+
+        Args:
+            position_ids_BS: the IDs.
+            num_positions: the IDs are below it. None: it is looked up, for which a GPU must be waited for.
+        """
+        num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
             self._fill(max(num_positions, self._config.max_sequence_length), device)
         return self._sine_PE[position_ids_BS][:, None], self._cosine_PE[position_ids_BS][:, None]
@@ -59,9 +66,12 @@ class PositionIDRotaryEmbedding(nn.Module):
         self._table = RotaryTable(config)
         self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def set_position_ids(self, position_ids_BS: torch.Tensor) -> None:
-        """Set the position IDs of the next forward pass: int64 [B, S], or [1, S] for all sequences, >= 0."""
-        self._sine_and_cosine = self._table.at(position_ids_BS)
+    def set_position_ids(self, position_ids_BS: torch.Tensor, num_positions: int | None = None) -> None:
+        """Set the position IDs of the next forward pass: int64 [B, S], or [1, S] for all sequences, >= 0.
+
+        They are below `num_positions`; None: see `RotaryTable.at`.
+        """
+        self._sine_and_cosine = self._table.at(position_ids_BS, num_positions)
 
     def forward(self, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys by the position IDs set last; both have one row a token."""

@@ -1,6 +1,6 @@
-"""The position IDs a training sequence is given: contiguous, or with PoSE's skip.
+"""The position IDs a training sequence is given: contiguous, with PoSE's skip, or a random subset.
 
-Dimension letters: B sequences, S = `train_context_length` tokens of one sequence.
+Dimension letters: B sequences, S = `train_context_length` tokens of one sequence, P position IDs.
 """
 
 from collections.abc import Callable
@@ -49,15 +49,42 @@ def pose_position_ids(
     return places_S + skips_B1 * (places_S >= cuts_B1)
 
 
-POSITION_SCHEMES = ("contiguous", "pose")
+def randomized_position_ids(
+    num_sequences: int, train_context_length: int, generator: np.random.Generator, *, target_length: int
+) -> np.ndarray:
+    """Randomized positions (Ruoss et al. 2023, arXiv 2305.16843, section 3).
+
+    Each sequence is given a subset of S of the IDs 0 … target_length - 1, every subset being as likely, in
+    ascending order. Ruoss et al. draw one subset for all sequences of a step; here each draws its own.
+    With S = 3 and target_length 8, say: 1 4 5.
+
+    Args:
+        num_sequences: B.
+        train_context_length: S, at least 1.
+        generator: the source of the subsets; B times target_length numbers are drawn.
+        target_length: position IDs stay below this number; at least S.
+
+    Returns:
+        position_ids_BS, int64, strictly increasing along S.
+    """
+    assert 1 <= train_context_length <= target_length
+    # The places of the S least of as many independent keys as there are IDs are a uniform random subset.
+    keys_BP = generator.random((num_sequences, target_length), dtype=np.float32)
+    subset_BS = np.argpartition(keys_BP, train_context_length - 1, axis=1)[:, :train_context_length]
+    return np.sort(subset_BS, axis=1).astype(np.int64)
 
 
-def position_scheme(name: str, pose_target_length: int | None = None) -> PositionScheme:
+POSITION_SCHEMES = ("contiguous", "pose", "randomized")
+_WITH_TARGET_LENGTH = {"pose": pose_position_ids, "randomized": randomized_position_ids}
+
+
+def position_scheme(name: str, target_length: int | None = None) -> PositionScheme:
     """The scheme called `name`.
 
     Args:
         name: one of `POSITION_SCHEMES`.
-        pose_target_length: PoSE's target length in tokens; None for every other scheme.
+        target_length: the length to generalize to in tokens, for PoSE and randomized positions; None for
+            contiguous ones.
 
     Raises:
         InputError: no scheme has that name, or the target length is missing or would be ignored.
@@ -65,13 +92,13 @@ def position_scheme(name: str, pose_target_length: int | None = None) -> Positio
     if name not in POSITION_SCHEMES:
         raise unknown_name("position_scheme", name, POSITION_SCHEMES)
     if name == "contiguous":
-        if pose_target_length is not None:
+        if target_length is not None:
             raise InputError(
-                "pose_target_length is given, but position_scheme is 'contiguous' and would ignore it"
+                "a target length is given, but position_scheme is 'contiguous' and would ignore it"
             )
         return contiguous_position_ids
-    if pose_target_length is None:
+    if target_length is None:
         raise InputError(
-            "position_scheme 'pose' needs pose_target_length, the length to generalize to in tokens"
+            f"position_scheme '{name}' needs {name}_target_length, the length to generalize to in tokens"
         )
-    return partial(pose_position_ids, target_length=pose_target_length)
+    return partial(_WITH_TARGET_LENGTH[name], target_length=target_length)

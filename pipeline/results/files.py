@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary path beside `path`, fsync what it wrote and rename it to `path`.
+@contextmanager
+def whole_or_absent(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The
     temporary file is removed when writing fails (no space left, say).
@@ -19,7 +21,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        write(temporary)
+        yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -31,6 +33,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` on a temporary path that becomes `path` once it is whole."""
+    with whole_or_absent(path) as temporary:
+        write(temporary)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

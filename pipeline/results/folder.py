@@ -3,6 +3,7 @@
 <results>/<artefact>/model=<model>/00003-of-00008.parquet      the data
 <results>/_stages/<stage>/model=<model>/settings.json          what made it, written before the first shard
 <results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete, written last
+<results>/_stages/<stage>/model=<model>/dealt-to-4-tasks       to several tasks, at the first's first shard
 """
 
 import json
@@ -11,6 +12,7 @@ from functools import reduce
 from operator import and_
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.dataset as ds
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_json, write_parquet
+from pipeline.results.missing import as_ranges
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -34,6 +37,7 @@ class StageOutput:
         settings: Mapping[str, Any],
         inputs: Mapping[str, str],
         num_shards: int,
+        num_tasks: int | None = None,
     ) -> None:
         """Open the output, or refuse it where it holds results of another configuration.
 
@@ -44,9 +48,12 @@ class StageOutput:
             settings: everything that decides the numbers, JSON values only; no paths.
             inputs: name -> SHA-256 of every input.
             num_shards: shards of the complete result.
+            num_tasks: to how many tasks these shards are dealt, which is no setting and moves no byte; None
+                for a run that takes whatever is missing.
 
         Raises:
-            InputError: the folder holds results of other settings, inputs or schema; says which.
+            InputError: the folder holds results of other settings, inputs or schema, or of another number
+                of tasks; says which.
         """
         self._results, self._stage, self._model, self._num_shards = results, stage, model, num_shards
         self._marks = results / "_stages" / stage / f"model={model}"
@@ -57,7 +64,9 @@ class StageOutput:
             "settings": {**settings, "num_shards": num_shards},
             "inputs": dict(inputs),
         }
+        self._num_tasks = num_tasks
         self._refuse_another_configuration()
+        self._refuse_another_deal()
 
     def _refuse_another_configuration(self) -> None:
         if not self._settings_path.exists():
@@ -70,15 +79,49 @@ class StageOutput:
                 f" {'; '.join(changes)}; choose another --results folder, or repeat the earlier settings"
             )
 
+    @property
+    def dealt_to(self) -> int | None:
+        """To how many tasks the shards were dealt; None where no task of several has written one."""
+        return next((int(mark.name.split("-")[2]) for mark in self._marks.glob("dealt-to-*-tasks")), None)
+
+    def _refuse_another_deal(self) -> None:
+        # Task 3 of 4 and task 3 of 8 are different documents: whoever starts one for the other would think
+        # that the result is whole.
+        if self._num_tasks is not None and self.dealt_to not in (None, self._num_tasks):
+            raise InputError(
+                f"{self._results} holds {self._stage} of model '{self._model}' begun with --num-shards"
+                f" {self.dealt_to}, now {self._num_tasks}; repeat --num-shards {self.dealt_to}, or leave out"
+                " --shard-index and --num-shards to measure all that is missing in one task"
+            )
+
     def _shard_name(self, shard_index: int) -> str:
         return f"{shard_index:05d}-of-{self._num_shards:05d}"
 
     def _mark(self, shard_index: int) -> Path:
         return self._marks / f"{self._shard_name(shard_index)}.done"
 
-    def pending_shards(self) -> list[int]:
-        """Indices of the shards that are not complete yet."""
-        return [i for i in range(self._num_shards) if not self._mark(i).exists()]
+    def pending_shards(self, among: Sequence[int] | None = None) -> list[int]:
+        """Those of the indices `among`, of all where None, whose shards are not complete yet."""
+        asked = range(self._num_shards) if among is None else among
+        return [shard for shard in asked if not self._mark(shard).exists()]
+
+    def state(self, of_shards: Sequence[int] | None = None) -> str:
+        """A line that says whether the result is complete; if not, which shards are missing, and whose.
+
+        Args:
+            of_shards: ask for these shards only; for all where None.
+        """
+        missing = self.pending_shards(of_shards)
+        what = f"{self._stage} of model '{self._model}'"
+        if not missing:
+            whole = "is complete" if of_shards is None else "has all shards that were asked for"
+            return f"{what} {whole} in {self._results}"
+        state = f"{what} misses {len(missing)} of {self._num_shards} shards in {self._results}:"
+        state += f" {as_ranges(missing)}"
+        if self.dealt_to is None:
+            return state
+        tasks = {shard % self.dealt_to for shard in missing}
+        return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {self.dealt_to}"
 
     def write_shard(self, shard_index: int, tables: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
         """Write the columns of each artefact of one shard, then mark the shard complete.
@@ -87,9 +130,7 @@ class StageOutput:
             shard_index: which shard.
             tables: artefact -> column -> values, as `SCHEMAS` names and types them.
         """
-        # Not before there is something to write: a run that fails at once must not claim the folder.
-        if not self._settings_path.exists():
-            write_json(self._settings_path, self._made_by)
+        self._claim_folder()
         provenance = self._made_by | {"git_commit": git_commit(), "packages": package_versions()}
         metadata = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
@@ -102,6 +143,19 @@ class StageOutput:
             write_parquet(folder / f"{self._shard_name(shard_index)}.parquet", table)
             rows[artefact] = table.num_rows
         write_json(self._mark(shard_index), {"rows": rows})
+
+    def _claim_folder(self) -> None:
+        """Leave what refuses another configuration; only now, for a run that fails at once claims nothing."""
+        self._refuse_another_configuration()  # of a task that was started at the same moment
+        self._refuse_another_deal()
+        self._marks.mkdir(parents=True, exist_ok=True)
+        if self._num_tasks is not None:
+            (self._marks / f"dealt-to-{self._num_tasks}-tasks").touch()
+        if not self._settings_path.exists():
+            # Tasks of one start may be here together: each writes a file of its own and renames that.
+            own = self._marks / f"settings-{uuid4().hex}.json"
+            write_json(own, self._made_by)
+            own.replace(self._settings_path)
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -122,13 +176,18 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if any((results / name).glob("model=*/*.parquet"))]
 
 
-def stage_settings(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """What made a stage's results of one model: its "settings", "inputs" and "schema_version".
+def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What made a stage's results, for each model: "settings", "inputs" (SHA-256), "schema_version"."""
+    paths = sorted((results / "_stages" / stage).glob("model=*/settings.json"))
+    return {
+        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))
+        for path in paths
+    }
 
-    None where the folder does not say, as where only its Parquet files were copied.
-    """
-    path = results / "_stages" / stage / f"model={model}" / "settings.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What a stage was run with, for each model that it has results of, as those say it."""
+    return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
 
 
 def read_artefact(

@@ -30,6 +30,16 @@ _SELECTION_COLUMNS = [
         " at the same positions",
     ),
 ]
+
+
+def _with_interval(name: str, meaning: str) -> list[pa.Field]:
+    return [
+        _column(name, pa.float64(), meaning),
+        _column(f"{name}_low", pa.float64(), "lower end of its 95 % interval over documents"),
+        _column(f"{name}_high", pa.float64(), "upper end of it; both are NaN for a single document"),
+    ]
+
+
 _LOSS_COLUMNS = [
     _column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
     _column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
@@ -125,6 +135,30 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
         ]
     ),
+    "selection_rules": pa.schema(
+        [
+            _column("model", pa.string(), "the model's name"),
+            _SELECTION_COLUMNS[0],
+            _column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
+            _column("k", pa.int32(), "number of influential tokens added to the short context"),
+            _column("num_targets", pa.int32(), "targets averaged over"),
+            _column("num_documents", pa.int32(), "documents they are from"),
+            *_with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
+            *_with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
+            *_with_interval("null_recovered_loss", "the same for the null, nats"),
+            *_with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
+            *_with_interval(
+                "excess_fraction",
+                "excess_loss / loss_difference, a ratio of sums; NaN where the latter's interval reaches 0",
+            ),
+            _column(
+                "token_forwards_per_target",
+                pa.float64(),
+                "tokens run through the network to choose the first k, own far context, a target",
+            ),
+            _column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+        ]
+    ),
     "length_losses": pa.schema(
         [
             *_TARGET_COLUMNS[:2],
@@ -141,6 +175,7 @@ Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this 
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
+`selection_rules` alone is made by the analysis: one file, `selection_rules.parquet`, beside the figures.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of

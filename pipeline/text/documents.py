@@ -10,13 +10,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import datasets
-from huggingface_hub import HfApi
-
 from pipeline.errors import InputError
 
 C4_REPOSITORY = "allenai/c4"
+C4_FILES = {
+    split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
+    for split, count in (("train", 1024), ("validation", 8))
+}
+"""The files of C4 `en` on the hub, which never change: known without asking."""
 _HUB_TIMEOUT_SECONDS = 10
+_RECORDS_PER_BATCH = 512
+_CHARACTERS_PER_BATCH = 1_000_000
+"""Beside the count, so that a batch of whole novels is no larger than one of web pages."""
 
 Record = bytes | Mapping[str, Any]
 
@@ -72,6 +77,62 @@ class Source:
     record_word: str = "line"
     """What one record is called in a message: "line" or "row"."""
 
+    @property
+    def short_name(self) -> str:
+        """The file's name without its folder, which may move; several files go by the source's name."""
+        return self.files[0].name if len(self.files) == 1 else self.name
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """Adjacent records of one source, few enough to hold: the unit in which text is parsed and encoded."""
+
+    source_name: str
+    record_word: str
+    first_number: int
+    """What the first record is called in messages, counted from 1."""
+    records: list[Record]
+
+    def documents(self, tally: Counter[str], *, skip_malformed: bool = False) -> Iterator[Document]:
+        """The documents in the batch, without empty ones; see `read_documents`."""
+        for number, record in enumerate(self.records, start=self.first_number):
+            if isinstance(record, bytes) and not record.strip():
+                continue  # a blank line, often the last, is no record
+            try:
+                document = Document.from_record(record)
+            except ValueError as error:
+                if not skip_malformed:
+                    raise InputError(
+                        f"{self.source_name}, {self.record_word} {number} {error};"
+                        " mend it, or leave such records out with --skip-malformed"
+                    ) from error
+                tally["malformed"] += 1
+                continue
+            if document.text.strip():
+                yield document
+            else:
+                tally["empty"] += 1
+
+
+def record_batches(sources: Iterable[Source]) -> Iterator[RecordBatch]:
+    """The records of all sources in order; where batches end depends on the records alone."""
+    for source in sources:
+        records: list[Record] = []
+        num_characters = 0
+        for number, record in enumerate(source.read(), start=1):
+            records.append(record)
+            num_characters += _num_characters(record)
+            if len(records) == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
+                yield RecordBatch(source.name, source.record_word, number - len(records) + 1, records)
+                records, num_characters = [], 0
+        if records:
+            yield RecordBatch(source.name, source.record_word, number - len(records) + 1, records)
+
+
+def _num_characters(record: Record) -> int:
+    text = record if isinstance(record, bytes) else record.get("text")
+    return len(text) if isinstance(text, bytes | str) else 0
+
 
 def read_documents(
     sources: Iterable[Source], tally: Counter[str], *, skip_malformed: bool = False
@@ -86,24 +147,8 @@ def read_documents(
     Raises:
         InputError: a malformed record; names the file and the line.
     """
-    for source in sources:
-        for number, record in enumerate(source.read(), start=1):
-            if isinstance(record, bytes) and not record.strip():
-                continue  # a blank line, often the last, is no record
-            try:
-                document = Document.from_record(record)
-            except ValueError as error:
-                if not skip_malformed:
-                    raise InputError(
-                        f"{source.name}, {source.record_word} {number} {error};"
-                        " mend it, or leave such records out with --skip-malformed"
-                    ) from error
-                tally["malformed"] += 1
-                continue
-            if document.text.strip():
-                yield document
-            else:
-                tally["empty"] += 1
+    for batch in record_batches(sources):
+        yield from batch.documents(tally, skip_malformed=skip_malformed)
 
 
 @lru_cache(maxsize=1)
@@ -115,6 +160,8 @@ def c4_revision() -> str:
     Raises:
         InputError: the hub cannot be reached, or HF_HUB_OFFLINE is set.
     """
+    from huggingface_hub import HfApi  # late: a process that only encodes has no use for it
+
     try:
         return str(HfApi().dataset_info(C4_REPOSITORY, timeout=_HUB_TIMEOUT_SECONDS).sha)
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
@@ -125,18 +172,23 @@ def c4_revision() -> str:
         ) from error
 
 
-def stream_c4(split: str) -> Iterator[Record]:
-    """Records of C4 `en`, streamed from the hub in the order of its files.
+def stream_c4(file_name: str) -> Iterator[Record]:
+    """Records of one of `C4_FILES`, streamed from the hub.
 
     Raises:
         InputError: the hub cannot be reached, or the stream breaks off.
     """
+    import datasets  # late, as above
+
     revision = c4_revision()
     try:
-        yield from datasets.load_dataset(C4_REPOSITORY, "en", split=split, streaming=True, revision=revision)
+        yield from datasets.load_dataset(
+            C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=revision
+        )
     except Exception as error:  # as above
         raise InputError(
-            f"the stream of {C4_REPOSITORY} broke off ({_first_line(error)}); run the same command again"
+            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({_first_line(error)});"
+            " run the same command again"
         ) from error
 
 
@@ -146,6 +198,8 @@ def parquet_records(path: Path) -> Iterator[Record]:
     Raises:
         InputError: the file is not readable as Parquet.
     """
+    import datasets  # late, as above
+
     try:
         # The library takes a path for a pattern: brackets and stars in a name are escaped.
         yield from datasets.load_dataset(
@@ -157,6 +211,8 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 def arrow_folder_records(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Records of a folder that `datasets` saved with `save_to_disk`."""
+    import datasets  # late, as above
+
     yield from datasets.load_from_disk(str(folder))
 
 

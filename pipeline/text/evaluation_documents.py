@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappush, heappushpop
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,39 @@ class EvaluationDocument:
     token_ids: np.ndarray
     """Shape (S,), int32, without a final EOS."""
     url: str | None = None
+
+
+class EvaluationSample:
+    """The distinct documents with the smallest IDs, at most `max_documents` of all that are added.
+
+    IDs are hashes, so this is a random sample, and the same in whatever order documents come and in
+    however many shards.
+    """
+
+    def __init__(self, max_documents: int) -> None:
+        self._max_documents = max_documents
+        self._heap: list[tuple[int, EvaluationDocument]] = []  # the largest ID first, so it is negated
+        self._kept_ids: set[int] = set()
+        self.num_left_out = 0
+        """How often one had to be left out."""
+
+    def add(self, document: EvaluationDocument) -> bool:
+        """Take a document; whether its ID was not among those kept."""
+        number = int(document.document_id, 16)
+        if number in self._kept_ids:
+            return False
+        self._kept_ids.add(number)
+        if len(self._heap) < self._max_documents:
+            heappush(self._heap, (-number, document))
+        else:
+            largest, _ = heappushpop(self._heap, (-number, document))
+            self._kept_ids.remove(-largest)
+            self.num_left_out += 1
+        return True
+
+    def documents(self) -> list[EvaluationDocument]:
+        """The documents kept, in no order."""
+        return [document for _, document in self._heap]
 
 
 def write_evaluation_documents(path: Path, documents: Iterable[EvaluationDocument]) -> None:

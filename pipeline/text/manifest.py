@@ -1,16 +1,102 @@
 """The manifest of tokenized data: what made it, what belongs to it, and that it is complete."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.results.provenance import git_commit, package_versions, sha256_of_files
+from pipeline.results.schemas import SCHEMA_VERSION
+from pipeline.text.documents import Source, c4_revision
+from pipeline.text.tokenizer import DocumentTokenizer
 
 TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
+COUNTS = (
+    "train_documents",
+    "train_tokens",
+    "evaluation_documents",
+    "evaluation_tokens",
+    "duplicate",
+    "empty",
+    "malformed",
+    "in_evaluation_source",
+    "beyond_max_evaluation_documents",
+)
+
+
+def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
+    """Name and SHA-256 of every source; the hub's files have no SHA-256, `c4_revision` stands for it."""
+    return [
+        {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
+        for source in sources
+    ]
+
+
+def make_manifest(
+    folder: Path,
+    configuration: Mapping[str, Any],
+    tokenizer: DocumentTokenizer,
+    train_paths: Sequence[Path],
+    tally: Mapping[str, int],
+) -> dict[str, Any]:
+    """The manifest of a folder in which everything else is written.
+
+    Args:
+        folder: the folder.
+        configuration: `settings` and `inputs`, all that decided the output.
+        tokenizer: what encoded the text.
+        train_paths: the files of training tokens, in order.
+        tally: what was counted, by the names in `COUNTS`.
+    """
+    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
+    return {
+        "stage": "tokenize_c4",
+        "schema_version": SCHEMA_VERSION,
+        **configuration,
+        "c4_revision": c4_revision() if streams_c4 else None,
+        "counts": {name: tally[name] for name in COUNTS},
+        "token_dtype": tokenizer.token_dtype.name,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "eos_token_id": tokenizer.eos_token_id,
+        "files": describe_files(folder, [*train_paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
+        "git_commit": git_commit(),
+        "packages": package_versions(),
+    }
+
+
+def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of files, by their names in `folder`."""
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
+        for path in paths
+    }
+
+
+def refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
+    """Refuse data that cannot both train and evaluate.
+
+    Raises:
+        InputError: one of the parts is empty; says what was left out.
+    """
+    settings = configuration["settings"]
+    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
+    if not counts["train_documents"]:
+        limit = "" if settings["max_tokens"] is None else f", --max-tokens {settings['max_tokens']}"
+        sources = [entry["file"] for entry in configuration["inputs"]["source"]]
+        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        raise InputError(
+            f"no training documents in {' '.join(sources[:3])}{more} (left out: {left_out};"
+            f" {counts['in_evaluation_source']} that evaluate{limit})"
+        )
+    if not counts["evaluation_documents"]:
+        raise InputError(
+            f"no evaluation documents: none of {counts['train_documents']} documents fell to"
+            f" --evaluation-fraction {settings['evaluation_fraction']}; raise it, or give --evaluation-source"
+        )
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

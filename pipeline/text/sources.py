@@ -8,14 +8,14 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.text.documents import Source, parquet_records, stream_c4
+from pipeline.text.documents import C4_FILES, Source, parquet_records, stream_c4
 from pipeline.text.embedded_corpus import embedded_files, embedded_records
 
 FILE_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
 def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
-    """The sources called `names`, in that order; a glob stands for its files, sorted by path.
+    """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
 
     Args:
         names: `c4`, `embedded`, or paths or globs of files in C4's schema.
@@ -27,7 +27,7 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
     sources: list[Source] = []
     for name in names:
         if name == "c4":
-            sources.append(Source(f"c4 {c4_split}", partial(stream_c4, c4_split)))
+            sources += [Source(f"c4 {file}", partial(stream_c4, file)) for file in C4_FILES[c4_split]]
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
         else:

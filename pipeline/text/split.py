@@ -4,11 +4,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
-from pipeline.text.documents import Document
+import numpy as np
 
 Part = Literal["train", "evaluation"]
+
+MAX_REMEMBERED_DOCUMENTS = 1 << 25
+"""33.5 million, as many as 94 of C4's 1,024 files hold: 256 MiB, twice that while they are merged."""
+_DOCUMENTS_PER_MERGE = 1 << 18
+
+
+class Identified(Protocol):
+    """Anything with a document's ID."""
+
+    @property
+    def document_id(self) -> str:
+        """16 hex digits; see `Document`."""
+        ...
+
+
+AnyDocument = TypeVar("AnyDocument", bound=Identified)
 
 
 def is_evaluation_document(document_id: str, evaluation_fraction: float, seed: int) -> bool:
@@ -17,16 +33,51 @@ def is_evaluation_document(document_id: str, evaluation_fraction: float, seed: i
     return int.from_bytes(digest[:8], "big") < evaluation_fraction * 2**64
 
 
-def distinct_documents(documents: Iterable[Document], tally: Counter[str]) -> Iterator[Document]:
+class SeenDocuments:
+    """The IDs met so far, in bounded memory: 8 bytes each, and all forgotten once there are too many.
+
+    So repetitions are found within each run of `max_documents` distinct documents, exactly.
+    """
+
+    def __init__(
+        self,
+        max_documents: int = MAX_REMEMBERED_DOCUMENTS,
+        documents_per_merge: int = _DOCUMENTS_PER_MERGE,
+    ) -> None:
+        self._max_documents, self._documents_per_merge = max_documents, documents_per_merge
+        self._older = np.empty(0, dtype=np.uint64)  # sorted
+        self._recent: set[int] = set()
+
+    def is_new(self, document_id: str) -> bool:
+        """Whether this ID comes for the first time; it is remembered."""
+        number = int(document_id, 16)
+        if number in self._recent or self._is_older(number):
+            return False
+        if len(self._older) + len(self._recent) == self._max_documents:
+            self._older, self._recent = self._older[:0].copy(), set()
+        self._recent.add(number)
+        if len(self._recent) == self._documents_per_merge:
+            # A set takes ten times the memory of a sorted array, which is slow to add to.
+            recent = np.sort(np.fromiter(self._recent, dtype=np.uint64))
+            self._older = np.insert(self._older, self._older.searchsorted(recent), recent)
+            self._recent = set()
+        return True
+
+    def _is_older(self, number: int) -> bool:
+        if not len(self._older):
+            return False
+        index = self._older.searchsorted(np.uint64(number))
+        return bool(index < len(self._older) and int(self._older[index]) == number)
+
+
+def distinct_documents(documents: Iterable[AnyDocument], tally: Counter[str]) -> Iterator[AnyDocument]:
     """`documents` without exact repetitions, which `tally` counts as `duplicate`."""
-    seen: set[int] = set()
+    seen = SeenDocuments()
     for document in documents:
-        number = int(document.document_id, 16)  # a third of the memory of the 16 digits
-        if number in seen:
+        if seen.is_new(document.document_id):
+            yield document
+        else:
             tally["duplicate"] += 1
-            continue
-        seen.add(number)
-        yield document
 
 
 @dataclass(frozen=True)
@@ -40,25 +91,22 @@ class Split:
     """Documents that evaluate already: left out of training."""
     max_documents: int | None = None
     """Training documents at most."""
-    max_evaluation_documents: int | None = None
 
-    def assign(self, documents: Iterable[Document], tally: Counter[str]) -> Iterator[tuple[Part, Document]]:
+    def assign(
+        self, documents: Iterable[AnyDocument], tally: Counter[str]
+    ) -> Iterator[tuple[Part, AnyDocument]]:
         """Each distinct document with its part, until there are `max_documents` of training.
 
-        `tally` counts `duplicate`, `in_evaluation_source` (left out of training) and
-        `beyond_max_evaluation_documents` (left out of both: they must never train).
+        `tally` counts `duplicate` and `in_evaluation_source` (left out of training).
         """
-        num_documents: Counter[Part] = Counter()
+        num_train_documents = 0
         for document in distinct_documents(documents, tally):
             if document.document_id in self.evaluation_ids:
                 tally["in_evaluation_source"] += 1
-                continue
-            evaluates = is_evaluation_document(document.document_id, self.evaluation_fraction, self.seed)
-            part: Part = "evaluation" if evaluates else "train"
-            if evaluates and num_documents[part] == self.max_evaluation_documents:
-                tally["beyond_max_evaluation_documents"] += 1
-                continue
-            num_documents[part] += 1
-            yield part, document
-            if num_documents["train"] == self.max_documents:
-                return
+            elif is_evaluation_document(document.document_id, self.evaluation_fraction, self.seed):
+                yield "evaluation", document
+            else:
+                yield "train", document
+                num_train_documents += 1
+                if num_train_documents == self.max_documents:
+                    return

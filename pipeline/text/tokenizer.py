@@ -1,6 +1,6 @@
 """Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE trained on the corpus."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,8 +37,13 @@ class DocumentTokenizer:
         # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
+        self._eos_token = eos_token
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def __reduce__(self) -> tuple[Callable[[str, str], "DocumentTokenizer"], tuple[str, str]]:
+        """Travel to another process as JSON: the library's own pickling forgets `encode_special_tokens`."""
+        return _from_json, (self.to_json(), self._eos_token)
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -55,7 +60,7 @@ class DocumentTokenizer:
         ]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token: joined, they are the text of all.
+        """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
 
         A token that brings only the first bytes of a character has the piece ""; the character is in the
         piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
@@ -75,6 +80,10 @@ class DocumentTokenizer:
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
         return self._tokenizer.to_str(pretty=True)
+
+
+def _from_json(text: str, eos_token: str) -> DocumentTokenizer:
+    return DocumentTokenizer(Tokenizer.from_str(text), eos_token)
 
 
 def parse_tokenizer_name(name: str) -> Path | int:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 
 from pipeline.errors import InputError
 from pipeline.positions.schemes import PositionScheme, position_scheme
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.configuration import PretrainConfig
+from pipeline.training.order import EpochOrder
 
 _ORDER, _POSITIONS = 0, 1  # separate random streams: another position scheme leaves the order as it is
 
@@ -50,7 +52,7 @@ class TrainingBatches:
         Raises:
             InputError: the files hold fewer sequences than one step needs.
         """
-        arrays = [np.memmap(path, dtype=token_dtype, mode="r") for path in paths]
+        arrays = [_map_tokens(path, token_dtype) for path in paths]
         lengths = [len(array) // train_context_length for array in arrays]
         self._files = [
             array[: length * train_context_length].reshape(length, train_context_length)
@@ -67,7 +69,7 @@ class TrainingBatches:
                 f"the training data holds {sum(lengths)} sequences of {train_context_length} tokens, but one"
                 f" step takes {batch_size}; tokenize more text or lower the batch"
             )
-        self._order_of_epoch = lru_cache(maxsize=1)(self._shuffle)
+        self._order_of_epoch = lru_cache(maxsize=1)(self._order)
 
     @classmethod
     def from_config(cls, config: PretrainConfig, data: TokenizedData) -> Self:
@@ -77,18 +79,18 @@ class TrainingBatches:
             data.token_dtype,
             train_context_length=config.sequence_length,
             batch_size=config.global_train_batch_size,
-            scheme=position_scheme(config.position_scheme, config.pose_target_length),
+            scheme=position_scheme(config.position_scheme, config.position_target_length),
             seed=config.seed,
         )
 
-    def _shuffle(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, _ORDER, epoch]).permutation(int(self._starts[-1]))
+    def _order(self, epoch: int) -> EpochOrder:
+        return EpochOrder(int(self._starts[-1]), [self._seed, _ORDER, epoch])
 
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
         epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
         first = batch_index * self._batch_size
-        return self._order_of_epoch(epoch)[first : first + self._batch_size]
+        return self._order_of_epoch(epoch).sequences_at(np.arange(first, first + self._batch_size))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(token_ids_BS, position_ids_BS) of `step`, both int64."""
@@ -99,3 +101,11 @@ class TrainingBatches:
             token_ids_BS[row] = self._files[file][index - self._starts[file]]
         generator = np.random.default_rng([self._seed, _POSITIONS, step])
         return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)
+
+
+def _map_tokens(path: Path, token_dtype: np.dtype) -> np.ndarray:
+    """The file as a memory map that keeps no file open: C4 has thousands, a process may often open 1,024."""
+    num_tokens = path.stat().st_size // token_dtype.itemsize
+    return torch.from_file(
+        str(path), shared=False, size=num_tokens, dtype=getattr(torch, token_dtype.name)
+    ).numpy()

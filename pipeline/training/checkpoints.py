@@ -1,5 +1,6 @@
 """Checkpoints in OLMo's unsharded layout, whole or absent.
 
+<run folder>/config.yaml    the run's settings, from its start on
 <run folder>/step1000-unsharded/
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
@@ -16,13 +17,18 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.errors import InputError
+from pipeline.results.files import write_atomically
 from pipeline.training.configuration import PretrainConfig, plain_values
 
 _NAME = re.compile(r"step(\d+)-unsharded")
+# A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
 _CHANGEABLE = {
-    "save_folder",
-    "run_name",
-}  # a run may be moved and renamed; everything else decides its numbers
+    "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
+    "console_log_interval", "eval_interval", "eval_context_lengths", "eval_num_documents", "peak_flops",
+    "trackers", "device_train_microbatch_size", "device_train_microbatch_tokens", "distributed_strategy",
+    "compile", "activation_checkpointing",
+}  # fmt: skip
+_CONFIG_FILE = "config.yaml"
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
@@ -50,11 +56,12 @@ def save_checkpoint(
     """
     folder = checkpoint_folder(run_folder, step)
     temporary = run_folder / f".{folder.name}.part"
-    for leftover in (temporary, folder):  # of a killed save; a folder of this very step is made again
+    # Of a killed save or removal; and a folder of this very step is made again.
+    for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        config.save(temporary / "config.yaml")
+        config.save(temporary / _CONFIG_FILE)
         for stem, content in state.items():
             _save(content, temporary / f"{stem}.pt")
         for path in temporary.iterdir():
@@ -98,19 +105,26 @@ def load_state(folder: Path) -> dict[str, dict[str, Any]]:
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
     """Remove all but the newest `num_kept` checkpoints."""
     for folder in list(checkpoints_of(run_folder).values())[:-num_kept]:
-        shutil.rmtree(folder)
+        # First out of sight, in one step: a kill must not leave half of one that looks whole.
+        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
+
+
+def write_run_config(run_folder: Path, config: PretrainConfig) -> None:
+    """Write the run's settings, so that even a run without a checkpoint is known by them."""
+    write_atomically(run_folder / _CONFIG_FILE, config.save)
 
 
 def refuse_another_run(run_folder: Path, config: PretrainConfig) -> None:
-    """Refuse a folder whose newest checkpoint was made with another configuration, or of other data.
+    """Refuse a folder whose run had another configuration, or other data, by the newest record it has.
 
     Raises:
         InputError: names every field that changed.
     """
-    checkpoints = checkpoints_of(run_folder)
-    if not checkpoints:
+    folders = [*checkpoints_of(run_folder).values(), run_folder]
+    records = [path for folder in folders if (path := folder / _CONFIG_FILE).is_file()]
+    if not records:
         return
-    earlier = OmegaConf.to_container(OmegaConf.load(checkpoints[max(checkpoints)] / "config.yaml"))
+    earlier = OmegaConf.to_container(OmegaConf.load(records[-1]))
     changes = _differences(earlier, plain_values(config))
     if changes:
         raise InputError(

@@ -11,13 +11,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
-from olmo.config import TrainConfig
+from olmo.config import DistributedStrategy, TrainConfig
 from omegaconf import OmegaConf
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.positions.schemes import position_scheme
+from pipeline.positions.schemes import POSITION_SCHEMES, position_scheme
 
 PRECISIONS = ("amp_bf16", "fp32")
+TRACKERS = ("tensorboard", "wandb")
 
 
 @dataclass
@@ -28,10 +29,13 @@ class PretrainConfig(TrainConfig):
     """Tokens of one training sequence. None: model.max_sequence_length."""
 
     position_scheme: str = "contiguous"
-    """Position IDs of a training sequence: `contiguous` or `pose`."""
+    """Position IDs of a training sequence: `contiguous`, `pose` or `randomized`."""
 
     pose_target_length: int | None = None
     """PoSE draws position IDs below this number of tokens. None unless position_scheme is `pose`."""
+
+    randomized_target_length: int | None = None
+    """Randomized position IDs are below this number. None unless position_scheme is `randomized`."""
 
     global_train_batch_tokens: int | None = None
     """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences), so that
@@ -40,6 +44,25 @@ class PretrainConfig(TrainConfig):
     device_train_microbatch_tokens: int | None = None
     """Tokens of one forward and backward pass on one device, in place of device_train_microbatch_size
     (sequences). None: device_train_microbatch_size decides."""
+
+    eval_context_lengths: list[int] | None = None
+    """Tokens of a sequence of held-out text at which the loss is measured every eval_interval steps and at
+    the end (pipeline.training.held_out_loss). The longest must be a multiple of each. None: never."""
+
+    eval_num_documents: int = 64
+    """Held-out documents to measure on, or as many as are long enough."""
+
+    peak_flops: float | None = None
+    """Multiplications and additions a second that one device could do at most in the precision of the run,
+    which model_flops_utilization is a fraction of. None: measured at the start."""
+
+    trackers: list[str] | None = None
+    """Where metrics go beside metrics.jsonl: `tensorboard`, `wandb` (written offline unless WANDB_MODE says
+    otherwise). None: nowhere."""
+
+    distributed_strategy: DistributedStrategy | None = DistributedStrategy.ddp
+    """Several ranks: `ddp` keeps the whole model and optimizer on each, `fsdp` shards both over them. OLMo's
+    field with another default; a run on one rank ignores it."""
 
     train_data_sha256: str | None = None
     """SHA-256 of the training tokens, in hex. None: taken from the tokenized data."""
@@ -53,6 +76,11 @@ class PretrainConfig(TrainConfig):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all ranks."""
         return self.global_train_batch_size * self.sequence_length
+
+    @property
+    def position_target_length(self) -> int | None:
+        """Where the position scheme draws from, in tokens; None for contiguous positions."""
+        return getattr(self, f"{self.position_scheme}_target_length", None)
 
     def micro_batch_size(self, num_ranks: int) -> int:
         """Sequences of one forward pass on one of `num_ranks` ranks; every micro-batch has this size.
@@ -81,18 +109,25 @@ class PretrainConfig(TrainConfig):
             InputError: names the field, its value and what would be right.
         """
         self._validate_positions()
+        self._validate_evaluation()
         for name in ("seed", "save_interval", "console_log_interval", "global_train_batch_size",
-                     "device_train_microbatch_size"):  # fmt: skip
+                     "device_train_microbatch_size", "eval_interval", "eval_num_documents"):  # fmt: skip
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; it must be at least {least}")
         if self.optimizer.learning_rate <= 0:
             raise InputError(f"optimizer.learning_rate is {self.optimizer.learning_rate}; it must be above 0")
+        if self.peak_flops is not None and self.peak_flops <= 0:
+            raise InputError(f"peak_flops is {self.peak_flops}; it must be above 0, such as 9.9e14")
         if self.precision is not None and self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
+        for tracker in self.trackers or ():
+            if tracker not in TRACKERS:
+                raise unknown_name("tracker", tracker, TRACKERS)
         if self.model.init_device == "meta":
             raise InputError(
-                "model.init_device 'meta' is for sharded training, which this stage does not do; leave it out"
+                "model.init_device 'meta' leaves the weights unset, but this stage sets them before it shards"
+                " them; leave it out"
             )
         self.micro_batch_size(num_ranks=1)
 
@@ -103,18 +138,35 @@ class PretrainConfig(TrainConfig):
                 f"train_context_length is {length} tokens; it must be at least 2 and at most"
                 f" model.max_sequence_length, {longest}"
             )
-        position_scheme(self.position_scheme, self.pose_target_length)
-        if self.pose_target_length is not None and self.pose_target_length < length:
-            raise InputError(
-                f"pose_target_length is {self.pose_target_length} tokens; it must be at least"
-                f" train_context_length, {length}"
-            )
+        position_scheme(self.position_scheme, self.position_target_length)
+        for scheme in POSITION_SCHEMES:
+            target_length = getattr(self, name := f"{scheme}_target_length", None)
+            if target_length is None:
+                continue
+            if scheme != self.position_scheme:
+                raise InputError(
+                    f"{name} is {target_length}, but position_scheme is '{self.position_scheme}' and would"
+                    " ignore it"
+                )
+            if target_length < length:
+                raise InputError(
+                    f"{name} is {target_length} tokens; it must be at least train_context_length, {length}"
+                )
         if self.model.d_model % self.model.n_heads:
             raise InputError(
                 f"model.d_model {self.model.d_model} is not divisible by model.n_heads {self.model.n_heads}"
             )
         if not self.model.rope:
             raise InputError("model.rope is false; position IDs can be chosen in models with RoPE only")
+
+    def _validate_evaluation(self) -> None:
+        lengths = self.eval_context_lengths or ()
+        for length in lengths:
+            if length < 2 or max(lengths) % length:
+                raise InputError(
+                    f"eval_context_lengths has {length}; each must be at least 2 and divide the longest,"
+                    f" {max(lengths)}"
+                )
 
 
 OUR_FIELDS = tuple(
@@ -123,7 +175,8 @@ OUR_FIELDS = tuple(
 HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "run_name", "seed", "model", "optimizer", "scheduler", "save_folder", "save_interval",
     "save_num_unsharded_checkpoints_to_keep", "max_duration", "global_train_batch_size",
-    "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval",
+    "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval", "eval_interval",
+    "activation_checkpointing", "compile",
 }  # fmt: skip
 
 

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.configuration import PretrainConfig, refuse_ignored_fields
 
 _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
@@ -20,13 +20,38 @@ _BATCH_FIELDS = {
 }
 
 
-def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> PretrainConfig:
+class DataFacts(Protocol):
+    """What a configuration takes from tokenized data: the fields of that name of `TokenizedData`."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens of the tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends a document."""
+
+    @property
+    def train_sha256(self) -> str:
+        """SHA-256 of the training tokens, in hex."""
+
+
+@dataclass(frozen=True)
+class AssumedData:
+    """Stands for data that is not there yet, to plan with."""
+
+    vocabulary_size: int
+    eos_token_id: int = 0
+    train_sha256: str = "unknown"
+
+
+def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> PretrainConfig:
     """The configuration of one run, complete and checked.
 
     Args:
         path: a YAML file of PretrainConfig's, or plain OLMo TrainConfig's, fields.
         overrides: `field.subfield=value`, as in OLMo's scripts; they win over the file.
-        data: the tokenized data, whose tokenizer decides vocab_size, embedding_size, eos_token_id and
+        data: `TokenizedData`, whose tokenizer decides vocab_size, embedding_size, eos_token_id and
             pad_token_id of the model; a setting that says otherwise is refused.
 
     Raises:
@@ -95,7 +120,7 @@ def _refuse_unknown_fields(given: Mapping[str, Any], schema: DictConfig, prefix:
             _refuse_unknown_fields(value, schema[name], f"{prefix}{name}.")
 
 
-def _take_from_data(given: dict[str, Any], data: TokenizedData) -> None:
+def _take_from_data(given: dict[str, Any], data: DataFacts) -> None:
     """Fill in what the tokenized data decides; refuse a setting that says otherwise."""
     model = given["model"] = dict(given.get("model") or {})
     padded_size = -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from olmo.exceptions import OLMoConfigurationError
-from olmo.model import OLMo
-from olmo.optim import build_optimizer
-from torch.nn.functional import cross_entropy
 
 from pipeline.errors import InputError
 from pipeline.models.rope import use_position_ids
 from pipeline.results.provenance import git_commit, package_versions
+from pipeline.training.assembly import (
+    build_model,
+    distribute,
+    make_accelerator,
+    make_optimizer,
+    refusing_failed_compilation,
+)
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.checkpoints import (
     checkpoint_folder,
@@ -31,74 +33,89 @@ from pipeline.training.checkpoints import (
     save_checkpoint,
 )
 from pipeline.training.configuration import PretrainConfig
+from pipeline.training.held_out_loss import HeldOutLoss
 from pipeline.training.metrics import MetricsLog
+from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
+from pipeline.training.prefetch import Prefetch
 from pipeline.training.schedule import Schedule
+from pipeline.training.sharding import gather, load_optimizer, load_weights, whole
+from pipeline.training.stop_request import StopRequest
+from pipeline.training.throughput import Throughput
+from pipeline.training.trackers import start_trackers
 
 logger = logging.getLogger("pipeline")
-
-
-def next_token_loss(logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats of each sequence's tokens but the first, computed in float32.
-
-    EOS tokens are targets like any other, as in OLMo; so are the tokens after one, in the same sequence.
-    """
-    return cross_entropy(logits_BSV[:, :-1].float().flatten(0, 1), token_ids_BS[:, 1:].flatten())
 
 
 class Trainer:
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
-    def __init__(self, config: PretrainConfig, batches: TrainingBatches, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        config: PretrainConfig,
+        batches: TrainingBatches,
+        schedule: Schedule,
+        held_out_loss: HeldOutLoss | None = None,
+        stop_request: StopRequest | None = None,
+    ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one.
 
         Args:
             config: the run's configuration.
             batches: what each step trains on.
             schedule: how long, and how fast.
+            held_out_loss: measured every eval_interval steps and at the end; None: never.
+            stop_request: asked after each step; None: the run goes to its end.
 
         Raises:
             InputError: the batch does not divide over the ranks, or OLMo refuses the model.
         """
-        self._config, self._batches, self._schedule = config, batches, schedule
+        self._config, self._schedule = config, schedule
+        self._batch_of = Prefetch(batches.batch)
+        self._held_out_loss = held_out_loss
+        self._stop_request = stop_request or StopRequest()
         self._run_folder = Path(config.save_folder)
         self._mixed_precision = mixed_precision_of(config.precision)
-        # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
-        on_cpu = not torch.accelerator.is_available()
-        self._accelerator = Accelerator(mixed_precision=self._mixed_precision, cpu=on_cpu)
+        self._accelerator = make_accelerator(config, self._mixed_precision)
+        self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
-        # OLMo draws its initial weights, and dropout, from the global generator.
-        torch.manual_seed(config.seed)
-        try:
-            model = OLMo(config.model)
-        except OLMoConfigurationError as error:
-            raise InputError(f"model: {error}") from error
-        self._rotary = use_position_ids(model)
-        optimizer = build_optimizer(config, model)
-        self._model, self._optimizer = self._accelerator.prepare(model.train(), optimizer)
+        self._olmo = build_model(config)
+        self._rotary = use_position_ids(self._olmo)
+        self._model = distribute(self._olmo, config, self._accelerator)
+        self._optimizer = make_optimizer(config, self._olmo)
+        dtype = torch.bfloat16 if self._mixed_precision == "bf16" else torch.float32
+        self._throughput = Throughput(
+            config, self._accelerator.num_processes, self._accelerator.device, dtype
+        )
         self.step = 0
         self._load_newest_checkpoint()
 
     def run(self) -> Path:
-        """Train to the end, saving as the configuration says.
+        """Train to the end, or until a stop is requested, saving as the configuration says and then.
 
         Returns:
-            The folder of the last checkpoint.
+            The folder of the last checkpoint. `step` says whether it is the end.
 
         Raises:
             InputError: the loss or the gradient stopped being finite; names the step.
         """
         self._run_folder.mkdir(parents=True, exist_ok=True)
+        start_trackers(self._accelerator, self._config)
         with self._metrics_log() or nullcontext() as log:
-            while self.step < self._schedule.num_steps:
-                metrics = self._train_step(self.step + 1)
+            is_stopping = False
+            while self.step < self._schedule.num_steps and not is_stopping:
+                metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
+                if self._is_evaluated(self.step):
+                    metrics |= self.held_out_losses()
                 if log is not None:
                     log.write(metrics)
-                if self._is_saved(self.step):
+                    self._accelerator.log(metrics, step=self.step)
+                if is_stopping or self._is_saved(self.step):
                     if log is not None:
                         log.flush()  # a checkpoint never stands ahead of the metrics that lead to it
                     self._save()
+        self._accelerator.end_training()
         return checkpoint_folder(self._run_folder, self.step)
 
     def _metrics_log(self) -> MetricsLog | None:
@@ -111,15 +128,16 @@ class Trainer:
             flush_interval=self._config.console_log_interval,
         )
 
-    def _train_step(self, step: int) -> dict[str, float]:
-        """One optimizer step; its metrics."""
+    def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
+        """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
-        loss = self._accumulate_gradients(step)
-        max_norm = self._schedule.max_grad_norm(step)
-        gradient_norm = self._accelerator.clip_grad_norm_(
-            self._model.parameters(), math.inf if max_norm is None else max_norm
-        )
-        loss_nats, gradient_norm = float(loss), float(gradient_norm)
+        with refusing_failed_compilation(self._config):
+            rank_loss = self._accumulate_gradients(step)
+        # With the loss, so that all ranks stop after the same step at no further cost.
+        is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
+        loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
+        gradient_norm = self._clip_gradients(step)
+        loss_nats = float(loss)
         # Asked before the optimizer's step, so that no checkpoint ever holds what is not a number.
         if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
             raise InputError(
@@ -131,37 +149,69 @@ class Trainer:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return {
+        is_stopping = float(share_asked) > 0
+        tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
+        metrics = {
             "step": step,
             "tokens": step * self._config.tokens_per_step,
             "loss_nats": loss_nats,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
-            "tokens_per_second": self._config.tokens_per_step / (time.perf_counter() - started),
+            "tokens_per_second": tokens_per_second,
+            "model_flops_utilization": self._throughput.utilization(tokens_per_second),
         }
+        return metrics, is_stopping
+
+    def _clip_gradients(self, step: int) -> float:
+        """Scale the gradients down to the step's threshold; their norm before, over all ranks."""
+        max_norm = self._schedule.max_grad_norm(step)
+        norm = self._accelerator.clip_grad_norm_(
+            self._model.parameters(), math.inf if max_norm is None else max_norm
+        )
+        return float(whole(norm))
 
     def _accumulate_gradients(self, step: int) -> torch.Tensor:
-        """Forward and backward over the step's micro-batches; the mean loss over all ranks, in nats.
+        """Forward and backward over this rank's micro-batches of the step; their mean loss, in nats.
 
-        Micro-batches are of one size, so the mean of their losses, and of their gradients, is that of the
-        whole batch.
+        Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
+        that of the whole batch.
         """
         micro_batches = list(self._micro_batches(step))
         total = torch.zeros((), device=self._accelerator.device)
         for index, (token_ids_BS, position_ids_BS) in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                self._rotary.set_position_ids(position_ids_BS)
+                self._rotary.set_position_ids(position_ids_BS, self._num_positions)
                 loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / len(micro_batches)
                 self._accelerator.backward(loss)
             total += loss.detach()
-        return self._accelerator.reduce(total, reduction="mean")
+        return total
+
+    @torch.no_grad()
+    def held_out_losses(self) -> dict[str, float]:
+        """The held-out loss at each context length, in the run's precision, without dropout.
+
+        Every rank measures the same: sharded models need all ranks, and it is little beside the training.
+        """
+        assert self._held_out_loss is not None
+
+        def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
+            self._rotary.set_position_ids(position_ids_1S, position_ids_1S.shape[1])
+            return self._model(token_ids_WS).logits
+
+        self._model.eval()
+        # Other lengths than training's would have the blocks compiled again.
+        eagerly = torch.compiler.set_stance("force_eager") if self._config.compile else nullcontext()
+        with eagerly:
+            losses = self._held_out_loss(logits_at, self._accelerator.device)
+        self._model.train()
+        return losses
 
     def _micro_batches(self, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(token_ids_BS, position_ids_BS) of every micro-batch in this rank's share of the step."""
         rank, device = self._accelerator.process_index, self._accelerator.device
         share = self._config.global_train_batch_size // self._accelerator.num_processes
-        token_ids_BS, position_ids_BS = (torch.from_numpy(array) for array in self._batches.batch(step))
+        token_ids_BS, position_ids_BS = (torch.from_numpy(array) for array in self._batch_of(step))
         for first in range(rank * share, (rank + 1) * share, self._micro_batch_size):
             rows = slice(first, first + self._micro_batch_size)
             yield token_ids_BS[rows].to(device), position_ids_BS[rows].to(device)
@@ -170,13 +220,18 @@ class Trainer:
         interval = self._config.save_interval
         return step == self._schedule.num_steps or (interval is not None and step % interval == 0)
 
+    def _is_evaluated(self, step: int) -> bool:
+        is_due = step == self._schedule.num_steps or step % self._config.eval_interval == 0
+        return self._held_out_loss is not None and is_due
+
     def _save(self) -> None:
+        is_main = self._accelerator.is_main_process
         state = {
-            "model": self._accelerator.get_state_dict(self._model),
-            "optim": self._optimizer.state_dict(),
+            "model": gather(self._olmo.state_dict(), is_main),
+            "optim": gather(self._optimizer.state_dict(), is_main),
             "train": self._train_state(),
         }
-        if self._accelerator.is_main_process:
+        if is_main:
             save_checkpoint(self._run_folder, self.step, self._config, state)
             if self._config.save_num_unsharded_checkpoints_to_keep > 0:
                 drop_old_checkpoints(self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep)
@@ -201,8 +256,8 @@ class Trainer:
             return
         self.step, folder = max(checkpoints.items())
         state = load_state(folder)
-        self._accelerator.unwrap_model(self._model).load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optim"])
+        load_weights(self._olmo, state["model"])
+        load_optimizer(self._optimizer, state["optim"])
         torch.set_rng_state(state["train"]["cpu_random_state"])
         if torch.cuda.is_available() and state["train"]["cuda_random_state"] is not None:
             torch.cuda.set_rng_state(state["train"]["cuda_random_state"])

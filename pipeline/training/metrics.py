@@ -13,7 +13,9 @@ class MetricsLog:
     """Appends to `metrics.jsonl`, one object a step.
 
     Its keys: step; tokens (seen since the start); loss_nats (mean over the step's targets); learning_rate;
-    gradient_norm (before clipping); tokens_per_second (of the step alone).
+    gradient_norm (before clipping); tokens_per_second (of the step alone, over all devices);
+    model_flops_utilization (training.throughput); where it was measured after the step,
+    held_out_loss_nats_at_<context length> (training.held_out_loss).
     """
 
     def __init__(self, path: Path, *, step: int, num_steps: int, flush_interval: int) -> None:

@@ -1,4 +1,4 @@
-"""Texts of a test's choosing, tokenized and "measured": what explorer.py reads, with random numbers for losses."""
+"""Texts of a test's choosing, tokenized and "measured" by random numbers: what explorer.py reads."""
 
 import hashlib
 import json
@@ -28,7 +28,9 @@ def write_explorable(
     lengths: tuple[int, int, int] = (SHORT, LONG, TARGETS),
     ks: Sequence[int] = KS,
 ) -> tuple[Path, Path]:
-    """`folder`/data and `folder`/results of all whole chunks of all texts; every influence of "other" is null.
+    """`folder`/results and `folder`/data of all whole chunks of all texts.
+
+    Every influence of the model "other" is null, as where no rule measured it.
 
     `lengths`: short context, long context, targets a chunk.
     """
@@ -38,7 +40,9 @@ def write_explorable(
         EvaluationDocument(hashlib.sha256(text.encode()).hexdigest()[:16], token_ids)
         for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True)
     ]
-    assert all(len(document.token_ids) >= lengths[1] for document in documents), "a text is shorter than a chunk"
+    assert all(len(document.token_ids) >= lengths[1] for document in documents), (
+        "a text is shorter than a chunk"
+    )
     write_evaluation_documents(data / EVALUATION_FILE, documents)
     (data / TOKENIZER_FILE).write_text(tokenizer.to_json())
     files = {name: (data / name).read_bytes() for name in (EVALUATION_FILE, TOKENIZER_FILE)}
@@ -79,7 +83,8 @@ def _write_model(
     of_losses.write_shard(0, {"loss_differences": losses})
     if model != LOSSES_ONLY:
         settings |= {
-            "k": list(ks), "rules": list(rules), "intervention": "remove", "recovery_fraction": 0.9, "minimum_gain": 0.1,
+            "k": list(ks), "rules": list(rules), "intervention": "remove", "recovery_fraction": 0.9,
+            "minimum_gain": 0.1,
         }  # fmt: skip
         StageOutput(
             results, "influential_tokens", model, settings=settings, inputs=inputs, num_shards=1
@@ -102,7 +107,8 @@ def _tables(
             start = chunk_index * long_length
             for position in range(start + long_length - num_targets, start + long_length):
                 target = {
-                    "document_id": document.document_id, "chunk_index": chunk_index, "target_position": position
+                    "document_id": document.document_id, "chunk_index": chunk_index,
+                    "target_position": position,
                 }  # fmt: skip
                 short, long = generator.gamma(4, 1, 2).round(6)
                 both = {"short_context_loss": short, "long_context_loss": long}

@@ -38,23 +38,31 @@ def copied(explorable: Path, tmp_path: Path) -> Path:
 
 def run_explorer(folder: Path, *flags: str | Path) -> Path:
     out = folder / "page.html"
-    explorer.main(explorer.parser().parse_args([str(folder / "results"), "--out", str(out), *map(str, flags)]))
+    explorer.main(
+        explorer.parser().parse_args([str(folder / "results"), "--out", str(out), *map(str, flags)])
+    )
     return out
 
 
 def embedded(page: Path) -> dict:
     html = page.read_text(encoding="utf-8")
-    return json.loads(html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+    return json.loads(
+        html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    )
 
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     shown = embedded(run_explorer(explorable))
-    tokens = read_artefact(explorable / "results", "influential_tokens").set_index(
-        ["model", "document_id", "target_position", "rule", "far_context", "rank"]
-    ).sort_index()
-    sparse = read_artefact(explorable / "results", "sparse_context_losses").set_index(
-        ["model", "document_id", "target_position", "rule", "far_context", "k"]
-    ).sort_index()
+    tokens = (
+        read_artefact(explorable / "results", "influential_tokens")
+        .set_index(["model", "document_id", "target_position", "rule", "far_context", "rank"])
+        .sort_index()
+    )
+    sparse = (
+        read_artefact(explorable / "results", "sparse_context_losses")
+        .set_index(["model", "document_id", "target_position", "rule", "far_context", "k"])
+        .sort_index()
+    )
     num_compared = 0
     for document in shown["documents"]:
         for chunk in document["chunks"]:
@@ -66,7 +74,9 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                             of = {name: column[target] for name, column in of_rule[far_context].items()}
                             rows = tokens.loc[key]
                             assert of["distance"] == rows["distance"].tolist()
-                            influence = [np.nan if value is None else value * NATS for value in of["influence"]]
+                            influence = [
+                                np.nan if value is None else value * NATS for value in of["influence"]
+                            ]
                             np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
                             losses = sparse.loc[key]["sparse_context_loss"]
                             np.testing.assert_allclose(np.array(of["loss"]) * NATS, losses, atol=NATS)
@@ -74,7 +84,9 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                                 assert of["token"] == rows["context_token_id"].tolist()
                                 assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
                             num_compared += 1
-    num_targets = len(read_artefact(explorable / "results", "loss_differences", []).query("model == @LOSSES_ONLY"))
+    num_targets = len(
+        read_artefact(explorable / "results", "loss_differences", []).query("model == @LOSSES_ONLY")
+    )
     assert num_compared == num_targets * len(MODELS) * len(RULES) * 2
 
 
@@ -93,7 +105,9 @@ def test_losses_and_k_star_are_those_of_the_parquet(explorable: Path) -> None:
                         np.array(measured[name]) * NATS, rows[f"{name}_context_loss"], atol=NATS
                     )
                 kinds = [[None, 2, "censored"][(start + place) % 3] for place in places]
-                assert [rule["k_star"] for rule in measured["rules"].values()] == [kinds] * len(measured["rules"])
+                assert [rule["k_star"] for rule in measured["rules"].values()] == [kinds] * len(
+                    measured["rules"]
+                )
             assert list(chunk["models"][LOSSES_ONLY]["rules"]) == []
 
 
@@ -111,7 +125,9 @@ def test_pieces_are_the_text_of_the_measured_chunks(explorable: Path) -> None:
 
 
 def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
-    page = embedded(run_explorer(explorable, "--models", "other", "--rules", "nearest", "--max-documents", "1"))
+    page = embedded(
+        run_explorer(explorable, "--models", "other", "--rules", "nearest", "--max-documents", "1")
+    )
     assert (page["models"], page["rules"], page["k"]) == (["other"], ["nearest"], KS)
     assert page["short_context_length"] == SHORT
     (document,) = page["documents"]
@@ -134,14 +150,23 @@ def test_what_has_no_room_is_left_out_and_said(explorable: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
-    words = np.array("the of and to a in shop street water market trader carried sold bread fish".split())
+    words = ["the", "of", "and", "to", "a", "shop", "street", "water", "market", "carried", "sold", "bread"]
     texts = [" ".join(np.random.default_rng(seed).choice(words, 300)) for seed in range(200)]
-    write_explorable(tmp_path, texts, ["one"], ["leave_one_out", "divergence", "random", "nearest"], (16, 256, 16), [1, 2, 4, 8, 16])
+    write_explorable(
+        tmp_path,
+        texts,
+        ["one"],
+        ["leave_one_out", "divergence", "random", "nearest"],
+        (16, 256, 16),
+        [1, 2, 4, 8, 16],
+    )
     page = run_explorer(tmp_path)
     assert page.stat().st_size < 20_000_000
     shown = embedded(page)
     assert len(shown["documents"]) == 200
-    assert not any("documents more" in sentence or "of 200 documents:" in sentence for sentence in shown["left_out"])
+    assert not any(
+        "documents more" in sentence or "of 200 documents:" in sentence for sentence in shown["left_out"]
+    )
 
 
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
@@ -178,7 +203,9 @@ def test_mixed_configurations_are_refused_by_name(copied: Path) -> None:
     made_by = json.loads(path.read_text())
     made_by["settings"]["short_context_length"] = 8
     path.write_text(json.dumps(made_by))
-    with pytest.raises(InputError, match="short_context_length is 4 for .* and 8 for influential_tokens of model 'other'"):
+    with pytest.raises(
+        InputError, match="short_context_length is 4 for .* and 8 for influential_tokens of model 'other'"
+    ):
         run_explorer(copied)
     assert run_explorer(copied, "--models", MODELS[0]).exists()
     path.unlink()
@@ -191,10 +218,14 @@ def test_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
         run_explorer(explorable, "--rules", "nearst")
     with pytest.raises(InputError, match="unknown model 'othr'"):
         run_explorer(explorable, "--models", "othr")
-    with pytest.raises(InputError, match="no document with both loss differences and influential tokens of short"):
+    with pytest.raises(
+        InputError, match="no document with both loss differences and influential tokens of short"
+    ):
         run_explorer(explorable, "--models", LOSSES_ONLY)
     shutil.rmtree(copied / "results" / "loss_differences" / "model=other")
-    with pytest.raises(InputError, match="no document with both loss differences and influential tokens of other"):
+    with pytest.raises(
+        InputError, match="no document with both loss differences and influential tokens of other"
+    ):
         run_explorer(copied, "--models", "other")
 
 

@@ -13,11 +13,9 @@ Nothing here needs the network: the model is the same weights as a Hugging Face 
 token 17 as the word [17].
 """
 
-import sys
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -167,10 +165,9 @@ class Occlusion:
 
 def twin_of(model: OLMo) -> torch.nn.Module:
     """The same weights as a Hugging Face model; imported late, as that library takes seconds."""
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from olmo_twin import hugging_face_twin
+    from pipeline.models.huggingface_export import as_hugging_face
 
-    twin = hugging_face_twin(model)
+    twin = as_hugging_face(model)
     twin.config.bos_token_id = SUBSTITUTE_ID  # inseq wants one, and puts it nowhere
     return twin
 

@@ -1,4 +1,4 @@
-"""What each rule costs, counted against the formulas of its docstring, in token-forwards of one chunk.
+"""What each rule costs, counted, against the formulas that the report states, in token-forwards of one chunk.
 
 Chunks of 24 tokens, 5 targets at 19 to 23, short contexts of 4: far contexts of 15 to 19 tokens, 85 in all,
 and 23 tokens before the last target.
@@ -11,17 +11,16 @@ import pytest
 from hand_made_models import CountingLM
 from olmo.model import OLMo
 
+from analysis.rule_costs import RuleCosts
+from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.influence.rules import exhaustive
+from pipeline.influence.rules import RULES, exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
-# With one removal a pass: all 23 tokens, and for removal i the 22 - i tokens after it, i = 0 ... 18.
-REMOVALS = 23 + (19 * 22 - 171)
-SUBSTITUTIONS = 23 + (19 * 23 - 171)
-ADD_ONE_IN = 85 * (4 + 1)
+COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5, search_budget=0.2)
 
 
 def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **options: object) -> CountingLM:
@@ -37,30 +36,56 @@ def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **op
 
 
 @pytest.mark.parametrize(
-    ("rules", "max_k", "token_forwards"),
+    ("rules", "max_k", "dearest"),
     [
-        (["random", "nearest"], 3, 0),
-        (["leave_one_out"], 3, REMOVALS),
-        (["divergence"], 3, REMOVALS),
-        (["leave_one_out", "divergence", "leave_one_out"], 3, REMOVALS),
-        (["add_one_in"], 3, ADD_ONE_IN),
-        (["greedy"], 1, ADD_ONE_IN),
-        (["greedy"], 3, ADD_ONE_IN + (85 - 5) * (4 + 2) + (85 - 10) * (4 + 3)),
-        (["greedy", "add_one_in"], 1, ADD_ONE_IN),
-        (["attention"], 3, 23),
-        (["gradient"], 3, 23),
-        (["exhaustive"], 1, ADD_ONE_IN),
-        (["exhaustive"], 2, (105 + 120 + 136 + 153 + 171) * (4 + 2)),
+        (["random", "nearest"], 3, "random"),
+        (["leave_one_out"], 3, "leave_one_out"),
+        (["divergence"], 3, "divergence"),
+        (["leave_one_out", "divergence", "leave_one_out"], 3, "leave_one_out"),
+        (["add_one_in"], 3, "add_one_in"),
+        (["greedy"], 1, "greedy"),
+        (["greedy"], 3, "greedy"),
+        (["greedy", "add_one_in"], 1, "add_one_in"),
+        (["attention"], 3, "attention"),
+        (["gradient"], 3, "gradient"),
+        (["exhaustive"], 1, "exhaustive"),
+        (["exhaustive"], 2, "exhaustive"),
     ],
 )
-def test_token_forwards(
-    make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, token_forwards: int
-) -> None:
+def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, dearest: str) -> None:
+    # Rules that run together cost what the dearest costs: they share what they need alike.
     model = _measured(make_olmo, rules, max_k, with_divergence="divergence" in rules)
-    assert model.token_forwards == token_forwards
+    assert model.token_forwards == COSTS.token_forwards(dearest, max_k)
     assert model.backward_passes == (5 if rules == ["gradient"] else 0)
 
 
 def test_a_substitution_runs_one_token_more_than_a_removal(make_olmo: Callable[..., OLMo]) -> None:
     model = _measured(make_olmo, ["leave_one_out"], 1, substitute_ids_L=np.zeros(24, dtype=np.int64))
-    assert model.token_forwards == SUBSTITUTIONS == REMOVALS + 19
+    assert model.token_forwards == COSTS.one_removal_a_pass(substitute=True)
+
+
+def test_the_formulas_by_hand() -> None:
+    # With one removal a pass: all 23 tokens, and for removal i the 22 - i tokens after it, i = 0 ... 18.
+    removals = 23 + (19 * 22 - 171)
+    by_hand = {
+        ("leave_one_out", 3): removals,
+        ("divergence", 1): removals,
+        ("leave_one_out_search", 3): round(0.2 * removals),
+        ("add_one_in", 3): 85 * (4 + 1),
+        ("greedy", 1): 85 * (4 + 1),
+        ("greedy", 3): 85 * (4 + 1) + (85 - 5) * (4 + 2) + (85 - 10) * (4 + 3),
+        ("gradient", 3): 23,
+        ("attention", 3): 23,
+        ("nearest", 3): 0,
+        ("exhaustive", 2): (105 + 120 + 136 + 153 + 171) * (4 + 2),
+    }
+    assert {key: COSTS.token_forwards(*key) for key in by_hand} == by_hand
+    assert COSTS.one_removal_a_pass(substitute=True) == removals + 19
+    assert COSTS.token_forwards_per_target("add_one_in", 1) == 85
+    assert [COSTS.backward_tokens_per_target(rule) for rule in ("gradient", "attention")] == [23, 0]
+
+
+def test_every_rule_has_a_cost() -> None:
+    assert all(COSTS.token_forwards(rule, 2) >= 0 for rule in RULES)
+    with pytest.raises(InputError, match="did you mean 'greedy'"):
+        COSTS.token_forwards("gredy", 1)

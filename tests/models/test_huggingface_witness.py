@@ -5,15 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from olmo.model import OLMo
-from olmo_twin import hugging_face_twin
 
 from pipeline.influence.context_loss import long_context_losses
+from pipeline.models.huggingface_export import as_hugging_face
 from pipeline.models.olmo import OLMoCausalLM
 
 
 def test_hugging_face_agrees_on_every_token_loss(make_olmo: Callable[..., OLMo]) -> None:
     model = make_olmo(max_sequence_length=64)
-    twin = hugging_face_twin(model)
+    twin = as_hugging_face(model)
     tokens = np.random.default_rng(3).integers(0, 48, 64)
     ours = long_context_losses(OLMoCausalLM(model), tokens, np.arange(1, 64))
     with torch.inference_mode():

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.positions.schemes import contiguous_position_ids, pose_position_ids, position_scheme
+from pipeline.positions.schemes import (
+    contiguous_position_ids,
+    pose_position_ids,
+    position_scheme,
+    randomized_position_ids,
+)
 
 
 class FixedDraws:
@@ -54,8 +59,24 @@ def test_pose_to_its_own_length_is_contiguous() -> None:
     assert pose_position_ids(3, 4, generator, target_length=4).tolist() == [[0, 1, 2, 3]] * 3
 
 
-def test_schemes_by_name_draw_the_same_ids_from_the_same_seed() -> None:
-    scheme = position_scheme("pose", 64)
+def test_randomized_ids_are_every_subset_equally_often() -> None:
+    ids_BS = randomized_position_ids(12_000, 2, np.random.default_rng(4), target_length=4)
+    subsets, counts = np.unique(ids_BS, axis=0, return_counts=True)
+    # The six pairs out of 0 … 3, ascending; 2,000 of each expected, with a standard deviation of 41.
+    assert subsets.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert np.abs(counts - 2000).max() < 4.5 * 41
+    assert ids_BS.dtype == np.int64
+
+
+def test_randomized_ids_differ_between_sequences_and_may_fill_their_target() -> None:
+    generator = np.random.default_rng(5)
+    assert len(np.unique(randomized_position_ids(50, 8, generator, target_length=64), axis=0)) == 50
+    assert randomized_position_ids(2, 3, generator, target_length=3).tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("name", ["pose", "randomized"])
+def test_schemes_by_name_draw_the_same_ids_from_the_same_seed(name: str) -> None:
+    scheme = position_scheme(name, 64)
     first, second = (scheme(8, 16, np.random.default_rng([7, 3])) for _ in range(2))
     assert (first == second).all()
     assert position_scheme("contiguous")(1, 3, np.random.default_rng(0)).tolist() == [[0, 1, 2]]
@@ -66,6 +87,7 @@ def test_schemes_by_name_draw_the_same_ids_from_the_same_seed() -> None:
     [
         ("posse", 64, "unknown position_scheme 'posse'; did you mean 'pose'?"),
         ("pose", None, "needs pose_target_length"),
+        ("randomized", None, "needs randomized_target_length"),
         ("contiguous", 64, "would ignore it"),
     ],
 )

@@ -11,7 +11,15 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.text import documents
-from pipeline.text.documents import Document, Source, c4_revision, parquet_records, read_documents, stream_c4
+from pipeline.text.documents import (
+    Document,
+    Source,
+    c4_revision,
+    parquet_records,
+    read_documents,
+    record_batches,
+    stream_c4,
+)
 
 
 def source_of(*records: documents.Record) -> Source:
@@ -53,6 +61,15 @@ def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, 
     assert texts_of(*lines, skip_malformed=True) == (["a", "b"], {"malformed": 1})
 
 
+def test_batches_end_with_their_source_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_RECORDS_PER_BATCH", 3)
+    monkeypatch.setattr(documents, "_CHARACTERS_PER_BATCH", 10)
+    short, long = b"1234", {"text": "1234567890"}
+    sources = [source_of(short, short, long, short, short, short, short), source_of(long), source_of()]
+    batches = [(batch.first_number, batch.records) for batch in record_batches(sources)]
+    assert batches == [(1, [short, short, long]), (4, [short] * 3), (7, [short]), (1, [long])]
+
+
 def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "part[0]*.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
@@ -77,12 +94,12 @@ def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyP
         return [{"text": "a", "url": "u", "timestamp": "t"}]
 
     hub = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="c0ffee"))
-    monkeypatch.setattr(documents, "HfApi", lambda: hub)
-    monkeypatch.setattr(documents.datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     c4_revision.cache_clear()
-    assert [record["text"] for record in stream_c4("validation") if not isinstance(record, bytes)] == ["a"]
-    expected = {"split": "validation", "streaming": True, "revision": "c0ffee"}
-    assert calls == [(("allenai/c4", "en"), expected)]
+    assert [record["text"] for record in stream_c4("en/x.json.gz") if not isinstance(record, bytes)] == ["a"]
+    expected = {"data_files": ["en/x.json.gz"], "split": "train", "streaming": True, "revision": "c0ffee"}
+    assert calls == [(("allenai/c4",), expected)]
     c4_revision.cache_clear()
 
 
@@ -90,10 +107,10 @@ def test_without_the_hub_the_other_sources_are_named(monkeypatch: pytest.MonkeyP
     def unreachable() -> None:
         raise ConnectionError("no route to host\nand more lines")
 
-    monkeypatch.setattr(documents, "HfApi", unreachable)
+    monkeypatch.setattr("huggingface_hub.HfApi", unreachable)
     c4_revision.cache_clear()
     with pytest.raises(InputError, match=r"\(no route to host\).*--source 'PATH/.*--source embedded$"):
-        next(stream_c4("train"))
+        next(stream_c4("en/x.json.gz"))
 
 
 def test_a_stream_that_breaks_off_asks_to_be_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +118,6 @@ def test_a_stream_that_breaks_off_asks_to_be_run_again(monkeypatch: pytest.Monke
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(documents, "c4_revision", lambda: "c0ffee")
-    monkeypatch.setattr(documents.datasets, "load_dataset", broken)
-    with pytest.raises(InputError, match=r"broke off \(timed out\)"):
-        next(stream_c4("train"))
+    monkeypatch.setattr("datasets.load_dataset", broken)
+    with pytest.raises(InputError, match=r"en/x\.json\.gz broke off \(timed out\)"):
+        next(stream_c4("en/x.json.gz"))

@@ -11,10 +11,9 @@ from pipeline.text.packed_shards import PackedShardWriter
 def write(
     folder: Path, documents: list[list[int]], dtype: type = np.uint16, per_part: int = 100
 ) -> list[Path]:
-    writer = PackedShardWriter(folder, np.dtype(dtype), eos_token_id=0, tokens_per_part=per_part)
-    for document in documents:
-        writer.add(np.array(document, dtype=np.int32))
-    writer.close()
+    with PackedShardWriter(folder, np.dtype(dtype), eos_token_id=0, tokens_per_part=per_part) as writer:
+        for document in documents:
+            writer.add(np.array(document, dtype=np.int32))
     assert writer.num_tokens == sum(len(document) + 1 for document in documents)
     return writer.paths
 
@@ -35,6 +34,19 @@ def test_a_part_ends_with_the_document_that_fills_it(tmp_path: Path) -> None:
     parts = [np.fromfile(path, dtype="<u2").tolist() for path in paths]
     assert parts == [[1, 0, 2, 3, 0], [4, 0, 5, 0], [6, 7, 8, 9, 0]]
     assert [path.name for path in paths] == ["part-00000.npy", "part-00001.npy", "part-00002.npy"]
+
+
+def test_an_error_leaves_whole_parts_only(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        PackedShardWriter(tmp_path, np.dtype(np.uint16), eos_token_id=0, tokens_per_part=2) as writer,
+    ):
+        writer.add(np.array([1]))
+        assert [path.name for path in tmp_path.iterdir()] == ["part-00000.npy"]
+        writer.add(np.array([], dtype=np.int32))
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".part-00001.npy.part", "part-00000.npy"]
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.npy"]
 
 
 def test_no_documents_no_file(tmp_path: Path) -> None:

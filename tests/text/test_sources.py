@@ -30,8 +30,12 @@ def test_a_source_can_be_read_again(tmp_path: Path) -> None:
 
 
 def test_c4_is_opened_without_touching_the_network() -> None:
-    (source,) = open_sources(["c4"], c4_split="validation")
-    assert (source.name, source.files) == ("c4 validation", ())
+    sources = open_sources(["c4"], c4_split="validation")
+    assert [source.name for source in sources] == [
+        f"c4 en/c4-validation.0000{index}-of-00008.json.gz" for index in range(8)
+    ]
+    assert {source.files for source in sources} == {()}
+    assert open_sources(["c4"], c4_split="train")[1023].name == "c4 en/c4-train.01023-of-01024.json.gz"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """The split: by content, disjoint, and the same whatever else is read."""
 
 from collections import Counter
+from random import Random
 
 from pipeline.text.documents import Document
-from pipeline.text.split import Split, distinct_documents, is_evaluation_document
+from pipeline.text.split import SeenDocuments, Split, distinct_documents, is_evaluation_document
 
 
 def documents(*texts: str) -> list[Document]:
@@ -56,12 +57,24 @@ def test_documents_of_an_evaluation_source_never_train() -> None:
     assert tally == {"in_evaluation_source": 1}
 
 
-def test_a_limit_on_evaluation_documents_sends_none_of_them_to_training() -> None:
-    everything, _ = parts(Split(0.5, seed=0), numbered(40))
-    limited, tally = parts(Split(0.5, seed=0, max_evaluation_documents=2), numbered(40))
-    assert limited["train"] == everything["train"]
-    assert len(limited["evaluation"]) == 2
-    assert tally == {"beyond_max_evaluation_documents": len(everything["evaluation"]) - 2}
+def test_what_was_seen_is_exact_across_merges() -> None:
+    seen = SeenDocuments(documents_per_merge=7)
+    generator = Random(0)
+    known: set[str] = set()
+    for _ in range(2000):
+        document_id = f"{generator.randrange(2**64) // 2**55 * 2**55 + 2**55 - 1:016x}"  # one of 512, large
+        assert seen.is_new(document_id) == (document_id not in known)
+        known.add(document_id)
+    assert len(known) > 450
+
+
+def test_more_than_can_be_remembered_is_forgotten_at_once() -> None:
+    seen = SeenDocuments(max_documents=4, documents_per_merge=2)
+    ids = [f"{number:016x}" for number in range(6)]
+    assert [seen.is_new(document_id) for document_id in ids[:4]] == [True] * 4
+    assert [seen.is_new(document_id) for document_id in ids[:4]] == [False] * 4
+    # the fifth does not fit: it starts another run, in which the first four are new again
+    assert [seen.is_new(document_id) for document_id in (ids[4], ids[4], ids[0])] == [True, False, True]
 
 
 def test_reading_stops_with_the_last_training_document() -> None:

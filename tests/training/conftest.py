@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ TINY_OVERRIDES = (
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
     "train_context_length=8", "global_train_batch_tokens=32", "device_train_microbatch_tokens=16",
     "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "precision=fp32", "max_duration=6",
-    "save_interval=2",
+    "save_interval=2", "eval_context_lengths=null", "peak_flops=1e11",
 )  # fmt: skip
 
 
@@ -45,12 +46,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
 
 @pytest.fixture
 def make_trainer(data: TokenizedData) -> Callable[..., Trainer]:
-    """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides)."""
+    """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides, **for_trainer)."""
 
-    def make(save_folder: Path, *overrides: str) -> Trainer:
+    def make(save_folder: Path, *overrides: str, **for_trainer: Any) -> Trainer:
         config = load_config(TINY_YAML, [*TINY_OVERRIDES, *overrides], data)
         config.save_folder = str(save_folder)
         batches = TrainingBatches.from_config(config, data)
-        return Trainer(config, batches, Schedule(config, batches.steps_per_epoch))
+        return Trainer(config, batches, Schedule(config, batches.steps_per_epoch), **for_trainer)
 
     return make

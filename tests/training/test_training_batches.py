@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,17 @@ def test_sequences_are_those_of_olmos_memmap_dataset(data: TokenizedData) -> Non
 def test_too_little_data_for_one_step_is_refused(paths: list[Path]) -> None:
     with pytest.raises(InputError, match="holds 5 sequences of 2 tokens, but one step takes 6"):
         batches_of(paths, batch_size=6)
+
+
+def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    # C4 in 1,024 shards is over two thousand files
+    paths = [tmp_path / f"part-{index:05d}.npy" for index in range(300)]
+    for index, path in enumerate(paths):
+        np.array([index, 65_535 - index], dtype=np.uint16).tofile(path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        token_ids_BS, _ = batches_of(paths, batch_size=300).batch(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert sorted(token_ids_BS.tolist()) == [[index, 65_535 - index] for index in range(300)]

@@ -13,6 +13,7 @@ from pipeline.training.checkpoints import (
     load_state,
     refuse_another_run,
     save_checkpoint,
+    write_run_config,
 )
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import load_config
@@ -82,7 +83,17 @@ def test_another_configuration_is_refused_by_what_changed(
 ) -> None:
     refuse_another_run(tmp_path, config)
     save_checkpoint(tmp_path, 7, config, STATE)
-    refuse_another_run(tmp_path, load_config(TINY, ["run_name=another"], data))
+    refuse_another_run(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data))
     with pytest.raises(InputError) as error:
         refuse_another_run(tmp_path, load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data))
     assert "other settings: optimizer.eps was 1e-08, now 0.5; seed was 0, now 1;" in str(error.value)
+
+
+def test_a_run_without_a_checkpoint_is_known_by_its_settings(
+    tmp_path: Path, config: PretrainConfig, data: TokenizedData
+) -> None:
+    write_run_config(tmp_path, config)
+    refuse_another_run(tmp_path, config)
+    with pytest.raises(InputError, match="other settings: seed was 0, now 1;"):
+        refuse_another_run(tmp_path, load_config(TINY, ["seed=1"], data))
+    assert checkpoints_of(tmp_path) == {}

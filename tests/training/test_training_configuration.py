@@ -88,6 +88,12 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("position_scheme=posse", "did you mean 'pose'?"),
         ("position_scheme=pose", "needs pose_target_length"),
         ("pose_target_length=512", "would ignore it"),
+        ("randomized_target_length=512", "would ignore it"),
+        ("position_scheme=randomized", "needs randomized_target_length"),
+        ("eval_context_lengths=[32,100]", "eval_context_lengths has 32; each must be at least 2 and divide"),
+        ("eval_interval=0", "eval_interval is 0"),
+        ("peak_flops=0", "peak_flops is 0.0; it must be above 0"),
+        ("trackers=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
         ("precision=amp_bf61", "did you mean 'amp_bf16'?"),
         ("model.vocab_size=41", "model.vocab_size is 41, but the tokenized data says 40"),
         ("train_data_sha256=abc", "train_data_sha256 is abc"),
@@ -104,9 +110,17 @@ def test_bad_settings_are_refused_by_name(override: str, sentence: str, data: To
     assert "\n" not in str(error.value)
 
 
-def test_pose_must_not_shrink_the_context(data: TokenizedData) -> None:
-    with pytest.raises(InputError, match="pose_target_length is 128 tokens; it must be at least"):
-        load_config(TINY, ["position_scheme=pose", "pose_target_length=128"], data)
+@pytest.mark.parametrize("scheme", ["pose", "randomized"])
+def test_a_position_scheme_must_not_shrink_the_context(scheme: str, data: TokenizedData) -> None:
+    with pytest.raises(InputError, match=f"{scheme}_target_length is 128 tokens; it must be at least"):
+        load_config(TINY, [f"position_scheme={scheme}", f"{scheme}_target_length=128"], data)
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(data: TokenizedData) -> None:
+    config = load_config(TINY, ["device_train_microbatch_tokens=1024"], data)
+    assert config.micro_batch_size(num_ranks=4) == 4
+    with pytest.raises(InputError, match="16 .sequences. is not divisible by the 3 ranks"):
+        config.micro_batch_size(num_ranks=3)
 
 
 @pytest.mark.parametrize("text", ["- a list\n", "seed: [\n"])

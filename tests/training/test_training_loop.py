@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import shutil
@@ -10,8 +11,9 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
-from pipeline.training import precision
-from pipeline.training.loop import Trainer, next_token_loss
+from pipeline.training import checkpoints, precision
+from pipeline.training.loop import Trainer
+from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
 
 MakeTrainer = Callable[..., Trainer]
@@ -26,7 +28,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def metrics(run_folder: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    timed = ("tokens_per_second", "model_flops_utilization")
+    return [{name: value for name, value in line.items() if name not in timed} for line in lines]
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -74,7 +77,7 @@ def test_the_first_step_moves_weights_by_the_scheduled_rate(
         tmp_path, "optimizer.weight_decay=0", "optimizer.eps=1e-30", "scheduler.t_warmup=2"
     )
     before = {name: weight.detach().clone() for name, weight in trainer._model.named_parameters()}
-    step_metrics = trainer._train_step(1)
+    step_metrics, _ = trainer._train_step(1)
     # Adam's first step is the gradient's sign times the rate, which warms up from 0.001 to 0.01 in two steps.
     assert step_metrics["learning_rate"] == pytest.approx(0.0055)
     largest = max(
@@ -84,11 +87,10 @@ def test_the_first_step_moves_weights_by_the_scheduled_rate(
 
 
 def test_position_ids_reach_the_model(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    contiguous = make_trainer(tmp_path / "contiguous")._train_step(1)
-    pose = make_trainer(tmp_path / "pose", *POSE)._train_step(1)
-    to_itself = make_trainer(tmp_path / "itself", "position_scheme=pose", "pose_target_length=8")._train_step(
-        1
-    )
+    contiguous, _ = make_trainer(tmp_path / "contiguous")._train_step(1)
+    pose, _ = make_trainer(tmp_path / "pose", *POSE)._train_step(1)
+    itself = make_trainer(tmp_path / "itself", "position_scheme=pose", "pose_target_length=8")
+    to_itself, _ = itself._train_step(1)
     assert pose["loss_nats"] != contiguous["loss_nats"]
     assert to_itself["loss_nats"] == contiguous["loss_nats"]
 
@@ -153,6 +155,26 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tm
         trainer.run()
     assert [path.name for path in tmp_path.glob("step*")] == ["step2-unsharded"]
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "step2-unsharded").values())
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoints._save
+
+    def fail_at_step_4(content: dict[str, Any], path: Path) -> None:
+        if "step4" in str(path.parent) and path.name == "optim.pt":
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save(content, path)
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(checkpoints, "_save", fail_at_step_4)
+        make_trainer(tmp_path / "full").run()
+    assert [path.name for path in (tmp_path / "full").glob("*step*")] == ["step2-unsharded"]
+    resumed = make_trainer(tmp_path / "full")
+    assert resumed.step == 2
+    assert same(weights(resumed.run()), weights(make_trainer(tmp_path / "whole").run()))
 
 
 @pytest.mark.parametrize(

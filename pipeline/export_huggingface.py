@@ -1,0 +1,65 @@
+"""Export a trained OLMo as a Hugging Face folder (OlmoForCausalLM), to share it or read it with other tools.
+
+Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and checks on
+32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The measuring stages read the
+folder like any other model; AutoModelForCausalLM and AutoTokenizer load it without a network.
+
+full size:
+  python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
+      --out runs/c4/exported/long
+
+on a laptop, after `make demo` (seconds):
+  python pipeline/export_huggingface.py --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
+      --out runs/demo/exported/long-seed0
+
+needs    a checkpoint or run folder of pretrain.py, and the data it was trained on, for the tokenizer
+refuses  a model that Hugging Face's class cannot express (another norm or activation, biases), data of
+         another tokenizer, and an --out that exists
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from pipeline.stage import logger, run_stage, stage_parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--checkpoint", type=Path, required=True, help="an OLMo checkpoint, or a run folder: its newest")
+    add("--data", type=Path, required=True, help="folder of tokenize_c4.py that the model was trained on")
+    add("--out", type=Path, required=True, help="the folder to write; it must not exist")
+    return program
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Load, refuse or write, and compare what was written with what was read."""
+    # Imported late, for a --help at once.
+    import torch
+
+    from pipeline.errors import InputError
+    from pipeline.models.huggingface_export import write_hugging_face_folder
+    from pipeline.models.olmo import find_checkpoint, load_stock_olmo
+    from pipeline.text.manifest import TOKENIZER_FILE
+    from pipeline.text.tokenized_data import TokenizedData
+
+    checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)
+    model = load_stock_olmo(checkpoint, torch.device("cpu"))
+    if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
+        raise InputError(
+            f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
+            f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
+        )
+    difference = write_hugging_face_folder(
+        model, data.folder / TOKENIZER_FILE, data.eos_token_id, arguments.out
+    )
+    logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -1,0 +1,151 @@
+"""Many shards made into one data set: a manifest that names their files, and their evaluation documents.
+
+Training tokens stay where the shards wrote them; nothing large is copied.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.results.files import write_atomically, write_json
+from pipeline.results.missing import as_ranges
+from pipeline.text.evaluation_documents import (
+    EvaluationSample,
+    read_evaluation_documents,
+    write_evaluation_documents,
+)
+from pipeline.text.manifest import (
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    changed_settings,
+    check_sizes,
+    describe_files,
+    read_manifest,
+    refuse_empty_parts,
+)
+from pipeline.text.sharding import Shard, shard_folders
+from pipeline.text.tokenized_data import is_complete
+
+
+def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any]) -> None:
+    """Refuse to add a shard to those of another tokenizer, of other settings or of another division.
+
+    Raises:
+        InputError: `out` holds such shards, or data made in one piece.
+    """
+    others = shard_folders(out)
+    for other in others:
+        if other.num_shards != shard.num_shards:
+            raise InputError(
+                f"{out} holds shards of --num-shards {other.num_shards}, now {shard.num_shards};"
+                " choose another --out folder, or repeat the earlier number"
+            )
+    if shard.is_whole:
+        return
+    inputs = {role: files for role, files in configuration["inputs"].items() if role != "source"}
+    # All finished shards agree with one another, as each was checked so: one stands for them.
+    merged, finished = read_manifest(out), next(filter(None, map(read_manifest, others.values())), None)
+    for manifest in filter(None, (merged, finished)):
+        changes = changed_settings(manifest, {**configuration, "inputs": inputs})
+        if changes:
+            raise InputError(
+                f"{out} holds data made otherwise: {'; '.join(changes)};"
+                " choose another --out folder, or repeat the earlier command"
+            )
+
+
+def merge_shards(out: Path) -> dict[str, Any] | None:
+    """Write the manifest, the evaluation documents and the tokenizer of all shards in `out`.
+
+    Returns:
+        The manifest, or None where the same was there already.
+
+    Raises:
+        InputError: shards are missing, or were made otherwise than others.
+    """
+    folders = _complete_folders(out)
+    manifests = [read_manifest(folder) for folder in folders]
+    missing = [index for index, manifest in enumerate(manifests) if manifest is None]
+    if missing:
+        raise InputError(
+            f"{out} misses {len(missing)} of {len(folders)} shards: --shard-index {as_ranges(missing)};"
+            " run these, then --merge again"
+        )
+    finished = [manifest for manifest in manifests if manifest is not None]
+    for index, (folder, manifest) in enumerate(zip(folders, finished, strict=True)):
+        _refuse_mixture(index, manifest, finished[0])
+        check_sizes(folder, manifest)
+    inputs = {**finished[0]["inputs"], "source": [f for m in finished for f in m["inputs"]["source"]]}
+    if is_complete(out, {"settings": finished[0]["settings"], "inputs": inputs}):
+        return None
+    sample = EvaluationSample(finished[0]["settings"]["max_evaluation_documents"])
+    counts = _merge_counts(folders, finished, sample)
+    merged = {**finished[0], "inputs": inputs, "counts": counts}
+    refuse_empty_parts(counts, merged)
+    _write(out, folders, merged, finished, sample)
+    return merged
+
+
+def _complete_folders(out: Path) -> list[Path]:
+    """The folders of all shards that belong together, whether there or not, in order."""
+    shards = shard_folders(out)
+    numbers = sorted({shard.num_shards for shard in shards})
+    if not numbers:
+        raise InputError(f"no shards in {out}; run pipeline/tokenize_c4.py with --num-shards first")
+    if len(numbers) > 1:
+        raise InputError(
+            f"{out} holds shards of several divisions, --num-shards {' and '.join(map(str, numbers))};"
+            " delete those that do not belong"
+        )
+    return [Shard(index, numbers[0]).folder(out) for index in range(numbers[0])]
+
+
+def _refuse_mixture(index: int, manifest: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    inputs = {role: files for role, files in manifest["inputs"].items() if role != "source"}
+    changes = changed_settings(first, {**manifest, "inputs": inputs})
+    if manifest["c4_revision"] != first["c4_revision"]:
+        changes.append(f"C4's revision was {first['c4_revision']}, now {manifest['c4_revision']}")
+    if changes:
+        raise InputError(
+            f"shard {index} was made otherwise than shard 0: {'; '.join(changes)};"
+            " delete the folder of one and run its command again"
+        )
+
+
+def _merge_counts(
+    folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], sample: EvaluationSample
+) -> dict[str, int]:
+    """The counts of the whole; the evaluation documents of all shards go to `sample`."""
+    counts: Counter[str] = Counter()
+    for folder, manifest in zip(folders, manifests, strict=True):
+        counts.update(manifest["counts"])
+        for document in read_evaluation_documents(folder / EVALUATION_FILE):
+            counts["duplicate"] += not sample.add(document)
+    kept = sample.documents()
+    counts["evaluation_documents"] = len(kept)
+    counts["evaluation_tokens"] = sum(len(document.token_ids) for document in kept)
+    counts["beyond_max_evaluation_documents"] += sample.num_left_out
+    return {name: counts[name] for name in manifests[0]["counts"]}
+
+
+def _write(
+    out: Path,
+    folders: Sequence[Path],
+    merged: dict[str, Any],
+    manifests: Sequence[Mapping[str, Any]],
+    sample: EvaluationSample,
+) -> None:
+    train_files = {
+        f"{folder.relative_to(out).as_posix()}/{name}": description
+        for folder, manifest in zip(folders, manifests, strict=True)
+        for name, description in manifest["files"].items()
+        if name.endswith(".npy")
+    }
+    write_evaluation_documents(out / EVALUATION_FILE, sample.documents())
+    tokenizer_json = (folders[0] / TOKENIZER_FILE).read_bytes()
+    write_atomically(out / TOKENIZER_FILE, lambda path: path.write_bytes(tokenizer_json))
+    own_files = describe_files(out, [out / EVALUATION_FILE, out / TOKENIZER_FILE])
+    write_json(out / MANIFEST_FILE, {**merged, "files": train_files | own_files})

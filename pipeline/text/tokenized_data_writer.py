@@ -1,0 +1,173 @@
+"""Text to a folder of training tokens and evaluation documents: all that stands between reading and files."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.results.files import write_atomically, write_json
+from pipeline.text.documents import Source, read_documents
+from pipeline.text.encoding import EncodedDocument, Encoder
+from pipeline.text.evaluation_documents import (
+    EvaluationDocument,
+    EvaluationSample,
+    write_evaluation_documents,
+)
+from pipeline.text.manifest import (
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    TRAIN_FOLDER,
+    make_manifest,
+    refuse_empty_parts,
+)
+from pipeline.text.packed_shards import PackedShardWriter
+from pipeline.text.sharding import Shard
+from pipeline.text.split import Part, Split, distinct_documents
+from pipeline.text.tokenizer import DocumentTokenizer
+
+
+@dataclass(frozen=True)
+class TokenizedDataWriter:
+    """What one run of tokenize_c4 reads and writes."""
+
+    folder: Path
+    shard: Shard
+    sources: Sequence[Source]
+    """The shard's own."""
+    evaluation_sources: Sequence[Source]
+    """The same for all shards, which all leave them out of training; shard 0 writes them."""
+    configuration: dict[str, Any]
+    """`settings` and `inputs` as in the manifest; limits are those of the whole, not the shard's."""
+    num_workers: int = 1
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        return self.configuration["settings"]
+
+    @cached_property
+    def split(self) -> Split:
+        """How documents are parted.
+
+        Raises:
+            InputError: the evaluation source holds no text.
+        """
+        has_fraction = not self.evaluation_sources
+        return Split(
+            evaluation_fraction=self._settings["evaluation_fraction"] if has_fraction else 0.0,
+            seed=self._settings["seed"] if has_fraction else 0,
+            evaluation_ids=self._reserved_ids(),
+            max_documents=self.shard.share_of(self._settings["max_documents"]),
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Training tokens at most, EOS included."""
+        return self.shard.share_of(self._settings["max_tokens"])
+
+    def _reserved_ids(self) -> frozenset[str]:
+        documents = read_documents(
+            self.evaluation_sources, Counter(), skip_malformed=self._settings["skip_malformed"]
+        )
+        reserved = islice(
+            distinct_documents(documents, Counter()), self._settings["max_evaluation_documents"]
+        )
+        ids = frozenset(document.document_id for document in reserved)
+        if self.evaluation_sources and not ids:
+            raise InputError(f"no evaluation documents: {self.evaluation_sources[0].name} holds no text")
+        return ids
+
+    def training_texts(self) -> Iterator[str]:
+        """The texts that train, for a tokenizer to be trained on; read once more when they are encoded."""
+        documents = read_documents(self.sources, Counter(), skip_malformed=self._settings["skip_malformed"])
+        assigned = self.split.assign(documents, Counter())
+        return (document.text for part, document in assigned if part == "train")
+
+    def remove_outputs(self) -> None:
+        """Remove what an unfinished run left; a shorter run would leave the last of its parts standing."""
+        for pattern in (
+            f"{TRAIN_FOLDER}/part-?????.npy",
+            f"{TRAIN_FOLDER}/.part-?????.npy.part",
+            EVALUATION_FILE,
+        ):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+
+    def write(self, tokenizer: DocumentTokenizer, advance: Callable[[int, int], object]) -> dict[str, Any]:
+        """Encode and write everything.
+
+        Args:
+            tokenizer: turns text to tokens.
+            advance: told how many training documents and tokens have been written since the last call.
+
+        Returns:
+            The manifest, the completion marker: whoever finds it may trust every other file.
+
+        Raises:
+            InputError: bad documents, or none for one of the parts.
+        """
+        tally: Counter[str] = Counter()
+        sample = EvaluationSample(self._settings["max_evaluation_documents"])
+        encoder = Encoder(tokenizer, self.num_workers, skip_malformed=self._settings["skip_malformed"])
+        writer = PackedShardWriter(
+            self.folder / TRAIN_FOLDER,
+            tokenizer.token_dtype,
+            tokenizer.eos_token_id,
+            self._settings["tokens_per_part"],
+        )
+        with encoder, writer:
+            for num_tokens in self._write_tokens(self._assigned(encoder, tally), writer, sample, tally):
+                advance(1, num_tokens)
+        tally["train_tokens"] = writer.num_tokens
+        documents = sample.documents()
+        tally["evaluation_documents"] = len(documents)
+        tally["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
+        tally["beyond_max_evaluation_documents"] = sample.num_left_out
+        if self.shard.is_whole:  # a shard may miss a part that others have
+            refuse_empty_parts(tally, self.configuration)
+        tokenizer_json = tokenizer.to_json()
+        write_evaluation_documents(self.folder / EVALUATION_FILE, documents)
+        write_atomically(self.folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
+        manifest = make_manifest(self.folder, self.configuration, tokenizer, writer.paths, tally)
+        write_json(self.folder / MANIFEST_FILE, manifest)
+        return manifest
+
+    def _assigned(self, encoder: Encoder, tally: Counter[str]) -> Iterator[tuple[Part, EncodedDocument]]:
+        """Every document with its part, first those of the evaluation source."""
+        own = self.evaluation_sources if self.shard.index == 0 else []
+        reserved = islice(
+            distinct_documents(encoder.encode(own, tally), tally), self._settings["max_evaluation_documents"]
+        )
+        return chain(
+            (("evaluation", document) for document in reserved),
+            self.split.assign(encoder.encode(self.sources, tally), tally),
+        )
+
+    def _write_tokens(
+        self,
+        assigned: Iterable[tuple[Part, EncodedDocument]],
+        writer: PackedShardWriter,
+        sample: EvaluationSample,
+        tally: Counter[str],
+    ) -> Iterator[int]:
+        """Training documents go to `writer`, the others to `sample`; yields each training one's tokens."""
+        max_tokens = self.max_tokens
+        for part, document in assigned:
+            num_tokens = len(document.token_ids)
+            if num_tokens == 0:
+                tally["empty"] += 1
+            elif part == "evaluation":
+                token_ids = document.token_ids.astype(np.int32)
+                sample.add(EvaluationDocument(document.document_id, token_ids, document.url))
+            elif max_tokens is not None and writer.num_tokens + num_tokens + 1 > max_tokens:
+                return
+            else:
+                writer.add(document.token_ids)
+                tally["train_documents"] += 1
+                yield num_tokens + 1

@@ -1,0 +1,101 @@
+"""Model and optimizer of a run, put together as its configuration asks, on this rank's device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from olmo.config import DistributedStrategy, OptimizerType
+from olmo.exceptions import OLMoConfigurationError
+from olmo.model import OLMo
+from olmo.optim import build_optimizer
+from torch.optim import Optimizer
+
+from pipeline.errors import InputError
+from pipeline.models.rope import blocks_of
+from pipeline.training.configuration import PretrainConfig
+from pipeline.training.sharding import shard
+from pipeline.training.trackers import FOLDER
+
+
+def make_accelerator(config: PretrainConfig, mixed_precision: str) -> Accelerator:
+    """Accelerate's view of ranks, devices and precision."""
+    # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
+    on_cpu = not torch.accelerator.is_available()
+    folder = str(Path(config.save_folder) / FOLDER)
+    return Accelerator(
+        mixed_precision=mixed_precision,
+        cpu=on_cpu,
+        log_with=config.trackers,
+        project_config=ProjectConfiguration(folder, logging_dir=folder),
+    )
+
+
+def build_model(config: PretrainConfig) -> OLMo:
+    """OLMo with its initial weights, on the CPU.
+
+    Raises:
+        InputError: OLMo refuses the configuration.
+    """
+    # OLMo draws its initial weights, and dropout, from the global generator.
+    torch.manual_seed(config.seed)
+    try:
+        model = OLMo(config.model)
+    except OLMoConfigurationError as error:
+        raise InputError(f"model: {error}") from error
+    model.set_activation_checkpointing(config.activation_checkpointing)
+    return model.train()
+
+
+def distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
+    """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
+
+    The parameters keep their names, so checkpoints stay OLMo's.
+    """
+    if config.compile is not None:
+        # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
+        with refusing_failed_compilation(config):
+            for block in blocks_of(model):
+                block.compile(**config.compile.asdict())
+    if accelerator.num_processes == 1 or config.distributed_strategy != DistributedStrategy.fsdp:
+        return accelerator.prepare_model(model)
+    model.to(accelerator.device)
+    shard(model, accelerator.device, accelerator.num_processes, accelerator.mixed_precision)
+    # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
+    return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+@contextmanager
+def refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
+    """Turn the failure of torch.compile, which may show only in the first step, into a sentence.
+
+    Raises:
+        InputError: blocks could not be compiled.
+    """
+    if config.compile is None:
+        yield
+        return
+    from torch._dynamo.exc import TorchDynamoException  # late: slow to import
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).split("\n")[:2])  # torch's message goes on for pages
+        raise InputError(f"compile: torch.compile failed ({reason}); set compile to null") from error
+
+
+def make_optimizer(config: PretrainConfig, model: OLMo) -> Optimizer:
+    """OLMo's optimizer over the parameters of a model that has been distributed.
+
+    AdamW's step is one fused kernel a device, where OLMo's own variants (which record or mask the update) are
+    not asked for.
+    """
+    optimizer = build_optimizer(config, model)
+    settings = config.optimizer
+    own_step = settings.selective_updates or settings.record_update_metrics
+    if settings.name == OptimizerType.adamw and not own_step:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    return optimizer

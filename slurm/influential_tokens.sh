@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The influential tokens of every target of every model in $RUN/models, a share of the documents a task:
+#   sbatch slurm/influential_tokens.sh
+#   sbatch --array=3,7 slurm/influential_tokens.sh        only these tasks again; the end of a log names them
+#SBATCH --job-name=influential_tokens
+#SBATCH --array=0-15
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=64G
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+source slurm/job.sh || exit 2
+
+run "${torchrun[@]}" pipeline/influential_tokens.py \
+  --data "$RUN/data" --checkpoints "$RUN"/models/* --results "$RUN/results" \
+  --short-context-length "$SHORT" --long-context-length "$LONG" \
+  --targets-per-chunk "$TARGETS" --max-documents "$DOCUMENTS" \
+  --shard-index "$SLURM_ARRAY_TASK_ID" --num-shards "$MEASURE_SHARDS" "$@"

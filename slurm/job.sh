@@ -1,0 +1,48 @@
+# shellcheck shell=bash
+# What every job here begins with; sourced by the scripts, in the folder that sbatch was typed in.
+
+# A task of an array is named by both numbers: its own ID may be that of the whole array.
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+
+# Slurm sends this shell USR1 shortly before the time limit (#SBATCH --signal). The command gets SIGTERM, and once it
+# has ended the job goes back into the queue, to go on from what was saved.
+requeue() {
+  trap '' TERM USR1 # from here on it is the requeue that ends this shell
+  echo "--- $(date) the time limit is near: stopping, then back into the queue"
+  scancel --signal=TERM "$job" || true
+  wait
+  scontrol requeue "$job"
+  sleep 60
+}
+trap requeue USR1
+
+# Run a command, once on each node.
+run() {
+  srun --ntasks-per-node=1 "$@" &
+  wait $!
+}
+
+if [[ ! -f slurm/cluster.env ]]; then
+  echo "$PWD/slurm/cluster.env is missing: in the repository root, cp slurm/cluster.env.example slurm/cluster.env," \
+    "edit it, and submit from there" >&2
+  exit 2
+fi
+# shellcheck source=slurm/cluster.env.example
+source slurm/cluster.env
+set -euo pipefail
+
+# Compute nodes often have no network, and libraries that look for one wait until they give up.
+export HF_HUB_OFFLINE=1
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which srun does not take over by itself
+export PET_SHUTDOWN_TIMEOUT=110                     # seconds that torchrun grants its processes to save
+
+log=$RUN/logs/$SLURM_JOB_NAME-$job.log
+mkdir -p "$RUN/logs"
+echo "$SLURM_JOB_NAME $job writes to $log"
+exec >>"$log" 2>&1
+echo "--- $(date) $SLURM_JOB_NAME $job on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
+
+# A process a GPU on every node; they meet on the first node, which runs this.
+# shellcheck disable=SC2034
+torchrun=(torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-backend=c10d
+  --rdzv-id="$job" --rdzv-endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 10000))")

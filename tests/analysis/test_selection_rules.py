@@ -1,0 +1,250 @@
+"""The report on selection rules: its numbers by hand, its words, its figure, and the notebook end to end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import rule_figures, rule_verdicts, run_notebooks, selection_rules
+from pipeline.errors import InputError
+from pipeline.results.files import read_parquet
+from pipeline.results.folder import StageOutput, read_artefact, read_settings
+from pipeline.results.schemas import SCHEMAS
+
+ROOT = Path(__file__).resolve().parents[2]
+KS = [1, 2]
+SETTINGS = {"short_context_length": 4, "long_context_length": 24, "targets_per_chunk": 2}
+TARGETS = {
+    "document_id": ["a", "a", "b", "b"],
+    "chunk_index": [0] * 4,
+    "target_position": [22, 23, 22, 23],
+}
+SHORT, LONG = 3.0, 2.0
+# Nats recovered, target by target, by k = 1 and k = 2 tokens.
+RECOVERED: dict[tuple[str, str], list[list[float]]] = {
+    ("leave_one_out", "own"): [[0.0, 0.5, 0.5, 0.0], [0.5, 0.5, 1.0, 0.5]],
+    ("leave_one_out", "other_document"): [[0.0, 0.0, 0.5, 0.0], [0.0, 0.5, 0.5, 0.5]],
+    ("greedy", "own"): [[1.0, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]],
+    ("greedy", "other_document"): [[0.5, 0.0, 0.5, 0.0], [0.5, 0.5, 1.0, 0.5]],
+    ("random", "own"): [[0.0, 0.0, 0.5, 0.0], [0.0, 0.5, 0.5, 0.0]],
+    ("random", "other_document"): [[0.0, 0.0, 0.0, 0.0], [-0.5, 0.0, 0.0, 0.0]],
+}
+# Of greedy's first token: what leaving it out of the long context costs.
+FIRST_INFLUENCES = {"own": [0.01, 0.5, 0.5, 0.01], "other_document": [0.01, 0.5, 0.01, 0.5]}
+
+
+def _sparse_context_losses() -> pd.DataFrame:
+    frames = [
+        pd.DataFrame(TARGETS).assign(
+            rule=rule, far_context=far_context, k=k, short_context_loss=SHORT, long_context_loss=LONG,
+            sparse_context_loss=SHORT - np.array(recovered),
+        )
+        for (rule, far_context), of_k in RECOVERED.items()
+        for k, recovered in zip(KS, of_k, strict=True)
+    ]  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
+
+
+def _influential_tokens() -> pd.DataFrame:
+    """Greedy's first two tokens; of the second, which must not count, every influence is small."""
+    frames = [
+        pd.DataFrame(TARGETS).assign(
+            rule="greedy", far_context=far_context, rank=rank, context_position=rank, distance=10,
+            context_token_id=5, influence=influences if rank == 1 else 0.0,
+        )
+        for far_context, influences in FIRST_INFLUENCES.items()
+        for rank in (1, 2)
+    ]  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.fixture
+def losses() -> pd.DataFrame:
+    return _sparse_context_losses().assign(model="m")
+
+
+@pytest.fixture
+def tokens() -> pd.DataFrame:
+    return _influential_tokens().assign(model="m")
+
+
+@pytest.fixture
+def table(losses: pd.DataFrame) -> pd.DataFrame:
+    return selection_rules.rules_table(losses, {"m": SETTINGS})
+
+
+@pytest.fixture
+def several_rules(tmp_path: Path) -> Path:
+    results = tmp_path / "results"
+    output = StageOutput(
+        results, "influential_tokens", "m", settings=SETTINGS, inputs={"checkpoint": "0"}, num_shards=1
+    )
+    tables = {
+        "sparse_context_losses": _sparse_context_losses(), "influential_tokens": _influential_tokens(),
+    }  # fmt: skip
+    output.write_shard(0, {name: rows.to_dict("list") for name, rows in tables.items()})
+    return results
+
+
+def _row(table: pd.DataFrame, **wanted: Any) -> dict:
+    rows = table
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    (row,) = rows.to_dict("records")
+    return row
+
+
+def test_the_table_by_hand(table: pd.DataFrame) -> None:
+    assert list(table[["rule", "k"]].itertuples(index=False, name=None)) == [
+        (rule, k) for rule in ("leave_one_out", "greedy", "random") for k in KS
+    ]  # fmt: skip
+    row = _row(table, rule="greedy", k=2)
+    assert (row["recovered_loss"], row["null_recovered_loss"], row["excess_loss"]) == (1.0, 0.625, 0.375)
+    assert (row["excess_loss_low"], row["excess_loss_high"]) == (0.25, 0.5)  # documents: b 1/4 and a 1/2 nats
+    assert (row["loss_difference"], row["excess_fraction"]) == (1.0, 0.375)
+    assert (row["num_targets"], row["num_documents"], row["sees_answer"]) == (4, 2, True)
+    # Far contexts of 18 and 19 tokens; 4 + 1 tokens a candidate, then 4 + 2 for all but the chosen one.
+    assert row["token_forwards_per_target"] == ((18 + 19) * 5 + (17 + 18) * 6) / 2
+    assert _row(table, rule="random", k=1)["sees_answer"] is False
+    assert _row(table, rule="random", k=1)["token_forwards_per_target"] == 0
+
+
+def test_the_table_is_kept_in_its_schema(table: pd.DataFrame, tmp_path: Path) -> None:
+    path = selection_rules.write_rules_table(table, tmp_path)
+    schema = SCHEMAS["selection_rules"]
+    written = read_parquet(path, schema.names)
+    assert written.schema.equals(schema)
+    pd.testing.assert_frame_equal(written.to_pandas(), table[schema.names], check_dtype=False)
+
+
+def test_differences_are_paired(losses: pd.DataFrame) -> None:
+    differences = selection_rules.differences_between_rules(losses)
+    assert set(differences["rule"]) == {"greedy", "random"}
+    row = _row(differences, rule="greedy", k=1)
+    # Own: 1, 0, 1/2, 0 more; null: 1/2, 0, 0, 0 more. In document a 1/4 remains, in b 1/4.
+    assert (row["recovered_difference"], row["excess_difference"]) == (0.375, 0.25)
+    assert (row["excess_difference_low"], row["excess_difference_high"]) == (0.25, 0.25)
+    assert selection_rules.differences_between_rules(losses, "greedy")["rule"].unique().tolist() == [
+        "leave_one_out",
+        "random",
+    ]
+
+
+def test_missed_redundancy_by_hand(losses: pd.DataFrame, tokens: pd.DataFrame) -> None:
+    missed = selection_rules.missed_redundancy(losses, tokens)
+    # k = 1, own: greedy is ahead at targets 0 and 2, and its first token can be spared at 0 and 3; null: it
+    # is ahead at 0, and can be spared at 0 and 2.
+    row = _row(missed, k=1)
+    assert (row["missed_share"], row["null_missed_share"], row["excess_share"]) == (0.25, 0.25, 0.0)
+    # k = 2, own: ahead at 0, 1 and 3; null: at 0 and 2.
+    row = _row(missed, k=2)
+    assert (row["missed_share"], row["null_missed_share"], row["excess_share"]) == (0.5, 0.5, 0.0)
+    assert (row["num_targets"], row["num_documents"]) == (4, 2)
+    strict = selection_rules.missed_redundancy(losses, tokens, recovers_more=0.75)
+    assert _row(strict, k=1)["excess_share"] == 0.25
+    lenient = selection_rules.missed_redundancy(losses, tokens, influence_below=1.0)
+    assert _row(lenient, k=1)["missed_share"] == 0.5
+
+
+def test_redundancy_needs_both_rules_and_influences(losses: pd.DataFrame, tokens: pd.DataFrame) -> None:
+    without_greedy = losses[losses["rule"] != "greedy"]
+    assert selection_rules.missed_redundancy(without_greedy, tokens).empty
+    unmeasured = tokens.assign(influence=tokens["influence"].where(tokens["target_position"] == 22))
+    assert set(selection_rules.missed_redundancy(losses, unmeasured)["num_targets"]) == {2}
+
+
+def test_the_verdict_says_what_the_intervals_carry(losses: pd.DataFrame, table: pd.DataFrame) -> None:
+    differences = selection_rules.differences_between_rules(losses)
+    said = list(rule_verdicts.verdict_on_eq_20(table, differences))
+    assert said[0] == (
+        "k = 1: the nats recovered depend on the reading, from 0.250 (leave_one_out) to 0.625 (greedy), where"
+        " the whole long context gains 1.000;"
+    )
+    # leave_one_out: document a 1/4, b nothing beyond the null; greedy: 1/2 and 1/4.
+    assert said[1] == (
+        "  beyond the null remain leave_one_out 0.125 [0.000, 0.250], greedy 0.375 [0.250, 0.500]: clearly"
+        " more than nothing for 1 of 2 (greedy);"
+    )
+    assert said[2].endswith("greedy 0.250 [0.250, 0.250]: clearly another number for all 1.")
+    assert said[-1].startswith("So of 2 comparisons with leave_one_out")
+    assert "2 differ clearly in the recovery and 1 in what is left" in said[-1]
+    alone = table[table["rule"] != "greedy"], differences[differences["rule"] != "greedy"]
+    assert list(rule_verdicts.verdict_on_eq_20(*alone)) == [
+        "No other rule that sees the answer was run beside leave_one_out."
+    ]
+
+
+def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(table: pd.DataFrame) -> None:
+    lines = rule_verdicts.markdown_table(table).splitlines()
+    assert lines[0] == "| rule | k = 1 | k = 2 | k = 2, beyond the null | token-forwards a target |"
+    assert lines[3] == "| `greedy` | 0.625 (0.250) | 1.000 (0.625) | 0.375 [0.250, 0.500] | 198 |"
+    assert lines[4].startswith("| `random` (blind) | 0.125 (0.000) | 0.250 (-0.125) | own: 0.250 [")
+
+
+def test_the_figure_draws_the_table(table: pd.DataFrame) -> None:
+    figure = rule_figures.rules_figure(table)
+    seeing, blind, cost = figure.axes
+    drawn = {line.get_label(): line.get_ydata() for ax in (seeing, blind) for line in ax.lines}
+    for rule, value in {
+        "leave_one_out": "excess_loss",
+        "greedy": "excess_loss",
+        "random": "recovered_loss",
+    }.items():
+        np.testing.assert_allclose(drawn[rule], table.loc[table["rule"] == rule, value])
+    band = seeing.collections[1].get_paths()[0].vertices[:, 1]
+    greedy = table[table["rule"] == "greedy"]
+    assert (band.min(), band.max()) == (greedy["excess_loss_low"].min(), greedy["excess_loss_high"].max())
+    assert seeing.get_ylim() == blind.get_ylim()
+    assert len(cost.lines) == 2 and cost.get_yscale() == "log"  # random costs nothing
+    plt.close(figure)
+
+
+def _run(results: Path, figures: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        ROOT / "analysis" / "run_notebooks.py",
+        "--results",
+        results,
+        "--figures",
+        figures,
+    ]
+    return subprocess.run([*command, *flags], cwd=figures.parent, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": ""})  # fmt: skip
+
+
+def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures"
+    done = _run(several_rules, figures, "--notebooks", "selection_rules")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in figures.iterdir()} == {
+        "selection_rules.ipynb", "selection_rules.parquet", "selection_rules-m.png", "selection_rules-m.pdf",
+    }  # fmt: skip
+    shown = "".join(
+        str(output) for cell in nbformat.read(figures / "selection_rules.ipynb", 4).cells
+        for output in cell.get("outputs", [])
+    )  # fmt: skip
+    assert "| `greedy` | 0.625 (0.250)" in shown
+    assert "So of 2 comparisons with leave_one_out" in shown
+    assert "k = 2: leave_one_out misses redundant evidence that greedy finds for 0.500 [" in shown
+
+
+def test_one_rule_beside_the_controls_is_nothing_to_compare(results: Path, several_rules: Path) -> None:
+    assert not run_notebooks.compares_rules(results)
+    assert run_notebooks.compares_rules(several_rules)
+    assert read_settings(several_rules, "influential_tokens")["m"]["targets_per_chunk"] == 2
+    assert set(read_artefact(several_rules, "sparse_context_losses")["model"]) == {"m"}
+
+
+def test_an_unknown_notebook_is_refused(several_rules: Path, tmp_path: Path) -> None:
+    done = _run(several_rules, tmp_path / "figures", "--notebooks", "selection_rule")
+    assert done.returncode == 2
+    assert "unknown notebook 'selection_rule'; did you mean 'selection_rules'?" in done.stderr
+    with pytest.raises(InputError, match="holds no 'sparse_context_losses'"):
+        run_notebooks.compares_rules(tmp_path)

@@ -1,0 +1,198 @@
+"""How fast training is: tokens a second and model-FLOPs utilization, beside a plain PyTorch loop.
+
+For every configuration, context length and precision, our Trainer and a plain loop (stock OLMo at its own
+positions, torch's fused AdamW, autocast, cross-entropy, clipping) train the same model from the same weights
+on the same batches. First the losses of three steps must agree; then steps of the two are timed in turn, so
+that whatever else the machine does falls on both. Reported: the median of the steps; the ratio is that of
+medians, 1 or more where ours is no slower. Utilization: pipeline/training/throughput.py, against a matrix
+product measured in the same run.
+
+    python tests/benchmarks/training.py              20m, 60m at 64 and 512 tokens, float32 and bfloat16
+    python tests/benchmarks/training.py --quick      20m at 64 tokens, a few steps
+    python tests/benchmarks/training.py --configs 150m --contexts 64 512 2048 --precisions amp_bf16 \\
+        --tokens-per-step 131072 --set compile.mode=default             on a GPU
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState
+from olmo.model import OLMo
+from olmo.optim import get_param_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from pipeline.positions.schemes import contiguous_position_ids
+from pipeline.training.batches import TrainingBatches
+from pipeline.training.configuration import PretrainConfig
+from pipeline.training.given_settings import AssumedData, load_config
+from pipeline.training.loop import Trainer
+from pipeline.training.precision import mixed_precision_of
+from pipeline.training.schedule import Schedule
+from pipeline.training.throughput import Throughput, measured_peak_flops
+
+VOCABULARY = 50_280
+CHECKED_STEPS = 3
+LOSS_TOLERANCE = {"no": 1e-5, "bf16": 2e-3}  # relative; other kernels round differently
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the report."""
+
+    config: str
+    context: int
+    precision: str
+
+
+def arguments_of_command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512], help="train_context_length")
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "amp_bf16"])
+    parser.add_argument("--tokens-per-step", type=int, default=4096, help="one micro-batch")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each loop")
+    parser.add_argument("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
+    parser.add_argument("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.configs, arguments.contexts = ["20m"], [64]
+        arguments.tokens_per_step, arguments.steps = 1024, 3
+    return arguments
+
+
+def config_of(case: Case, arguments: argparse.Namespace, folder: Path) -> PretrainConfig:
+    """The run: its own file with another batch, and no end in sight."""
+    tokens = arguments.tokens_per_step
+    overrides = [
+        f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
+        f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}", "peak_flops=1",
+        *arguments.set,
+    ]  # fmt: skip
+    config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(VOCABULARY))
+    config.save_folder = str(folder / "run")
+    return config
+
+
+def batches_of(config: PretrainConfig, folder: Path) -> TrainingBatches:
+    """Random tokens: what is timed does not depend on them."""
+    path, num_tokens = folder / "part-00000.npy", 64 * config.tokens_per_step
+    np.random.default_rng(0).integers(0, VOCABULARY, num_tokens).astype(np.uint16).tofile(path)
+    return TrainingBatches(
+        [path], np.dtype(np.uint16), train_context_length=config.sequence_length,
+        batch_size=config.global_train_batch_size, scheme=contiguous_position_ids, seed=0,
+    )  # fmt: skip
+
+
+def plain_loop(
+    config: PretrainConfig, batches: TrainingBatches, schedule: Schedule, device: torch.device
+) -> Callable[[int], float]:
+    """A step of the loop that a tutorial would write; returns its loss."""
+    torch.manual_seed(config.seed)
+    model = OLMo(config.model).train().to(device)
+    settings = config.optimizer
+    optimizer = torch.optim.AdamW(
+        get_param_groups(config, model),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+    autocast = torch.autocast(
+        device.type, torch.bfloat16, enabled=mixed_precision_of(config.precision) == "bf16"
+    )
+
+    def step(number: int) -> float:
+        token_ids_BS = torch.from_numpy(batches.batch(number)[0]).to(device)
+        with autocast:
+            logits_BSV = model(token_ids_BS).logits
+        logits, targets = logits_BSV[:, :-1].float().flatten(0, 1), token_ids_BS[:, 1:].flatten()
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(number)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
+    """One line of the report."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
+    config = config_of(case, arguments, folder)
+    batches = batches_of(config, folder)
+    schedule = Schedule(config, batches.steps_per_epoch)
+    trainer = Trainer(config, batches, schedule)
+    device, mixed_precision = trainer._accelerator.device, mixed_precision_of(config.precision)
+    plain = plain_loop(config, batches, schedule, device)
+
+    def ours(number: int) -> float:
+        return trainer._train_step(number)[0]["loss_nats"]
+
+    for number in range(1, CHECKED_STEPS + 1):
+        losses = ours(number), plain(number)
+        if abs(losses[0] - losses[1]) > LOSS_TOLERANCE[mixed_precision] * losses[1]:
+            raise SystemExit(f"{case}: step {number}: our loss is {losses[0]}, the plain loop's {losses[1]}")
+    seconds = list(_timed_in_turn(ours, plain, arguments.steps))
+    rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in zip(*seconds, strict=True)]
+    dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float32
+    config.peak_flops = measured_peak_flops(device, dtype)
+    used = [Throughput(config, 1, device, dtype).utilization(rate) for rate in rates]
+    return (
+        f"{case.config:>5} {case.context:>7} {str(dtype).removeprefix('torch.'):>9} {rates[0]:>11,.0f}"
+        f" {rates[1]:>11,.0f} {rates[0] / rates[1]:>6.3f} {used[0]:>7.1%} {used[1]:>7.1%}"
+        f" {config.peak_flops / 1e9:>13,.0f}"
+    )
+
+
+def _timed_in_turn(
+    ours: Callable[[int], float], plain: Callable[[int], float], num_steps: int
+) -> Iterator[tuple[float, float]]:
+    """Seconds of a step of each, the one that begins changing from step to step."""
+    for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + num_steps):
+        loops = {"ours": ours, "plain": plain}
+        names = ["ours", "plain"] if number % 2 else ["plain", "ours"]
+        seconds = {name: _seconds_of(loops[name], number) for name in names}
+        yield seconds["ours"], seconds["plain"]
+
+
+def _seconds_of(step: Callable[[int], float], number: int) -> float:
+    started = time.perf_counter()
+    step(number)  # ends in a number on the CPU, so the device has finished the loss and all before it
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    arguments = arguments_of_command_line()
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(f"{device}; {arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
+    print("config context     dtype  ours tok/s plain tok/s  ratio ours MFU plain MFU peak GFLOP/s")
+    for name in arguments.configs:
+        for context in arguments.contexts:
+            for precision in arguments.precisions:
+                with tempfile.TemporaryDirectory() as folder:
+                    print(compare(Case(name, context, precision), arguments, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Documents dealt to tasks and processes: every shard once, the same bytes, other deals refused."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from measured_documents import command_line, contents, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline.errors import InputError
+from pipeline.influence import evaluation
+from pipeline.influence.shares import Share, device_of_this_process
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_DOCUMENT = ["--documents-per-shard", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    folder = tmp_path_factory.mktemp("shares")
+    write_data(folder / "data")
+    write_checkpoint(folder / "run", make_olmo(seed=1))
+    return folder
+
+
+def share_of(index: int, count: int) -> list[str]:
+    return ["--shard-index", str(index), "--num-shards", str(count)]
+
+
+def results_of(results: Path) -> dict[str, bytes]:
+    """Every file of a results folder but the one that says to how many tasks it was dealt."""
+    return {path: content for path, content in contents(results).items() if "dealt-to" not in path}
+
+
+def test_two_tasks_of_two_processes_by_hand() -> None:
+    dealt = [list(Share(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
+    assert dealt == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
+    assert list(Share(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("num_shards", [0, 1, 2, 7, 12])
+def test_every_shard_falls_to_one_process(num_shards: int) -> None:
+    for num_tasks in range(1, 6):
+        for num_processes in range(1, 5):
+            dealt = Counter(
+                shard
+                for task in range(num_tasks)
+                for process in range(num_processes)
+                for shard in Share(task, num_tasks, process, num_processes).shards(num_shards)
+            )
+            assert dealt == dict.fromkeys(range(num_shards), 1)
+
+
+@pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
+def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Path, tmp_path: Path) -> None:
+    whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
+    dealt = tmp_path / "dealt"
+    for index in (3, 1, 0, 2):  # of three documents: the task 3 has nothing to do
+        measure(stage, folder, *ONE_DOCUMENT, "--results", str(dealt), *share_of(index, 4))
+    assert results_of(dealt) == whole
+    assert sum(path.endswith(".parquet") for path in whole) >= 3
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        # Said to be GPUs: on CPUs accelerate starts several processes through MPI only.
+        pytest.param(
+            ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2"], marks=pytest.mark.slow
+        ),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_processes_under_a_launcher_write_the_bytes_of_one(
+    launcher: list[str], folder: Path, tmp_path: Path
+) -> None:
+    whole = results_of(measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
+    flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "dealt"))
+    launched = subprocess.run(
+        [sys.executable, "-m", *launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags],
+        timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr
+    assert launched.stderr.count("loss_differences of model 'run' ") == 2  # each process says how it stands
+    assert results_of(tmp_path / "dealt") == whole
+
+
+def test_each_process_has_its_share_and_its_own_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device_of_this_process("cuda") == "cuda"
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    results = measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path))
+    written = [path.name for path in results.rglob("*.parquet")]
+    assert written == ["00001-of-00003.parquet"]
+    assert [device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
+    with pytest.raises(InputError, match="--device-map spreads .* each of 2 processes would"):
+        measure(loss_differences, folder, "--device-map", "auto")
+
+
+def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_task(
+    folder: Path, tmp_path: Path
+) -> None:
+    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "dealt")]
+    measure(loss_differences, folder, *flags, *share_of(1, 2))
+    before = contents(tmp_path / "dealt")
+    with pytest.raises(
+        InputError, match=r"begun with --num-shards 2, now 3; repeat --num-shards 2, or leave"
+    ):
+        measure(loss_differences, folder, *flags, *share_of(1, 3))
+    assert contents(tmp_path / "dealt") == before
+    measure(loss_differences, folder, *flags)
+    whole = measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole"))
+    assert results_of(tmp_path / "dealt") == results_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (share_of(4, 4), "--shard-index 4 is no share of --num-shards 4: .* the last is 3"),
+        (share_of(-1, 4), "--shard-index -1 is no share of --num-shards 4"),
+        (["--shard-index", "0"], "--shard-index and --num-shards say only together .*: give both"),
+        (["--num-shards", "4"], "--shard-index and --num-shards say only together .*: give both"),
+    ],
+)
+def test_no_such_share(folder: Path, tmp_path: Path, flags: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        measure(loss_differences, folder, "--results", str(tmp_path / "results"), *flags)
+    assert not (tmp_path / "results").exists()
+
+
+def test_status_names_what_is_missing_and_whose_it_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
+    load = evaluation.load_causal_lm
+
+    def status(*more: str) -> tuple[int, str]:
+        def refuse_to_load(*arguments: object) -> None:
+            raise AssertionError("a model was loaded")
+
+        monkeypatch.setattr(evaluation, "load_causal_lm", refuse_to_load)
+        before = contents(tmp_path)
+        with pytest.raises(SystemExit) as stopped:  # a device that is not here: nor is one asked for
+            measure(loss_differences, folder, *flags, "--status", "--device", "cuda:77", *more)
+        assert contents(tmp_path) == before
+        monkeypatch.setattr(evaluation, "load_causal_lm", load)
+        line = capsys.readouterr().out
+        return int(stopped.value.code or 0), line.removeprefix("loss_differences of model 'run' ").rstrip(
+            "\n"
+        )
+
+    where = f"in {tmp_path / 'results'}"
+    assert status() == (1, f"misses 3 of 3 shards {where}: 0-2")
+    measure(loss_differences, folder, *flags, *share_of(1, 2))
+    assert status() == (1, f"misses 2 of 3 shards {where}: 0,2, of --shard-index 0 --num-shards 2")
+    assert status(*share_of(0, 2))[0] == 1
+    assert status(*share_of(1, 2)) == (0, f"has all shards that were asked for {where}")
+    measure(loss_differences, folder, *flags, *share_of(0, 2))
+    assert status() == (0, f"is complete {where}")
+
+
+def test_losses_are_summed_up_only_once_all_are_there(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = [*ONE_DOCUMENT, "--results", str(tmp_path)]
+    with caplog.at_level("INFO", logger="pipeline"):
+        measure(length_losses, folder, *flags, *share_of(0, 2))
+        assert "misses 1 of 3 shards" in caplog.text
+        assert "tokens of context" not in caplog.text
+        measure(length_losses, folder, *flags, *share_of(1, 2))
+    assert "of model 'run' is complete in" in caplog.text
+    assert "9 tokens of context: mean loss" in caplog.text

@@ -1,0 +1,137 @@
+"""The sbatch scripts on a real Slurm: what runs, what waits for what, what happens at a time limit."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from local_slurm import LocalSlurm
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_STEPS = 400
+
+
+def log(root: Path, name: str, job_id: str) -> str:
+    path = root / "run" / "logs" / f"{name}-{job_id}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def await_until(happened: Callable[[], bool], what: str, timeout: float = 240) -> None:
+    deadline = time.monotonic() + timeout
+    while not happened():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
+        time.sleep(0.1)
+
+
+def states(jobs: list[dict[str, str]]) -> set[str]:
+    return {job["JobState"] for job in jobs}
+
+
+def test_without_cluster_env_a_job_says_what_to_do(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path]
+) -> None:
+    root = make_checkout()
+    (root / "slurm" / "cluster.env").unlink()
+    job_id = slurm.submit("slurm/pretrain.sh", cwd=root)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
+    said = (root / f"slurm-{job_id}.out").read_text()
+    assert "slurm/cluster.env is missing" in said
+    assert "cp slurm/cluster.env.example slurm/cluster.env" in said
+    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
+    assert submitted.returncode == 2
+    assert "slurm/cluster.env is missing" in submitted.stderr
+
+
+def test_a_study_runs_from_text_to_results(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = make_checkout()
+    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
+    assert submitted.returncode == 0, submitted.stderr
+    job_ids = [line.split()[1].rstrip(":") for line in submitted.stderr.splitlines()]
+    assert len(job_ids) == 9
+    jobs = slurm.wait(*job_ids, timeout=500)
+    logs = {path.name: path.read_text()[-2000:] for path in (root / "run" / "logs").iterdir()}
+    assert states(jobs) == {"COMPLETED"}, logs
+    assert len(jobs) == 2 + 1 + 4 + 3 * 2
+    assert {path.name for path in (root / "run" / "models").iterdir()} == {
+        "short-contiguous", "short-pose", "long-seed0", "long-seed1",
+    }  # fmt: skip
+    # What the tasks of the array wrote is what one process writes, to the byte.
+    flags = ["--data", root / "run/data", "--checkpoints", *sorted((root / "run/models").iterdir())]
+    lengths = ["--short-context-length", "8", "--long-context-length", "64", "--targets-per-chunk", "4"]
+    stage = [sys.executable, ROOT / "pipeline/loss_differences.py", *flags, *lengths, "--max-documents", "6"]
+    assert subprocess.run([*stage, "--results", root / "run/results", "--status"]).returncode == 0
+    subprocess.run([*stage, "--results", tmp_path], check=True)
+    files = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.parquet")}
+    assert len(files) == 4
+    for name, content in files.items():
+        assert (root / "run/results" / name).read_bytes() == content
+
+
+def test_where_a_job_fails_those_that_need_it_are_cancelled(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path]
+) -> None:
+    root = make_checkout(TRAIN_TEXT="/nowhere/train-*.jsonl")
+    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
+    job_ids = [line.split()[1].rstrip(":") for line in submitted.stderr.splitlines()]
+    tokenize, *others = [slurm.wait(job_id) for job_id in job_ids]
+    assert states(tokenize) == {"FAILED"}
+    assert {job["ExitCode"] for job in tokenize} == {"2:0"}
+    assert len(others) == 8
+    assert {state for jobs in others for state in states(jobs)} == {"CANCELLED"}
+    assert "/nowhere/train-" in log(root, "tokenize_c4", f"{job_ids[0]}_0")
+
+
+@pytest.fixture
+def root(make_checkout: Callable[..., Path], text: Path) -> Path:
+    """A checkout whose data is already there."""
+    root = make_checkout()
+    shutil.copytree(text / "data", root / "run" / "data")
+    return root
+
+
+def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
+    slurm: LocalSlurm, root: Path, text: Path
+) -> None:
+    steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}", f"eval_interval={NUM_STEPS}"]
+    command = ["--nodes=2", "slurm/pretrain.sh", str(text / "small.yaml"), *steps]
+    whole = slurm.submit("--job-name=whole", *command, cwd=root)
+    stopped = slurm.submit("--job-name=stopped", *command, cwd=root)
+    metrics = root / "run" / "models" / "stopped" / "metrics.jsonl"
+    await_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first steps")
+    slurm.signal_near_time_limit(stopped)
+    jobs = slurm.wait(whole, stopped)
+    said = log(root, "stopped", stopped)
+    assert states(jobs) == {"COMPLETED"}, said
+    assert [job["Restarts"] for job in jobs] == ["0", "1"]
+    assert "the time limit is near" in said and "restart 1" in said
+    saved = int(said.split("going on from ")[1].split("step")[1].split("-")[0])
+    assert 0 < saved < NUM_STEPS
+
+    weights = [
+        torch.load(root / f"run/models/{name}/step{NUM_STEPS}-unsharded/model.pt", weights_only=True)
+        for name in ("whole", "stopped")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    trained = torch.load(root / f"run/models/whole/step{NUM_STEPS}-unsharded/train.pt", weights_only=True)
+    assert trained["num_ranks"] == 2
+    steps_logged = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps_logged == list(range(1, NUM_STEPS + 1))
+
+
+def test_a_task_of_an_array_is_requeued_alone(slurm: LocalSlurm, make_checkout: Callable[..., Path]) -> None:
+    root = make_checkout()
+    array = slurm.submit("--array=0-1", "slurm/tokenize_c4.sh", cwd=root)
+    # The last task of an array has the array's own ID, which would requeue all of it.
+    await_until(lambda: "restart 0" in log(root, "tokenize_c4", f"{array}_1"), "task 1 runs")
+    slurm.signal_near_time_limit(f"{array}_1")
+    jobs = slurm.wait(array)
+    assert states(jobs) == {"COMPLETED"}, log(root, "tokenize_c4", f"{array}_1")
+    assert {job["ArrayTaskId"]: job["Restarts"] for job in jobs} == {"0": "0", "1": "1"}

@@ -1,0 +1,55 @@
+"""The sbatch scripts as text: clean, one a stage, and alike in what they ask Slurm for."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
+JOBS = [script for script in SCRIPTS if script.stem not in ("job", "submit_all")]
+STAGES = ["pretrain", "tokenize_c4", "loss_differences", "influential_tokens", "length_losses"]
+
+
+def directives(script: Path) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", script.read_text(), re.MULTILINE))
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; the extra `test` brings it")
+    checked = subprocess.run(
+        ["shellcheck", "--external-sources", *(script.relative_to(ROOT) for script in SCRIPTS)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_script_a_stage_that_stops_in_time_and_is_requeued(stage: str) -> None:
+    script = ROOT / "slurm" / f"{stage}.sh"
+    asked = directives(script)
+    assert asked["job-name"] == stage
+    assert asked["signal"] == "B:USR1@120"
+    assert asked.keys() >= {"requeue", "time", "mem", "nodes", "cpus-per-task"}
+    assert ("array" in asked) == (stage != "pretrain")
+    assert f"pipeline/{stage}.py" in script.read_text()
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda script: script.stem)
+def test_a_script_is_environment_and_one_command(script: Path) -> None:
+    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "source slurm/job.sh || exit 2"
+    command = " ".join(lines[1:]).replace("\\", "")
+    assert command.startswith("run ")
+    assert not re.search(r"\b(if|for|while|case)\b|;", command)
+
+
+def test_the_example_sets_what_the_scripts_use() -> None:
+    example = (ROOT / "slurm" / "cluster.env.example").read_text()
+    used = {name for script in SCRIPTS for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]*)", script.read_text())}
+    of_slurm = {name for name in used if name.startswith("SLURM_")} | {"PWD"}
+    assert {name for name in used - of_slurm if not re.search(rf"\b{name}=", example)} == set()

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.training import throughput
+from pipeline.training.given_settings import load_config
+from pipeline.training.throughput import Throughput, flops_per_token, measured_peak_flops
+
+TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
+SHAPE = ("model.d_model=16", "model.n_heads=2", "model.n_layers=1")
+# Attention has 4 * 16 * 16 weights, SwiGLU 4 * 16 * 16 and 2 * 16 * 16, the vocabulary 128 rows of 16.
+LAYER, ROWS = 10 * 16 * 16, 128 * 16
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_a_token_by_hand(tied: bool, data: TokenizedData) -> None:
+    config = load_config(TINY, [*SHAPE, f"model.weight_tying={tied}"], data)
+    # The vocabulary projection multiplies, tied or not; the table that is only looked up does not.
+    assert flops_per_token(config.model, 8) == 6 * (LAYER + ROWS) + 12 * 1 * 16 * 8
+
+
+def test_utilization_is_a_fraction_of_all_devices(data: TokenizedData) -> None:
+    config = load_config(TINY, [*SHAPE, "peak_flops=1e6"], data)
+    of_two = Throughput(config, 2, torch.device("cpu"), torch.float32)
+    assert of_two.utilization(10.0) == pytest.approx(10 * (6 * (LAYER + ROWS) + 12 * 16 * 256) / 2e6)
+
+
+def test_the_peak_is_of_the_fastest_product_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.1, 3.0, 2.0, 4.0, 5.0, 6.0])
+    monkeypatch.setattr(throughput, "_seconds_of_product", lambda first, second: next(seconds))
+    assert measured_peak_flops(torch.device("cpu"), torch.float32) == 2 * 1024**3 / 2.0
+
+
+def test_the_peak_of_this_machine_is_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "_CPU_MATRIX_SIZE", 256)
+    assert 1e7 < measured_peak_flops(torch.device("cpu"), torch.float32) < 1e15
