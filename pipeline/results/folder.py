@@ -9,6 +9,8 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -178,13 +180,18 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if any((results / name).glob("model=*/*.parquet"))]
 
 
-def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What a stage was run with, for each model that it has results of, as those say it."""
+def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What made a stage's results, for each model: "settings", "inputs" (SHA-256), "schema_version"."""
     paths = sorted((results / "_stages" / stage).glob("model=*/settings.json"))
     return {
-        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))["settings"]
+        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))
         for path in paths
     }
+
+
+def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What a stage was run with, for each model that it has results of, as those say it."""
+    return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
 
 
 def missing_artefact(results: Path, artefact: str) -> InputError:
@@ -193,13 +200,19 @@ def missing_artefact(results: Path, artefact: str) -> InputError:
     return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
 
 
-def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_artefact(
+    results: Path,
+    artefact: str,
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+) -> pd.DataFrame:
     """All models' rows of one artefact, with the column `model` first.
 
     Args:
         results: the results folder.
         artefact: a name of `SCHEMAS`.
         columns: the columns wanted; all where None.
+        only: column, or `model`, -> the values wanted; other rows are left out while reading.
 
     Raises:
         InputError: the folder has no such artefact (the message lists those present), no rows of it, or
@@ -219,7 +232,8 @@ def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = 
     schema = SCHEMAS[artefact].append(pa.field("model", pa.string()))
     dataset = ds.dataset([str(file.path) for file in files], schema=schema, partitioning=partitioning)
     wanted = [field.name for field in SCHEMAS[artefact]] if columns is None else list(columns)
-    table = dataset.to_table(columns=["model", *wanted])
-    if table.num_rows == 0:
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    rows = dataset.to_table(columns=["model", *wanted], filter=reduce(and_, chosen) if chosen else None)
+    if rows.num_rows == 0 and not chosen:
         raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
-    return table.to_pandas()
+    return rows.to_pandas()
