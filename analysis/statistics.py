@@ -67,8 +67,8 @@ def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
     if num_intervals < 2:
         return ""
     return (
-        f"{num_intervals} intervals of 95 % each: expect {0.05 * num_intervals:.1f} of them to miss the truth;"
-        f" for 95 % together each would be one of {100 * (1 - 0.05 / num_intervals):.2f} %."
+        f"{num_intervals} intervals of 95 % each: expect {0.05 * num_intervals:.1f} of them to miss the"
+        f" truth; for 95 % together each would be one of {100 * (1 - 0.05 / num_intervals):.2f} %."
     )
 
 

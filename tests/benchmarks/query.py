@@ -4,8 +4,8 @@
 
 The data are `sparse_context_losses` with the real schema, written into a temporary folder that is
 removed at the end. Each timing is a process of its own, from its start to the printed answer, on files
-that the system has cached. pandas reads the columns that the aggregate needs, of `--pandas-rows` rows, since it holds all of them in memory at once;
-the two answers are compared there.
+that the system has cached. pandas reads the columns that the aggregate needs, of `--pandas-rows` rows, since
+it holds all of them in memory at once; the two answers are compared there.
 """
 
 import argparse
