@@ -57,7 +57,8 @@ def ratio_of_sums(
 
 def _resampled_sums(sums_D2: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
     """Both sums over the documents of each resample: float64 [R, 2]."""
-    blocks, num_drawn = [], 0
+    blocks: list[np.ndarray] = []
+    num_drawn = 0
     while num_drawn < num_resamples:
         counts_BD = _draw_counts(len(sums_D2), seed, len(blocks))[: num_resamples - num_drawn]
         blocks.append(counts_BD.astype(np.float64) @ sums_D2)
