@@ -23,9 +23,11 @@ class _Column:
 
     @property
     def width(self) -> int:
+        """Characters that the column takes."""
         return max(map(_width, (*self.header, *self.cells)))
 
     def padded(self, text: str) -> str:
+        """`text` filled up to the width; numbers stand right."""
         space = " " * (self.width - _width(text))
         return space + text if self.is_number else text + space
 
