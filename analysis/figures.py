@@ -31,6 +31,7 @@ RULE_COLORS = {
 MODEL_COLORS = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW]
 MODEL_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 BESIDE = 1.04  # factor on a logarithmic axis between marks drawn beside each other
+_SAMPLED = ("targets", "documents")
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 7.0  # inches, of a two-column page
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -79,8 +80,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def sample_size(rows: pd.DataFrame) -> str:
-    """The n of a title: the largest count among the rows drawn."""
-    return f"n = {rows['num_targets'].max():,} targets, {rows['num_documents'].max():,} documents"
+    """The n of a title: targets and documents, from the fewest to the most where the rows drawn differ."""
+    sizes = [(int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())) for kind in _SAMPLED]
+    counts = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in sizes)
+    return "n = " + ", ".join(f"{count} {kind}" for count, kind in zip(counts, _SAMPLED, strict=True))
 
 
 def _errors(rows: pd.DataFrame, value: str) -> np.ndarray:

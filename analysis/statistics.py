@@ -50,6 +50,28 @@ def sample_counts(rows: pd.DataFrame) -> dict[Hashable, int]:
     return {"num_targets": len(rows), "num_documents": rows["document_id"].nunique()}
 
 
+def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
+    """The sentence that goes with every table or figure of several intervals.
+
+    Each interval covers its own truth in 95 of 100 studies; that all of them do is less likely. The
+    level that Bonferroni's bound asks of each, for 95 % together, needs no independence of them.
+
+    Args:
+        table: of this module or `analysis.long_perplexity`, a row an interval.
+        value: the column with the intervals; those that could not be measured (NaN) do not count.
+
+    Returns:
+        "" for fewer than two intervals.
+    """
+    num_intervals = int(table[f"{value}_low"].notna().sum())
+    if num_intervals < 2:
+        return ""
+    return (
+        f"{num_intervals} intervals of 95 % each: expect {0.05 * num_intervals:.1f} of them to miss the"
+        f" truth; for 95 % together each would be one of {100 * (1 - 0.05 / num_intervals):.2f} %."
+    )
+
+
 def is_clear_gain(gain: Interval) -> bool:
     """Whether the interval of a mean L_short - L_long is above 0: only then is a fraction of it a number."""
     return bool(gain.low > 0)

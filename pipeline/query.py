@@ -2,9 +2,12 @@
 
     python pipeline/query.py --results runs/demo/results \
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
+    python pipeline/query.py --results runs/demo/results --sql-file gap.sql --format parquet --out gap.parquet
 
 Without SQL it lists the views, their rows and columns; RESULTS.md says what the columns mean. The dialect
-is DuckDB's. Parquet is read in place, only the columns and row groups that the query needs.
+is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
+with WHERE model = '...' that model's files alone. Results that were not made alike, in another schema
+version or with other settings, are refused by name; --allow-mixed queries them all the same.
 """
 
 import sys
@@ -15,16 +18,36 @@ if not __package__:
 
 import argparse
 import glob
-from collections.abc import Sequence
+import json
+import logging
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import duckdb
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, unknown_name
+from pipeline.results.files import write_atomically
 from pipeline.results.folder import artefacts_in
+from pipeline.results.mixture import (
+    FileOrigin,
+    differences_between_models,
+    differences_within_models,
+    origins,
+)
+from pipeline.results.schemas import SCHEMAS
+from pipeline.results.terminal_table import as_table
 from pipeline.stage import positive_int, run_stage, stage_parser
 
-_WIDEST_CELL = 60  # characters; a list of token IDs would push everything else off the screen
+EXPORTS = {
+    "csv": "FORMAT csv, HEADER",
+    "json": "FORMAT json, ARRAY",
+    "parquet": "FORMAT parquet, COMPRESSION zstd",
+}
+logger = logging.getLogger("pipeline")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,38 +55,83 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
+    add("--sql-file", type=Path, help="read the query from this file instead")
     add("--results", type=Path, required=True, help="a results folder")
-    add("--max-rows", type=positive_int, default=200, help="rows printed at most")
+    add(
+        "--format",
+        choices=["table", *EXPORTS],
+        default="table",
+        help="how the rows are written; json: an array",
+    )
+    add("--out", type=Path, help="write to this file, not to standard output; parquet needs it")
+    add("--max-rows", type=positive_int, default=200, help="rows at most in a table; other formats write all")
+    add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
     return stage
 
 
-def connect(results: Path) -> duckdb.DuckDBPyConnection:
+def named_in(sql: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that occur in a query as a word, in any case; text in quotes counts too."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in names if name in words]
+
+
+def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with one view an artefact of the results folder.
 
+    Args:
+        results: the results folder.
+        sql: only the artefacts that it names are checked for being made alike; all where None.
+        allow_mixed: warn of results that were not made alike, rather than refuse them.
+
     Raises:
-        InputError: the folder holds no results.
+        InputError: the folder holds no results, or results that were not made alike.
     """
     artefacts = artefacts_in(results)
     if not artefacts:
         raise InputError(f"{results} holds no results; --results names a folder that a stage wrote to")
     connection = duckdb.connect()
+    connection.execute("SET errors_as_json = true")
     for artefact in artefacts:
+        # Thousands of footers take seconds: those of artefacts that the query leaves alone stay unread.
+        files = origins(results, artefact) if sql is None or named_in(sql, [artefact]) else []
+        _refuse_mixture(results, artefact, files, allow_mixed)
         pattern = f"{glob.escape(str(results / artefact))}/model=*/*.parquet".replace("'", "''")
+        # By name, DuckDB opens every file before it can leave out any: only where columns do differ.
+        by_name = len({file.columns for file in files}) > 1
         connection.execute(
-            f"CREATE VIEW {artefact} AS SELECT * FROM read_parquet('{pattern}',"
-            " union_by_name = true, hive_partitioning = true, hive_types = {'model': VARCHAR})"
+            f"CREATE VIEW {artefact} AS SELECT * FROM read_parquet('{pattern}', union_by_name = {by_name},"
+            " hive_partitioning = true, hive_types = {'model': VARCHAR})"
         )
     return connection
+
+
+def _refuse_mixture(results: Path, artefact: str, files: list[FileOrigin], allow_mixed: bool) -> None:
+    mixture = differences_within_models(files) + differences_between_models(files)
+    if not mixture:
+        return
+    sentence = f"{results / artefact} holds results that were not made alike: {'; '.join(mixture)}"
+    if not allow_mixed:
+        raise InputError(f"{sentence}; keep them in two folders, or say --allow-mixed")
+    logger.warning("%s", sentence)
 
 
 def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of the listing: each view, how many rows it has, and its columns."""
     listing = []
-    for (view,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
+    for view in _view_names(connection):
         (num_rows,) = connection.execute(f"SELECT count(*) FROM {view}").fetchall()[0]
-        columns = [row[0] for row in connection.execute(f"DESCRIBE {view}").fetchall()]
-        listing.append((view, num_rows, ", ".join(columns)))
+        listing.append((view, num_rows, ", ".join(_columns_of(connection, [view]))))
     return ["view", "rows", "columns"], listing
+
+
+def _view_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1").fetchall()
+    return [name for (name,) in rows]
+
+
+def _columns_of(connection: duckdb.DuckDBPyConnection, artefacts: Iterable[str]) -> list[str]:
+    described = [connection.execute(f"DESCRIBE {artefact}").fetchall() for artefact in artefacts]
+    return list(dict.fromkeys(row[0] for rows in described for row in rows))
 
 
 def run_query(
@@ -75,57 +143,134 @@ def run_query(
         InputError: the SQL is wrong; says what, in one sentence.
     """
     try:
-        cursor = connection.execute(sql)
+        for statement in _statements(connection, sql):
+            cursor = connection.execute(statement)
         rows = cursor.fetchmany(max_rows + 1)
     except duckdb.Error as error:
-        # DuckDB appends the line of SQL with a caret, which one line cannot show.
-        sentence = " ".join(str(error).split("\nLINE ")[0].split())
-        if isinstance(error, duckdb.CatalogException):
-            present = [row[0] for row in views(connection)[1]]
-            sentence = f"{sentence.split(' Did you mean')[0]} The views are {', '.join(present)}"
-        raise InputError(sentence) from error
+        raise InputError(mendable(connection, sql, error)) from error
     return [column[0] for column in cursor.description or []], rows
 
 
-def as_table(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], widest_cell: int | None = _WIDEST_CELL
-) -> str:
-    """Rows under their names, columns aligned: numbers to the right, all else to the left."""
-    cells = [list(names), *([_cell(value, widest_cell) for value in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    is_number = [
-        all(value is None or isinstance(value, int | float) for value in column) and bool(column)
-        for column in (list(zip(*rows, strict=True)) or [()] * len(names))
-    ]
-    aligned = (
-        [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        ]
-        for row in cells
-    )
-    return "".join("  ".join(row).rstrip() + "\n" for row in aligned)
+def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, path: Path) -> int:
+    """Write all rows of a query to a file, whole or not at all; returns how many they are.
+
+    Args:
+        connection: of `connect`.
+        sql: one or more statements; the rows of the last are written.
+        file_format: a name of `EXPORTS`.
+        path: replaced where it exists.
+
+    Raises:
+        InputError: the SQL is wrong, or its last statement has no rows to write.
+    """
+    num_rows = 0
+
+    def copy(temporary: Path) -> None:
+        nonlocal num_rows
+        target = str(temporary).replace("'", "''")
+        copied = connection.execute(f"COPY (FROM query_result) TO '{target}' ({EXPORTS[file_format]})")
+        ((num_rows,),) = copied.fetchall()
+
+    try:
+        *before, last = _statements(connection, sql)
+        for statement in before:
+            connection.execute(statement)
+        if last.type != duckdb.StatementType.SELECT:
+            raise InputError(f"--format {file_format} needs rows to write; end the SQL with a SELECT")
+        # A view's text cannot hold the semicolon that ends it, nor what is remarked behind.
+        query = re.sub(r";\s*(--[^\n]*\s*)*$", "", last.query)
+        connection.sql(query).create_view("query_result")
+        write_atomically(path, copy)
+    except duckdb.Error as error:
+        raise InputError(mendable(connection, sql, error)) from error
+    return num_rows
 
 
-def _cell(value: Any, widest_cell: int | None) -> str:
-    if value is None:
-        return "-"
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    if widest_cell is not None and len(text) > widest_cell:
-        return text[: widest_cell - 1] + "…"
-    return text
+def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:
+    statements = connection.extract_statements(sql)
+    if not statements:
+        raise InputError("the SQL is empty; leave it out to list the views")
+    return statements
+
+
+def mendable(connection: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> str:
+    """One sentence for what DuckDB refused, with the nearest name where a name is wrong."""
+    message = str(error)
+    try:
+        told = json.loads(message[message.index("{") :])
+    except ValueError:  # not every error is told as JSON
+        return " ".join(message.split("\nLINE ")[0].split())
+    name, kind = told.get("name", ""), told.get("error_subtype")
+    if told.get("type") == "Table" and kind == "MISSING_ENTRY":
+        present = _view_names(connection)
+        if name.lower() in SCHEMAS:
+            return f"no results '{name}' in this folder; it holds {', '.join(present)}"
+        return str(unknown_name("view", name, present))
+    if kind == "COLUMN_NOT_FOUND":
+        hint = "; text stands in single quotes" if f'"{name}"' in sql else ""
+        columns = _columns_of(connection, named_in(sql, _view_names(connection)))
+        return f"{unknown_name('column', name, columns)}{hint}"
+    sentences = told["exception_message"].split("\n\t")[0]  # below stand all candidates for a function
+    return " ".join(sentences.split())
+
+
+def _print_table(names: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> None:
+    max_width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write(as_table(names, rows[:max_rows], max_width))
+    if len(rows) > max_rows:
+        sys.stdout.write(f"(the first {max_rows:,} rows; --max-rows shows more)\n")
+    else:
+        sys.stdout.write(f"({len(rows):,} row{'' if len(rows) == 1 else 's'})\n")
+
+
+def _sql_of(arguments: argparse.Namespace) -> str | None:
+    if arguments.sql_file is None:
+        return arguments.sql
+    if arguments.sql is not None:
+        raise InputError("both SQL and --sql-file are given; one of them is the query")
+    try:
+        return arguments.sql_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--sql-file {arguments.sql_file} cannot be read as text: {error}") from error
+
+
+def _refuse_flags_at_odds(sql: str | None, file_format: str, out: Path | None) -> None:
+    if file_format == "parquet" and out is None:
+        raise InputError("--format parquet needs --out FILE")
+    if file_format == "table" and out is not None:
+        raise InputError("--out needs --format csv, json or parquet; a table is for reading")
+    if sql is None and file_format != "table":
+        raise InputError(f"--format {file_format} needs a query; the list of views is a table")
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse.Namespace) -> int:
+    """Print or write the rows of a query; returns how many, of a table at most one more than it shows."""
+    if arguments.format == "table":
+        names, rows = run_query(connection, sql, arguments.max_rows)
+        _print_table(names, rows, arguments.max_rows)
+        return len(rows)
+    if arguments.out is not None:
+        return export(connection, sql, arguments.format, arguments.out)
+    with tempfile.TemporaryDirectory() as folder:  # an error half-way leaves standard output empty
+        path = Path(folder) / "rows"
+        num_rows = export(connection, sql, arguments.format, path)
+        with path.open("rb") as written:
+            shutil.copyfileobj(written, sys.stdout.buffer)
+    return num_rows
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print the result of the query, or the list of views."""
-    connection = connect(arguments.results)
-    if arguments.sql is None:
-        sys.stdout.write(as_table(*views(connection), widest_cell=None))
+    """Print or write the result of the query, or print the list of views."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a query, as it ends any program
+    sql = _sql_of(arguments)
+    _refuse_flags_at_odds(sql, arguments.format, arguments.out)
+    if sql is None:  # how a user learns what is mixed: not refused
+        sys.stdout.write(as_table(*views(connect(arguments.results, allow_mixed=True)), widest_cell=None))
         return
-    names, rows = run_query(connection, arguments.sql, arguments.max_rows)
-    sys.stdout.write(as_table(names, rows[: arguments.max_rows]))
-    if len(rows) > arguments.max_rows:
-        sys.stdout.write(f"… the first {arguments.max_rows} rows; --max-rows shows more\n")
+    connection = connect(arguments.results, sql, arguments.allow_mixed)
+    if _answer(connection, sql, arguments) == 0:
+        models = {path.name.removeprefix("model=") for path in arguments.results.glob("*/model=*")}
+        logger.warning("no rows; the models here are %s", ", ".join(sorted(models)))
 
 
 if __name__ == "__main__":

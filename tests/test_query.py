@@ -1,10 +1,15 @@
 """SQL over a results folder: views, the table printed, errors of one sentence, from any directory."""
 
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline import query
@@ -47,9 +52,18 @@ def test_views_are_listed_with_rows_and_columns(results: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "sentence"),
     [
-        ("SELECT * FROM influences", "influences does not exist! The views are length_losses"),
-        ("SELECT loss FROM length_losses", 'column "loss" not found'),
+        ("SELECT * FROM influences", "no results 'influences' in this folder; it holds length_losses$"),
+        ("SELECT * FROM length_loses", "unknown view 'length_loses'; did you mean 'length_losses'"),
+        ("SELECT loss FROM length_losses", "unknown column 'loss'; did you mean 'mean_loss'"),
+        ('SELECT 1 FROM length_losses WHERE model = "a"', "column 'a'; .*; text stands in single quotes$"),
+        ("SELECT avgg(mean_loss) FROM length_losses", 'avgg does not exist! Did you mean "avg"'),
+        (
+            "SELECT sum(model) FROM length_losses",
+            r"'sum\(VARCHAR\)'. You might need to add explicit type casts.$",
+        ),
+        ("SELECT 'x'::INT", "^Could not convert string 'x' to INT32$"),
         ("SELEC 1", 'syntax error at or near "SELEC"'),
+        ("-- nothing", "the SQL is empty"),
     ],
 )
 def test_wrong_sql_is_one_sentence(results: Path, sql: str, sentence: str) -> None:
@@ -64,17 +78,90 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         query.connect(tmp_path)
 
 
-def test_table_is_aligned_by_hand() -> None:
-    table = query.as_table(["model", "loss", "n"], [("long", 2.0, 1000), ("b", None, 7)])
-    assert table == ("model    loss     n\n" "long   2.0000  1000\n" "b           -     7\n")  # fmt: skip
+def write(results: Path, model: str, **settings: Any) -> Path:
+    """Ten rows of one model made with these settings, in two shards; returns the second's file."""
+    output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=2)
+    columns = {
+        "document_id": ["d"] * 5, "chunk_index": [0] * 5, "context_length": [16] * 5,
+        "num_targets": [4] * 5, "mean_loss": [1.0] * 5,
+    }  # fmt: skip
+    for shard_index in range(2):
+        output.write_shard(shard_index, {"length_losses": columns})
+    return results / "length_losses" / f"model={model}" / "00001-of-00002.parquet"
 
 
-def test_long_cells_are_cut_short() -> None:
-    assert query.as_table(["a"], [("x" * 100,)]).splitlines()[1] == "x" * 59 + "…"
+def test_models_measured_in_two_ways_are_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "a", targets_per_chunk=16, context_lengths=[8], dtype="float32")
+    write(tmp_path, "b", targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
+    sql = "SELECT count(*) FROM length_losses"
+    named = (
+        "alike: targets_per_chunk is 16 in model=a/00000-of-00002.parquet and 32 in model=b/00000.*parquet;"
+    )
+    with pytest.raises(InputError, match=named):
+        query.connect(tmp_path, sql)
+    connection = query.connect(tmp_path, sql, allow_mixed=True)
+    assert "targets_per_chunk is 16 in model=a" in caplog.text
+    assert query.run_query(connection, sql, 9)[1] == [(20,)]
+    query.connect(tmp_path, "SELECT 1")  # a query that does not read them
 
 
-def test_an_empty_result_prints_its_header() -> None:
-    assert query.as_table(["a", "b"], []) == "a  b\n"
+def test_files_of_two_configurations_or_versions_of_one_model_are_refused_by_name(tmp_path: Path) -> None:
+    other = write(tmp_path / "other", "a", seed=1)
+    ours = write(tmp_path / "ours", "a", seed=0)
+    shutil.copy(other, ours)
+    with pytest.raises(InputError, match=r"seed is 0 in model=a/00000-of-.* and 1 in model=a/00001-of"):
+        query.connect(tmp_path / "ours")
+    table = pq.read_table(write(tmp_path / "old", "a"))
+    older = table.schema.metadata | {b"schema_version": b"0"}
+    pq.write_table(table.replace_schema_metadata(older), tmp_path / "old/length_losses/model=a/old.parquet")
+    with pytest.raises(InputError, match=r"schema_version is 1 in model=a/00000-.* and 0 in model=a/old"):
+        query.connect(tmp_path / "old")
+
+
+def test_a_part_of_a_file_is_refused_by_name(results: Path) -> None:
+    path = next(results.glob("length_losses/model=2/*.parquet"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"model=2/00000-of-00001.parquet is no whole Parquet file"):
+        query.connect(results)
+
+
+@pytest.mark.parametrize(("condition", "num_files"), [("model = 'm3'", 2), ("true", 20)])
+def test_only_the_partition_asked_for_is_read(tmp_path: Path, condition: str, num_files: int) -> None:
+    for index in range(10):
+        write(tmp_path, f"m{index}")
+    sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
+    ((_, plan),) = query.run_query(query.connect(tmp_path), sql, 9)[1]
+    assert re.search(r"Total Files Read: (\d+)", plan)[1] == str(num_files)  # type: ignore[index]
+
+
+SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"
+
+
+def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
+    connection, answers = query.connect(results), {}
+    for file_format in query.EXPORTS:
+        answers[file_format] = tmp_path / f"answer.{file_format}"
+        sql = f"SET threads = 1; {SELECT}"
+        assert query.export(query.connect(results), sql, file_format, answers[file_format]) == 3
+    assert answers["csv"].read_text() == "model,mean_loss,nothing\na,1.0,\na,3.0,\n2,5.0,\n"
+    expected = [
+        {"model": m, "mean_loss": x, "nothing": None} for m, x in [("a", 1.0), ("a", 3.0), ("2", 5.0)]
+    ]
+    assert json.loads(answers["json"].read_text()) == expected
+    assert pq.read_table(answers["parquet"]).to_pylist() == expected
+    assert connection.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_a_failed_export_leaves_the_earlier_file(results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("earlier")
+    sql = "SELECT (CASE WHEN mean_loss > 4 THEN 'x' ELSE '1' END)::INT FROM length_losses"
+    with pytest.raises(InputError, match="Could not convert"):
+        query.export(query.connect(results), sql, "csv", out)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.csv"]
+    assert out.read_text() == "earlier"
 
 
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -88,7 +175,7 @@ def test_runs_as_a_file_from_any_directory(results: Path, tmp_path: Path) -> Non
     sql = "SELECT mean_loss FROM length_losses ORDER BY 1"
     done = run("--results", results.name, "--max-rows", "2", sql, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "mean_loss\n   1.0000\n   3.0000\n… the first 2 rows; --max-rows shows more\n"
+    assert done.stdout == "mean_loss\n   1.0000\n   3.0000\n(the first 2 rows; --max-rows shows more)\n"
 
 
 def test_without_sql_it_lists_the_views(results: Path, tmp_path: Path) -> None:
@@ -103,3 +190,18 @@ def test_errors_exit_with_code_two(results: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("query.py: error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_json_goes_to_standard_output_and_parquet_does_not(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "q.sql").write_text(SELECT)
+    done = run("--results", results, "--sql-file", "q.sql", "--format", "json", cwd=tmp_path)
+    assert [row["mean_loss"] for row in json.loads(done.stdout)] == [1.0, 3.0, 5.0]
+    done = run("--results", results, "--sql-file", "q.sql", "--format", "parquet", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "query.py: error: --format parquet needs --out FILE\n"
+
+
+def test_an_empty_selection_names_the_models(results: Path, tmp_path: Path) -> None:
+    done = run("--results", results, "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "a\n(0 rows)\n")
+    assert done.stderr == "query: no rows; the models here are 2, a\n"

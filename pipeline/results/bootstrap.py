@@ -5,8 +5,10 @@ from functools import lru_cache
 
 import numpy as np
 
-NUM_RESAMPLES = 2000
-_RESAMPLES_PER_BLOCK = 250  # bounds memory at 250 x D floats a block
+NUM_RESAMPLES = 10_000
+_RESAMPLES_PER_BLOCK = 1000
+_DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
+_BLOCKS_KEPT = 32  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def ratio_of_sums(
     Args:
         numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
         seed: of the resampling; the same seed draws the same documents, whatever is measured on them.
-        num_resamples: bootstrap resamples, rounded up to whole blocks.
+        num_resamples: bootstrap resamples.
 
     Raises:
         ValueError: no documents, or arrays of different shape.
@@ -46,23 +48,33 @@ def ratio_of_sums(
     denominators_D = np.asarray(denominators_D, dtype=np.float64)
     if numerators_D.shape != denominators_D.shape or numerators_D.ndim != 1 or len(numerators_D) == 0:
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
-    sums_D2 = np.stack([numerators_D, denominators_D], axis=1)
-    num_blocks = -(-num_resamples // _RESAMPLES_PER_BLOCK)
-    sums_R2 = np.concatenate(
-        [_draw_counts(len(sums_D2), seed, block) @ sums_D2 for block in range(num_blocks)]
-    )
+    sums_R2 = _resampled_sums(np.stack([numerators_D, denominators_D], axis=1), seed, num_resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = numerators_D.sum() / denominators_D.sum()
         low, high = np.nanquantile(sums_R2[:, 0] / sums_R2[:, 1], [0.025, 0.975])
     return Interval(float(estimate), float(low), float(high))
 
 
-@lru_cache(maxsize=16)
-def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
-    """How often each document is drawn, which says all there is to know of a resample: float64 [R, D].
+def _resampled_sums(sums_D2: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
+    """Both sums over the documents of each resample: float64 [R, 2]."""
+    blocks: list[np.ndarray] = []
+    num_drawn = 0
+    while num_drawn < num_resamples:
+        counts_BD = _draw_counts(len(sums_D2), seed, len(blocks))[: num_resamples - num_drawn]
+        blocks.append(counts_BD.astype(np.float64) @ sums_D2)
+        num_drawn += len(counts_BD)
+    return np.concatenate(blocks)
 
-    Kept, since one table draws the same resamples a hundred times.
+
+@lru_cache(maxsize=_BLOCKS_KEPT)
+def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
+    """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
+
+    Kept, since one table draws the same resamples a hundred times; counts are small, a byte holds them.
     """
-    equal_D = np.full(num_documents, 1 / num_documents)
+    num_resamples = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
     generator = np.random.default_rng([seed, block])
-    return generator.multinomial(num_documents, equal_D, _RESAMPLES_PER_BLOCK).astype(np.float64)
+    cells = generator.integers(num_documents, size=(num_resamples, num_documents))
+    cells += num_documents * np.arange(num_resamples)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=cells.size)
+    return counts.astype(np.min_scalar_type(counts.max())).reshape(cells.shape)

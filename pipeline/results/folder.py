@@ -7,7 +7,10 @@
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,8 +22,11 @@ import pyarrow.dataset as ds
 from pipeline.errors import InputError
 from pipeline.results.files import write_json, write_parquet
 from pipeline.results.missing import as_ranges
+from pipeline.results.mixture import differences_between_models, differences_within_models, origins
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+
+logger = logging.getLogger("pipeline.results")
 
 
 class StageOutput:
@@ -174,32 +180,60 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if any((results / name).glob("model=*/*.parquet"))]
 
 
-def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What a stage was run with, for each model that it has results of, as those say it."""
+def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What made a stage's results, for each model: "settings", "inputs" (SHA-256), "schema_version"."""
     paths = sorted((results / "_stages" / stage).glob("model=*/settings.json"))
     return {
-        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))["settings"]
+        path.parent.name.removeprefix("model="): json.loads(path.read_text(encoding="utf-8"))
         for path in paths
     }
 
 
-def read_artefact(results: Path, artefact: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """What a stage was run with, for each model that it has results of, as those say it."""
+    return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
+
+
+def missing_artefact(results: Path, artefact: str) -> InputError:
+    """The error for an artefact that a results folder lacks; lists those it holds."""
+    present = ", ".join(artefacts_in(results)) or "nothing"
+    return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
+
+
+def read_artefact(
+    results: Path,
+    artefact: str,
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+) -> pd.DataFrame:
     """All models' rows of one artefact, with the column `model` first.
 
     Args:
         results: the results folder.
         artefact: a name of `SCHEMAS`.
         columns: the columns wanted; all where None.
+        only: column, or `model`, -> the values wanted; other rows are left out while reading.
 
     Raises:
-        InputError: the folder has no such artefact; the message lists those present.
+        InputError: the folder has no such artefact (the message lists those present), no rows of it, or
+            files that one stage cannot have written: of two schema versions, or one model's of two
+            configurations. Models measured in two ways are read, with a warning.
     """
-    files = sorted(str(path) for path in (results / artefact).glob("model=*/*.parquet"))
+    files = origins(results, artefact)
     if not files:
-        present = ", ".join(artefacts_in(results)) or "nothing"
-        raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
+        raise missing_artefact(results, artefact)
+    if mixture := differences_within_models(files):
+        raise InputError(
+            f"{results / artefact} mixes results: {'; '.join(mixture)}; keep them in two folders"
+        )
+    if mixture := differences_between_models(files):
+        logger.warning("the models of %s were measured in two ways: %s", artefact, "; ".join(mixture))
     partitioning = ds.partitioning(pa.schema([("model", pa.string())]), flavor="hive")
     schema = SCHEMAS[artefact].append(pa.field("model", pa.string()))
-    dataset = ds.dataset(files, schema=schema, partitioning=partitioning)
+    dataset = ds.dataset([str(file.path) for file in files], schema=schema, partitioning=partitioning)
     wanted = [field.name for field in SCHEMAS[artefact]] if columns is None else list(columns)
-    return dataset.to_table(columns=["model", *wanted]).to_pandas()
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    rows = dataset.to_table(columns=["model", *wanted], filter=reduce(and_, chosen) if chosen else None)
+    if rows.num_rows == 0 and not chosen:
+        raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
+    return rows.to_pandas()

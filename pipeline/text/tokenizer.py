@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.decoders import DecodeStream
 
 from pipeline.errors import InputError, unknown_name
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _MIN_BPE_SIZE = 257  # every byte, and EOS
+# A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
+# sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
+_MAX_UNFINISHED_TOKENS = 32
 
 
 class DocumentTokenizer:
@@ -54,6 +58,24 @@ class DocumentTokenizer:
             token_ids[token_ids != self.eos_token_id]
             for token_ids in (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         ]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
+
+        A token that brings only the first bytes of a character has the piece ""; the character is in the
+        piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
+        """
+        pieces: list[str] = []
+        stream, unfinished = DecodeStream(skip_special_tokens=False), 0
+        for index, token_id in enumerate(token_ids):
+            piece = stream.step(self._tokenizer, int(token_id))
+            unfinished = unfinished + 1 if piece is None else 0
+            if piece is None and (unfinished == _MAX_UNFINISHED_TOKENS or index + 1 == len(token_ids)):
+                rest = [int(id_) for id_ in token_ids[index + 1 - unfinished : index + 1]]
+                piece = self._tokenizer.decode(rest, skip_special_tokens=False)
+                stream, unfinished = DecodeStream(skip_special_tokens=False), 0
+            pieces.append(piece or "")
+        return pieces
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""

@@ -49,6 +49,8 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
     assert "long-seed0: the long context helps" in text
     assert "long-seed0: shared windows make the short loss 0.1250 [0.1250, 0.1250] nats smaller" in text
     assert "short-contiguous: the long context makes no clear difference" in text
+    for path in figures.glob("*.ipynb"):
+        assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
     before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}
     again = run(results, figures, tmp_path)

@@ -1,10 +1,15 @@
 """Intervals against closed forms, against another implementation, and by their coverage."""
 
+import tracemalloc
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.bootstrap import Interval, ratio_of_sums
+from pipeline.results.bootstrap import Interval, _draw_counts, ratio_of_sums
+
+Study = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, float]]
 
 
 def test_interval_of_a_mean_is_the_normal_one() -> None:
@@ -41,25 +46,88 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
     assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
 
 
-def covers(num_tokens: int, by_document: bool, generator: np.random.Generator) -> bool:
-    """One simulated study of 80 documents, whose tokens share their document's luck; the true mean is 0."""
-    document_effect = generator.normal(0, 1, (80, 1))
-    tokens = document_effect + generator.normal(0, 1, (80, num_tokens))
-    sums = tokens.sum(axis=1) if by_document else tokens.ravel()
-    counts = np.full(len(sums), num_tokens if by_document else 1)
-    interval = ratio_of_sums(sums, counts, seed=int(generator.integers(2**31)), num_resamples=400)
-    return interval.low <= 0 <= interval.high
+def test_interval_of_a_ratio_is_the_delta_methods() -> None:
+    # Cochran's variance of a ratio r: the mean square of n - r d, over D times the mean d squared
+    generator = np.random.default_rng(11)
+    denominators = generator.gamma(3.0, 1.0, 2000)
+    numerators = 0.4 * denominators + generator.normal(0, 0.5, 2000)
+    interval = ratio_of_sums(numerators, denominators)
+    residuals = numerators - interval.estimate * denominators
+    half_width = 1.96 * residuals.std() / np.sqrt(2000) / denominators.mean()
+    assert interval.low == pytest.approx(interval.estimate - half_width, abs=0.05 * half_width)
+    assert interval.high == pytest.approx(interval.estimate + half_width, abs=0.05 * half_width)
 
 
-def test_the_interval_over_documents_covers_the_truth_95_times_in_100() -> None:
+def mean_over_tokens(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """80 documents of five tokens that share their document's luck."""
+    tokens = generator.normal(0, 1, (80, 1)) + generator.normal(0, 1, (80, 5))
+    return tokens.sum(axis=1), np.full(80, 5.0), 0.0
+
+
+def mean_over_unequal_documents(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """Documents of 1 to about 40 tokens, longer ones of a higher loss; the truth is the mean over tokens.
+
+    400 of them: of 150, whose few longest rule the mean, the intervals cover 92 %.
+    """
+    counts = generator.geometric(0.2, 400)  # E[n] = 5, E[n^2] = 45
+    losses = 2.0 + 0.1 * counts + generator.normal(0, 1, 400)  # a token, shared by its document
+    sums = counts * losses + np.sqrt(counts) * generator.normal(0, 1, 400)
+    return sums, counts.astype(float), 2.0 + 0.1 * 45 / 5
+
+
+def recovered_fraction(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """0.4 of gains, some negative, that vary by document and size and correlate with what is recovered."""
+    counts = generator.geometric(0.15, 200)
+    gains = counts * generator.normal(0.5, 0.4, 200) + np.sqrt(counts) * generator.normal(0, 1, 200)
+    recovered = 0.4 * gains + np.sqrt(counts) * generator.normal(0, 0.5, 200)
+    return recovered, gains, 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [mean_over_tokens, mean_over_unequal_documents, recovered_fraction])
+def test_95_of_100_intervals_cover_the_truth(study: Study) -> None:
     generator = np.random.default_rng(0)
-    coverage = np.mean([covers(5, True, generator) for _ in range(1000)])
-    assert 0.93 <= coverage <= 0.97
+    num_covered = 0
+    for seed in range(2000):
+        numerators, denominators, truth = study(generator)
+        interval = ratio_of_sums(numerators, denominators, seed=seed, num_resamples=1000)
+        num_covered += interval.low <= truth <= interval.high
+    assert 0.93 <= num_covered / 2000 <= 0.97
 
 
-def test_an_interval_over_tokens_would_be_too_narrow() -> None:
+def test_intervals_cover_the_truth_and_over_tokens_they_would_not() -> None:
     generator = np.random.default_rng(0)
-    assert np.mean([covers(5, False, generator) for _ in range(60)]) < 0.85
+    by_document, by_token = 0, 0
+    for seed in range(300):
+        sums, counts, truth = mean_over_tokens(generator)
+        interval = ratio_of_sums(sums, counts, seed=seed % 3, num_resamples=1000)
+        by_document += interval.low <= truth <= interval.high
+        # Five tokens that share a document's luck, taken for independent: 1 / sqrt(1 + 4 / 2) of the width.
+        half_width = (interval.high - interval.low) / 2 / np.sqrt(3)
+        by_token += abs(interval.estimate - truth) <= half_width
+    assert 0.91 <= by_document / 300 <= 0.98
+    assert by_token / 300 < 0.85
+
+
+@pytest.mark.parametrize("num_documents", [1, 7, 30_000])
+def test_a_resample_draws_as_many_documents_as_there_are(num_documents: int) -> None:
+    counts = _draw_counts(num_documents, 0, 0)
+    assert set(counts.sum(axis=1)) == {num_documents}
+    assert counts.size <= max(4_000_000, num_documents)
+    if num_documents == 7:  # 1,000 resamples: how often each is drawn, mean 1, variance 1 - 1 / 7
+        assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.12)
+        assert counts.var() == pytest.approx(6 / 7, abs=0.05)
+
+
+def test_memory_does_not_grow_with_resamples() -> None:
+    _draw_counts.cache_clear()
+    values = np.random.default_rng(0).normal(size=5000)
+    tracemalloc.start()
+    interval = ratio_of_sums(values, np.ones(5000), num_resamples=8000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert interval.low < values.mean() < interval.high
+    assert peak_bytes < 8000 * 5000 * 4  # every draw at once, of four bytes, would be more
 
 
 def test_same_seed_same_interval() -> None:

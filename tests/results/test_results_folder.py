@@ -16,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.query import connect, run_query
 from pipeline.results import files
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import StageOutput, artefacts_in, read_artefact
+from pipeline.results.folder import StageOutput, artefacts_in, read_artefact, read_made_by
 from pipeline.results.missing import as_ranges
 from pipeline.results.schemas import SCHEMAS
 
@@ -55,6 +55,26 @@ def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> N
     assert list(zip(frame["model"], frame["mean_loss"], strict=True)) == [("a", 1.5), ("a", 2.5), ("b", 3.0)]
     assert list(read_artefact(tmp_path, "length_losses", ["mean_loss"]).columns) == ["model", "mean_loss"]
     assert artefacts_in(tmp_path) == ["length_losses"]
+
+
+def test_reading_only_some_rows(tmp_path: Path) -> None:
+    open_output(tmp_path).write_shard(0, rows(1.5, 2.5, 3.5))
+    open_output(tmp_path, "b").write_shard(0, rows(4.5, 5.5))
+    of_b = read_artefact(tmp_path, "length_losses", ["mean_loss"], {"model": ["b"]})
+    assert of_b["mean_loss"].tolist() == [4.5, 5.5]
+    some = read_artefact(
+        tmp_path, "length_losses", ["mean_loss"], {"model": ["a", "b"], "chunk_index": [1, 2]}
+    )
+    assert list(zip(some["model"], some["mean_loss"], strict=True)) == [("a", 2.5), ("a", 3.5), ("b", 5.5)]
+
+
+def test_what_made_the_results_is_read_for_each_model(tmp_path: Path) -> None:
+    open_output(tmp_path).write_shard(0, rows(1.0))
+    open_output(tmp_path, "b", inputs={"checkpoint": "cc"}).write_shard(0, rows(1.0))
+    made_by = read_made_by(tmp_path, "length_losses")
+    assert {model: of["inputs"] for model, of in made_by.items()} == {"a": INPUTS, "b": {"checkpoint": "cc"}}
+    assert made_by["a"]["settings"] == SETTINGS | {"num_shards": 2}
+    assert read_made_by(tmp_path, "loss_differences") == {}
 
 
 def test_shard_states_what_made_it(tmp_path: Path) -> None:

@@ -135,3 +135,49 @@ def test_wrong_names_are_refused(name: str, fault: str) -> None:
 
 def test_a_bpe_name_is_its_size() -> None:
     assert parse_tokenizer_name("bpe:4096") == 4096
+
+
+def test_pieces_show_a_character_at_its_last_byte() -> None:
+    tokenizer = train_bpe(["plain"], 257)  # a token a byte
+    (token_ids,) = tokenizer.encode(["aé—😀!"])
+    assert tokenizer.pieces(token_ids.tolist()) == ["a", "", "é", "", "", "—", "", "", "", "😀", "!"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "naïve “quotes”\n\n 你好, 😀 end",
+        "\ufffd",
+        "\ufffd\ufffd é",
+        "a <|endoftext|> b",
+        " two  blanks",
+    ],
+)
+def test_joined_pieces_are_the_text(text: str) -> None:
+    tokenizers = [
+        train_bpe(["a naïve text 你好"], 300),
+        load_tokenizer(Path(str(parse_tokenizer_name("olmo")))),
+    ]
+    for tokenizer in tokenizers:
+        (token_ids,) = tokenizer.encode([text])
+        pieces = tokenizer.pieces(token_ids.tolist())
+        assert len(pieces) == len(token_ids)
+        assert "".join(pieces) == text
+
+
+def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it() -> None:
+    tokenizer = train_bpe(["plain"], 257)
+    (token_ids,) = tokenizer.encode(["a" + "\ufffd" * 50 + "é!"])
+    pieces = tokenizer.pieces(token_ids.tolist())
+    # The run is cut somewhere, perhaps inside of a character, and so may grow; nothing else changes.
+    assert pieces[0] == "a"
+    assert "".join(pieces).strip("\ufffd").replace("\ufffd", "") == "aé!"
+    assert max(map(len, pieces)) < 40
+
+
+def test_pieces_of_a_broken_end_are_replacement_characters() -> None:
+    tokenizer = train_bpe(["plain"], 257)
+    (token_ids,) = tokenizer.encode(["a😀"])
+    assert tokenizer.pieces(token_ids[:3].tolist()) == ["a", "", "\ufffd"]
+    assert tokenizer.pieces(token_ids[2:].tolist()) == ["", "", "\ufffd" * 3]

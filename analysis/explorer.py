@@ -1,0 +1,193 @@
+"""Write results as one page to look at: every target in its text, and the tokens that its prediction needs.
+
+    python analysis/explorer.py runs/demo/results --out runs/demo/explorer.html
+
+The page is one file without any outside part: it opens from disk, in any browser, without a network. Targets
+are shaded by L_short - L_long. A click, or the arrow keys, choose one: its k influential tokens light up, and
+beside the text stand their influence and distance and how the loss falls from the short to the long context.
+Model, selection rule, far context (own, or the null) and k can be switched; documents are searched and sorted
+by gain.
+
+It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
+ran on. The page stays below 20 MB: documents beyond that are left out, which the page says, as it says what
+else it does not hold. Fewer --models or --rules leave room for more documents.
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from analysis.explorer_records import (
+    NATS,
+    Record,
+    Shown,
+    choose,
+    null_token_ids,
+    records,
+    refuse_missing_artefacts,
+)
+from pipeline.errors import InputError
+from pipeline.results.files import write_atomically
+from pipeline.stage import logger, positive_int, progress, run_stage, stage_parser
+from pipeline.text.manifest import TOKENIZER_FILE
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+
+MAX_BYTES = 20_000_000
+_PARTS = Path(__file__).resolve().parent / "explorer_page"
+_SCRIPTS = ("drawing.js", "page.js")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("results", type=Path, metavar="RESULTS", help="a results folder")
+    add("--out", type=Path, required=True, help="the page to write; one that is there is replaced")
+    add(
+        "--data",
+        type=Path,
+        help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
+    )
+    add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
+    add("--models", nargs="+", help="models shown; all if not given")
+    add("--rules", nargs="+", help="selection rules shown; all if not given")
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the page."""
+    if arguments.out.is_dir():
+        raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
+    refuse_missing_artefacts(arguments.results)
+    data = _open_data(arguments)
+    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
+    shown = choose(arguments.results, data, arguments.models, arguments.rules)
+    wanted = shown.document_ids[: arguments.max_documents]
+    every = progress(records(shown, wanted, data, tokenizer), "explorer", "document", len(wanted))
+    documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - _room_for_the_rest())
+    if not documents:
+        raise InputError(
+            f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or"
+            " --rules"
+        )
+    left_out = what_is_left_out(shown, [document for document, _ in documents], len(wanted))
+    header = {
+        "results": str(arguments.results), "models": shown.models, "rules": shown.rules, **shown.settings,
+        "unit_nats": NATS, "left_out": left_out, "null_pieces": null_pieces,
+    }  # fmt: skip
+    text = page(header, [encoded for _, encoded in documents])
+    write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    logger.info(
+        "%s: %d documents, %.1f MB. Left out: %s",
+        arguments.out, len(documents), len(text.encode()) / 1e6, " ".join(left_out),
+    )  # fmt: skip
+
+
+def _open_data(arguments: argparse.Namespace) -> TokenizedData:
+    beside = arguments.results.parent / "data"
+    if arguments.data is None and not beside.is_dir():
+        raise InputError(
+            f"there is no folder {beside}; name the tokenized data that {arguments.results} was measured on"
+            " with --data"
+        )
+    return TokenizedData.open(arguments.data or beside)
+
+
+def _room_for_the_rest() -> int:
+    """Bytes for all but the documents: the page itself, and a header of some kilobytes."""
+    return sum(path.stat().st_size for path in _PARTS.iterdir()) + 50_000
+
+
+def fitting(
+    every: Iterable[Record], tokenizer: DocumentTokenizer, max_bytes: int
+) -> tuple[list[tuple[Record, str]], dict[int, str]]:
+    """The first records that fit into `max_bytes`.
+
+    Returns:
+        Each record with its JSON, and the text of every other document's token that they name, by its ID.
+    """
+    documents: list[tuple[Record, str]] = []
+    null_pieces: dict[int, str] = {}
+    for record in every:
+        encoded = to_json(record)
+        new = {id_: tokenizer.pieces([id_])[0] for id_ in sorted(null_token_ids(record) - null_pieces.keys())}
+        max_bytes -= len(encoded.encode()) + len(to_json(new).encode())
+        if max_bytes < 0:
+            break
+        documents.append((record, encoded))
+        null_pieces |= new
+    return documents, null_pieces
+
+
+def what_is_left_out(shown: Shown, documents: list[Record], num_wanted: int) -> list[str]:
+    """What results and data hold and the page does not, a sentence each."""
+    num_available = len(shown.document_ids)
+    left_out = []
+    if num_wanted < num_available:
+        left_out.append(
+            f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order"
+            " of their hashes, a random sample (--max-documents)."
+        )
+    if len(documents) < num_wanted:
+        left_out.append(
+            f"{num_wanted - len(documents):,} documents more, for which {MAX_BYTES / 1e6:.0f} MB have no room"
+            " (fewer --models or --rules leave room)."
+        )
+    cut = [
+        document
+        for document in documents
+        if sum(len(chunk["pieces"]) for chunk in document["chunks"]) < document["num_tokens"]
+    ]
+    if cut:
+        left_out.append(f"Of {len(cut):,} documents the text outside of the measured chunks.")
+    left_out.append("The influence of far tokens that no rule selected (artefact influences).")
+    left_out.append("The text of the null's other documents, but for the tokens selected there.")
+    return left_out
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON that may stand inside a script element: no `<`, so that nothing in it can end it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def page(header: dict[str, Any], documents: list[str]) -> str:
+    """The page's HTML, from its header and the JSON of each document.
+
+    Only this very script and style may run: the page's content security policy names their hashes and allows
+    nothing else, neither a script in a document's text nor any request.
+    """
+    script = "".join(_part(name) for name in _SCRIPTS)
+    style = _part("style.css")
+    data = f'{to_json(header)[:-1]},"documents":[{",".join(documents)}]}}'
+    html = _part("page.html")
+    # The data comes last: texts may hold the very words that stand for the parts.
+    for place, content in (
+        ("{{script-hash}}", _csp_hash(script)), ("{{style-hash}}", _csp_hash(style)),
+        ("{{style}}", style), ("{{script}}", script), ("{{data}}", data),
+    ):  # fmt: skip
+        assert html.count(place) == 1, place
+        html = html.replace(place, content)
+    return html
+
+
+def _part(name: str) -> str:
+    return (_PARTS / name).read_text(encoding="utf-8")
+
+
+def _csp_hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -1,0 +1,280 @@
+"""What the explorer shows of a results folder: a record a document, as JSON values.
+
+A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which
+is all that the page shows of them, at half the bytes of decimals:
+
+{"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
+  "pieces": ["The", " cat", …],                     the text of each token of the chunk
+  "targets": [240, …],                              places in the chunk
+  "models": {"long-seed0": {"short": [4123, …], "long": […],      losses, a value a target
+    "rules": {"leave_one_out": {"k_star": [4, null, "censored", …],
+      "own": {"loss": [[4110, …], …],              a target: the loss at each studied k
+              "distance": [[3, …], …], "influence": [[210, null, …], …]},   a target: a value a rank
+      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null's own tokens, by their ID
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import NULL, TARGET
+from pipeline.errors import InputError, unknown_name
+from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
+from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import DocumentTokenizer
+
+NATS = 1e-3
+_ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
+_DOCUMENTS_A_READ = 50
+_CHUNK = TARGET[:2]
+# What must be the same for all that stands side by side on the page.
+_GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
+_OF_SELECTIONS = ("k", "intervention", "recovery_fraction", "minimum_gain")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The part of a results folder that is shown."""
+
+    results: Path
+    models: list[str]
+    """Those with selections first; the others have losses only."""
+    rules: list[str]
+    document_ids: list[str]
+    """In the order of their hashes: the first few are a random sample."""
+    settings: Mapping[str, Any]
+    """That all models share."""
+
+
+def refuse_missing_artefacts(results: Path) -> None:
+    """Refuse a folder without all that the page needs.
+
+    Raises:
+        InputError: names what is missing, what is there, and the stages that write it.
+    """
+    present = artefacts_in(results)
+    missing = [artefact for artefact in _ARTEFACTS if artefact not in present]
+    if missing:
+        raise InputError(
+            f"{results} holds no {' and no '.join(missing)}; it holds {', '.join(present) or 'no results'}."
+            " The explorer needs the results of the stages loss_differences and influential_tokens"
+        )
+
+
+def choose(
+    results: Path, data: TokenizedData, models: Sequence[str] | None, rules: Sequence[str] | None
+) -> Shown:
+    """What of a results folder can be shown beside `data`: all models and rules where None are named.
+
+    Raises:
+        InputError: a model or rule is missing; models were measured with other settings than
+            others, or on other documents than those of `data`; nothing is left to show.
+    """
+    sparsity = read_artefact(results, "dependency_sparsity", ["document_id", "rule"])
+    losses = read_artefact(results, "loss_differences", ["document_id"])
+    with_selections = sorted(set(sparsity["model"]))
+    present = [*with_selections, *sorted(set(losses["model"]) - set(with_selections))]
+    chosen_models = _named("model", models, present)
+    sparsity = sparsity[sparsity["model"].isin(chosen_models)]
+    chosen_rules = _named("rule", rules, list(dict.fromkeys(sparsity["rule"])))
+    sparsity = sparsity[sparsity["rule"].isin(chosen_rules)]
+    losses = losses[losses["model"].isin(chosen_models)]
+    both = sparsity[["model", "document_id"]].drop_duplicates().merge(losses.drop_duplicates())
+    if both.empty:
+        raise InputError(
+            f"{results} has no document with both loss differences and influential tokens of"
+            f" {', '.join(chosen_models)}; run both stages on the same documents"
+        )
+    settings = _shared_settings(results, data, chosen_models, with_selections)
+    return Shown(results, chosen_models, chosen_rules, sorted(set(both["document_id"])), settings)
+
+
+def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
+    for name in wanted or ():
+        if name not in present:
+            raise unknown_name(kind, name, present)
+    return [name for name in present if wanted is None or name in wanted]
+
+
+def _shared_settings(
+    results: Path, data: TokenizedData, models: Sequence[str], with_selections: Sequence[str]
+) -> dict[str, Any]:
+    """The settings shown; refuses models that were measured otherwise, or on other documents."""
+    shared: dict[str, tuple[Any, str]] = {}
+    for model in models:
+        stages: dict[str, tuple[str, ...]] = {"loss_differences": _GEOMETRY}
+        if model in with_selections:
+            stages["influential_tokens"] = (*_GEOMETRY, *_OF_SELECTIONS)
+        for stage, names in stages.items():
+            made_by = read_made_by(results, stage).get(model)
+            here = f"{stage} of model '{model}'"
+            if made_by is None:
+                raise InputError(f"{results}/_stages does not say what made {here}; copy the whole folder")
+            if made_by["inputs"].get("evaluation_documents") != data.evaluation_sha256:
+                raise InputError(
+                    f"{here} in {results} was not measured on the evaluation documents of {data.folder}:"
+                    " their SHA-256 differs; name the folder that was its --data with --data"
+                )
+            for name in names:
+                value = made_by["settings"].get(name)
+                first_value, first = shared.setdefault(name, (value, here))
+                if value != first_value:
+                    raise InputError(
+                        f"{results} mixes configurations: {name} is {first_value} for {first} and {value} for"
+                        f" {here}; show models that were measured alike, with --models"
+                    )
+    return {name: value for name, (value, _) in shared.items()}
+
+
+def records(
+    shown: Shown, document_ids: Sequence[str], data: TokenizedData, tokenizer: DocumentTokenizer
+) -> Iterator[Record]:
+    """A record a document of `document_ids`; few documents are read at a time.
+
+    Raises:
+        InputError: a document's rows are not whole, as where a stage is still running.
+    """
+    documents = {document.document_id: document for document in data.evaluation_documents()}
+    for start in range(0, len(document_ids), _DOCUMENTS_A_READ):
+        batch = list(document_ids[start : start + _DOCUMENTS_A_READ])
+        tables = _Tables(shown, batch)
+        for document_id in batch:
+            yield _record(shown, documents[document_id], tables, tokenizer)
+
+
+class _Tables:
+    """The rows of a few documents, grouped as the record nests them."""
+
+    def __init__(self, shown: Shown, document_ids: list[str]) -> None:
+        only = {"model": shown.models, "document_id": document_ids}
+        of_rules = only | {"rule": shown.rules}
+        losses = ["short_context_loss", "long_context_loss"]
+        selected = ["rank", "distance", "context_token_id", "influence"]
+        rule, far = ["rule"], ["rule", "far_context"]
+        self.losses = _grouped(shown, "loss_differences", [], losses, only)
+        self.sparsity = _grouped(
+            shown, "dependency_sparsity", rule, ["dependency_sparsity", "is_censored"], of_rules
+        )
+        self.sparse = _grouped(shown, "sparse_context_losses", far, ["k", "sparse_context_loss"], of_rules)
+        self.selected = _grouped(shown, "influential_tokens", far, selected, of_rules)
+        self.chunks: dict[str, list[int]] = {}
+        for document_id, chunk_index, *_ in self.losses:
+            indices = self.chunks.setdefault(str(document_id), [])
+            if chunk_index not in indices:
+                indices.append(int(chunk_index))
+
+
+Groups = dict[tuple[Any, ...], pd.DataFrame]
+
+
+def _grouped(
+    shown: Shown, artefact: str, names: list[str], values: list[str], only: Mapping[str, Sequence[str]]
+) -> Groups:
+    """(document_id, chunk_index, model, *names) -> the rows, ordered by target and then by rank or k."""
+    rows = read_artefact(shown.results, artefact, [*TARGET, *names, *values], only)
+    keys = [*_CHUNK, "model", *names]
+    rows = rows.sort_values([*keys, TARGET[2], *({"rank", "k"} & set(values))])
+    return {_key(key): group for key, group in rows.groupby(keys, sort=False)}
+
+
+def _key(key: Hashable) -> tuple[Any, ...]:
+    assert isinstance(key, tuple)
+    return key
+
+
+def _record(
+    shown: Shown, document: EvaluationDocument, tables: _Tables, tokenizer: DocumentTokenizer
+) -> Record:
+    chunk_length = shown.settings["long_context_length"]
+    indices = tables.chunks[document.document_id]
+    # From the document's start, as a chunk may begin inside of a character.
+    pieces = tokenizer.pieces(document.token_ids[: (max(indices) + 1) * chunk_length].tolist())
+    chunks = []
+    for index in sorted(indices):
+        start = index * chunk_length
+        chunk = {"start": start, "pieces": pieces[start : start + chunk_length]}
+        chunks.append(chunk | _measured(shown, (document.document_id, index), start, tables))
+    return {"id": document.document_id, "num_tokens": len(document.token_ids), "chunks": chunks}
+
+
+def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables) -> Record:
+    """Targets of a chunk, and by model what was measured of them."""
+    models: dict[str, Record] = {}
+    targets: list[int] | None = None
+    for model in shown.models:
+        losses = tables.losses.get((*chunk, model))
+        if losses is None:
+            continue
+        places = (losses["target_position"] - start).tolist()
+        targets = targets or places
+        if places != targets:
+            raise _not_whole(chunk[0], model)
+        models[model] = {
+            "short": _in_units(losses["short_context_loss"]),
+            "long": _in_units(losses["long_context_loss"]),
+            "rules": {
+                rule: _of_rule((*chunk, model, rule), len(targets), tables)
+                for rule in shown.rules
+                if (*chunk, model, rule) in tables.sparsity
+            },
+        }
+    return {"targets": targets, "models": models}
+
+
+def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
+    """k* and, by far context, the losses and tokens of one rule."""
+    sparsity = tables.sparsity[key]
+    of_rule: Record = {
+        "k_star": [
+            "censored" if is_censored else None if pd.isna(k) else int(k)
+            for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
+        ]
+    }
+    for far_context in ("own", NULL):
+        sparse, selected = (table.get((*key, far_context)) for table in (tables.sparse, tables.selected))
+        if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
+            raise _not_whole(str(key[0]), str(key[2]))
+        of_rule[far_context] = {
+            "loss": _a_row_a_target(_in_units(sparse["sparse_context_loss"]), num_targets),
+            "distance": _a_row_a_target(selected["distance"].tolist(), num_targets),
+            "influence": _a_row_a_target(_in_units(selected["influence"]), num_targets),
+        }
+        if far_context == NULL:
+            tokens = selected["context_token_id"].tolist()
+            of_rule[far_context]["token"] = _a_row_a_target(tokens, num_targets)
+    return of_rule
+
+
+def _not_whole(document_id: str, model: str) -> InputError:
+    return InputError(
+        f"the results of model '{model}' for document {document_id} are not whole; run the same command of"
+        " its stages again, which goes on where it was stopped"
+    )
+
+
+def _in_units(nats: pd.Series) -> list[int | None]:
+    """Whole numbers of NATS; None where there is no number."""
+    values = nats.to_numpy(dtype="float64", na_value=np.nan)
+    return [None if np.isnan(value) else round(value / NATS) for value in values.tolist()]
+
+
+def _a_row_a_target(values: list[Any], num_targets: int) -> list[list[Any]]:
+    width = len(values) // num_targets
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def null_token_ids(record: Record) -> set[int]:
+    """The tokens of other documents that a record names."""
+    return {
+        token_id
+        for chunk in record["chunks"]
+        for model in chunk["models"].values()
+        for rule in model["rules"].values()
+        for token_ids in rule[NULL]["token"]
+        for token_id in token_ids
+    }

@@ -1,0 +1,105 @@
+"""Whether the files of one artefact were made alike, as the metadata that each of them carries tells.
+
+A stage refuses to add to results of another configuration; files that were copied together by hand, or
+models measured apart, it never sees. An average over such a folder would be an average over nothing.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError
+
+_HOW_THE_WORK_WAS_CUT = frozenset({"num_shards", "documents_per_shard", "tokens_per_batch"})
+# What two models may differ in: a column tells it of every row, or it is what makes them two.
+_TOLD_BY_THE_ROWS = frozenset({"rules", "k", "context_lengths", "checkpoint"})
+
+
+@dataclass(frozen=True)
+class FileOrigin:
+    """What one file of an artefact says of how it was made."""
+
+    path: Path
+    columns: tuple[str, ...]
+    metadata: Mapping[bytes, bytes]
+
+    @property
+    def configuration(self) -> tuple[bytes, ...]:
+        """Schema version, settings and inputs, as the file spells them."""
+        return tuple(self.metadata.get(key, b"") for key in (b"schema_version", b"settings", b"inputs"))
+
+    def facts(self) -> dict[str, Any]:
+        """Name -> value of everything that two files which are read together should agree in."""
+        version, settings, inputs = (json.loads(text or "null") for text in self.configuration)
+        facts = {"schema_version": version, **(settings or {}), **(inputs or {})}
+        return {name: value for name, value in facts.items() if name not in _HOW_THE_WORK_WAS_CUT}
+
+
+def origins(results: Path, artefact: str) -> list[FileOrigin]:
+    """The origin of every file of one artefact, from the files' footers; no row is read.
+
+    Raises:
+        InputError: a file is not Parquet, or not all of it.
+    """
+    return [_origin(path) for path in sorted((results / artefact).glob("model=*/*.parquet"))]
+
+
+def _origin(path: Path) -> FileOrigin:
+    try:
+        footer = pq.read_metadata(path)
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"{path} is no whole Parquet file; remove it and measure that shard again"
+        ) from error
+    return FileOrigin(path, tuple(footer.schema.names), footer.metadata or {})
+
+
+def differences_within_models(files: Sequence[FileOrigin]) -> list[str]:
+    """A phrase for each fact in which files of one model disagree, and for the schema version in any two."""
+    by_model: dict[str, dict[tuple[bytes, ...], FileOrigin]] = {}
+    for file in files:
+        by_model.setdefault(file.path.parent.name, {}).setdefault(file.configuration, file)
+    one_of_each = [file for of_model in by_model.values() for file in of_model.values()]
+    phrases = _differences(one_of_each, ["schema_version"])
+    for of_model in by_model.values():
+        names = _names(of_model.values()) - {"schema_version"}
+        phrases += _differences(of_model.values(), sorted(names))
+    return phrases
+
+
+def differences_between_models(files: Sequence[FileOrigin]) -> list[str]:
+    """A phrase for each fact in which two models' files disagree and that no column of theirs tells."""
+    first_of_model: dict[str, FileOrigin] = {}
+    for file in files:
+        first_of_model.setdefault(file.path.parent.name, file)
+    names = _names(first_of_model.values()) - _TOLD_BY_THE_ROWS - {"schema_version"}
+    return _differences(first_of_model.values(), sorted(names))
+
+
+def _names(files: Iterable[FileOrigin]) -> set[str]:
+    return {name for file in files for name in file.facts()}
+
+
+def _differences(files: Iterable[FileOrigin], names: Sequence[str]) -> list[str]:
+    facts = [(f"{file.path.parent.name}/{file.path.name}", file.facts()) for file in files]
+    phrases = []
+    for name in names:
+        first_with: dict[str, str] = {}
+        for path, of_file in facts:
+            # An absent fact is a null one: a setting that came later was off before.
+            first_with.setdefault(json.dumps(of_file.get(name)), path)
+        if len(first_with) > 1:
+            places = " and ".join(f"{_short(value)} in {path}" for value, path in [*first_with.items()][:2])
+            phrases.append(f"{name} is {places}")
+    return phrases
+
+
+def _short(value_as_json: str) -> str:
+    """Of a SHA-256, as much as tells it from another."""
+    is_hash = len(value_as_json) == 66 and value_as_json[1:-1].isalnum()
+    return f"{value_as_json[1:9]}…" if is_hash else value_as_json

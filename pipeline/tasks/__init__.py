@@ -1,0 +1,1 @@
+"""Synthetic tasks whose dependencies are known: which earlier tokens decide each answer."""

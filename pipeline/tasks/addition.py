@@ -1,0 +1,65 @@
+"""The task `addition`: two numbers of n digits and their sum, least significant digit first.
+
+Known reference point: with coupled positions a transformer trained on up to 30 digits adds 200 (Cho et al.
+2024, "Position Coupling", arXiv 2405.20671). As there: operands padded with zeros to one width, a sum of n
++ 1 digits in reversed order, digits of equal significance and the two operators with one ID each, so that
+every ID of the response is the one before it minus 1.
+
+Our choice: digits are uniform and independent, so operands seldom have leading zeros (Cho et al. draw the
+number of digits of each operand); no token marks begin or end (the prompt says how long the response is). A
+digit of the sum depends on the two digits above it and on the carry, which the three digits of the place
+before determine: a + b - s of that place is 9 or 10 where something is carried, -1 or 0 where not.
+
+    >>> example = lay_out([1, 7], [0, 5])
+    >>> example.text(VOCABULARY)
+    '1 7 + 0 5 = | 2 2 0'
+    >>> example.coupled_ids_S.tolist()
+    [1, 2, 3, 1, 2, 3, 2, 1, 0]
+    >>> example.dependencies
+    ((1, 4), (0, 1, 3, 4, 6), (0, 3, 7))
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.tasks.example import Example, Vocabulary, refuse_size, token_ids
+
+VOCABULARY: Vocabulary = (*"0123456789", "+", "=")
+
+
+def lay_out(first: Sequence[int], second: Sequence[int]) -> Example:
+    """The example that adds two numbers, given as digits of equal number, most significant first."""
+    size = len(first)
+    total = int("".join(map(str, first))) + int("".join(map(str, second)))
+    response = f"{total:0{size + 1}d}"[::-1]
+    names = [*map(str, first), "+", *map(str, second), "=", *response]
+    operand_ids = [*range(1, size + 1), size + 1]
+    return Example(
+        token_ids_S=token_ids(names, VOCABULARY),
+        num_prompt_tokens=2 * size + 2,
+        dependencies=tuple(_decides(place, size) for place in range(size + 1)),
+        coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
+    )
+
+
+def _decides(place: int, size: int) -> tuple[int, ...]:
+    """Where the digits stand that decide digit `place` of the sum, counted from the least significant."""
+    own = _operand_digits(place, size) if place < size else ()
+    before = (*_operand_digits(place - 1, size), 2 * size + 2 + place - 1) if place > 0 else ()
+    return tuple(sorted((*own, *before)))
+
+
+def _operand_digits(place: int, size: int) -> tuple[int, int]:
+    return size - 1 - place, 2 * size - place
+
+
+def draw(size: int, sparsity: None, generator: np.random.Generator) -> Example:
+    """An example with operands of `size` digits, drawn uniformly.
+
+    Raises:
+        InputError: there are none.
+    """
+    refuse_size("addition", size, 1, "digits")
+    first, second = generator.integers(0, 10, (2, size)).tolist()
+    return lay_out(first, second)

@@ -1,0 +1,100 @@
+"""The synthetic tasks by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import InputError, unknown_name
+from pipeline.tasks import (
+    addition,
+    copy,
+    parity_scratchpad,
+    planted_correlation,
+    sparse_parity,
+    variable_assignment,
+)
+from pipeline.tasks.example import Example, Vocabulary
+
+
+@dataclass(frozen=True)
+class Task:
+    """A synthetic task; its file's docstring shows an example."""
+
+    name: str
+    vocabulary: Vocabulary
+    _draw: Callable[..., Example]
+    has_coupled_ids: bool
+    has_sparsity: bool
+    """Whether k is chosen; elsewhere the task fixes how many tokens decide each."""
+
+    def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
+        """One example.
+
+        Args:
+            size: how long, in the task's own unit (letters, bits, digits, assignments, prompt tokens).
+            sparsity: k, where the task has one; None elsewhere.
+            generator: the source of all that is random.
+
+        Raises:
+            InputError: there is no such size or k, or k is missing or would be ignored.
+        """
+        if self.has_sparsity and sparsity is None:
+            raise InputError(f"task {self.name} needs k, the number of tokens that decide the answer")
+        if not self.has_sparsity and sparsity is not None:
+            raise InputError(f"k = {sparsity} is given, but task {self.name} has none and would ignore it")
+        return self._draw(size, sparsity, generator)
+
+    def require_coupled_ids(self, scheme: str) -> None:
+        """Refuse the position scheme `scheme` where it needs coupled IDs and the task has none.
+
+        Raises:
+            InputError: names the tasks that have them.
+        """
+        if not self.has_coupled_ids:
+            coupled = ", ".join(name for name, task in TASKS.items() if task.has_coupled_ids)
+            raise InputError(
+                f"positions '{scheme}' need coupled position IDs, which task {self.name} has none of;"
+                f" tasks with coupled IDs: {coupled}"
+            )
+
+
+def _task(
+    name: str, vocabulary: Vocabulary, draw: Callable[..., Example], *, coupled: bool, sparsity: bool
+) -> Task:
+    return Task(name, vocabulary, draw, has_coupled_ids=coupled, has_sparsity=sparsity)
+
+
+_PLANTED = planted_correlation.PlantedCorrelation()
+_ALL = (
+    _task("copy", copy.VOCABULARY, copy.draw, coupled=True, sparsity=False),
+    _task("addition", addition.VOCABULARY, addition.draw, coupled=True, sparsity=False),
+    _task(
+        "parity_scratchpad",
+        parity_scratchpad.VOCABULARY,
+        parity_scratchpad.draw,
+        coupled=True,
+        sparsity=False,
+    ),
+    _task(
+        "variable_assignment",
+        variable_assignment.VOCABULARY,
+        variable_assignment.draw,
+        coupled=True,
+        sparsity=False,
+    ),
+    _task("sparse_parity", sparse_parity.VOCABULARY, sparse_parity.draw, coupled=False, sparsity=True),
+    _task("planted_correlation", planted_correlation.VOCABULARY, _PLANTED.draw, coupled=False, sparsity=True),
+)
+TASKS: dict[str, Task] = {task.name: task for task in _ALL}
+
+
+def task_called(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        InputError: there is none; names the nearest.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    return TASKS[name]

@@ -1,0 +1,262 @@
+"""What the explorer's page holds: the Parquet's numbers, within the limit; and what it refuses."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
+
+from analysis import explorer
+from analysis.explorer_records import NATS, choose, records
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+# The first is of several chunks, whose borders cut characters.
+TEXTS = ["naïve “quotes” — 你好 " * 12, "plain words of a shop " * 10, "one more text to be measured " * 9]
+
+
+@pytest.fixture(scope="module")
+def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explorable")
+    write_explorable(folder, TEXTS)
+    return folder
+
+
+@pytest.fixture
+def copied(explorable: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(explorable, tmp_path / "copy"))
+
+
+def run_explorer(folder: Path, *flags: str | Path) -> Path:
+    out = folder / "page.html"
+    explorer.main(
+        explorer.parser().parse_args([str(folder / "results"), "--out", str(out), *map(str, flags)])
+    )
+    return out
+
+
+def embedded(page: Path) -> dict:
+    html = page.read_text(encoding="utf-8")
+    return json.loads(
+        html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    )
+
+
+def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
+    shown = embedded(run_explorer(explorable))
+    tokens = (
+        read_artefact(explorable / "results", "influential_tokens")
+        .set_index(["model", "document_id", "target_position", "rule", "far_context", "rank"])
+        .sort_index()
+    )
+    sparse = (
+        read_artefact(explorable / "results", "sparse_context_losses")
+        .set_index(["model", "document_id", "target_position", "rule", "far_context", "k"])
+        .sort_index()
+    )
+    num_compared = 0
+    for document in shown["documents"]:
+        for chunk in document["chunks"]:
+            for target, place in enumerate(chunk["targets"]):
+                for model in MODELS:
+                    for rule, of_rule in chunk["models"][model]["rules"].items():
+                        for far_context in ("own", "other_document"):
+                            key = (model, document["id"], chunk["start"] + place, rule, far_context)
+                            of = {name: column[target] for name, column in of_rule[far_context].items()}
+                            rows = tokens.loc[key]
+                            assert of["distance"] == rows["distance"].tolist()
+                            influence = [
+                                np.nan if value is None else value * NATS for value in of["influence"]
+                            ]
+                            np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
+                            losses = sparse.loc[key]["sparse_context_loss"]
+                            np.testing.assert_allclose(np.array(of["loss"]) * NATS, losses, atol=NATS)
+                            if far_context == "other_document":
+                                assert of["token"] == rows["context_token_id"].tolist()
+                                assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
+                            num_compared += 1
+    num_targets = len(
+        read_artefact(explorable / "results", "loss_differences", []).query("model == @LOSSES_ONLY")
+    )
+    assert num_compared == num_targets * len(MODELS) * len(RULES) * 2
+
+
+def test_losses_and_k_star_are_those_of_the_parquet(explorable: Path) -> None:
+    losses = read_artefact(explorable / "results", "loss_differences")
+    for document in embedded(run_explorer(explorable))["documents"]:
+        for chunk in document["chunks"]:
+            start, places = chunk["start"], chunk["targets"]
+            assert places == list(range(LONG - TARGETS, LONG))
+            for model in [*MODELS, LOSSES_ONLY]:
+                rows = losses[(losses["model"] == model) & (losses["document_id"] == document["id"])]
+                rows = rows.set_index("target_position").loc[[start + place for place in places]]
+                measured = chunk["models"][model]
+                for name in ("short", "long"):
+                    np.testing.assert_allclose(
+                        np.array(measured[name]) * NATS, rows[f"{name}_context_loss"], atol=NATS
+                    )
+                kinds = [[None, 2, "censored"][(start + place) % 3] for place in places]
+                assert [rule["k_star"] for rule in measured["rules"].values()] == [kinds] * len(
+                    measured["rules"]
+                )
+            assert list(chunk["models"][LOSSES_ONLY]["rules"]) == []
+
+
+def test_pieces_are_the_text_of_the_measured_chunks(explorable: Path) -> None:
+    page = embedded(run_explorer(explorable))
+    texts = {text[:5]: text for text in TEXTS}
+    for document in page["documents"]:
+        shown = "".join(piece for chunk in document["chunks"] for piece in chunk["pieces"])
+        whole = texts[shown[:5]]
+        # The last chunk may end inside of a character.
+        assert whole.startswith(shown.rstrip("\ufffd"))
+        assert document["num_tokens"] - LONG < sum(len(chunk["pieces"]) for chunk in document["chunks"])
+    assert len(page["documents"]) == 3
+    assert any(len(document["chunks"]) > 1 for document in page["documents"])
+
+
+def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
+    page = embedded(
+        run_explorer(explorable, "--models", "other", "--rules", "nearest", "--max-documents", "1")
+    )
+    assert (page["models"], page["rules"], page["k"]) == (["other"], ["nearest"], KS)
+    assert page["short_context_length"] == SHORT
+    (document,) = page["documents"]
+    assert all(chunk["models"].keys() == {"other"} for chunk in document["chunks"])
+    assert page["left_out"][0].startswith("2 of 3 documents")
+
+
+def test_what_has_no_room_is_left_out_and_said(explorable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_explorer(explorable)
+    limit = whole.stat().st_size - 1_000 + 50_000  # 50,000 are kept for the header
+    monkeypatch.setattr(explorer, "MAX_BYTES", limit)
+    page = run_explorer(explorable)
+    assert page.stat().st_size < limit
+    assert 0 < len(embedded(page)["documents"]) < 3
+    assert "have no room" in embedded(page)["left_out"][0]
+    monkeypatch.setattr(explorer, "MAX_BYTES", 60_000)
+    with pytest.raises(InputError, match="alone takes more than"):
+        run_explorer(explorable)
+
+
+@pytest.mark.slow
+def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
+    words = ["the", "of", "and", "to", "a", "shop", "street", "water", "market", "carried", "sold", "bread"]
+    texts = [" ".join(np.random.default_rng(seed).choice(words, 300)) for seed in range(200)]
+    write_explorable(
+        tmp_path,
+        texts,
+        ["one"],
+        ["leave_one_out", "divergence", "random", "nearest"],
+        (16, 256, 16),
+        [1, 2, 4, 8, 16],
+    )
+    page = run_explorer(tmp_path)
+    assert page.stat().st_size < 20_000_000
+    shown = embedded(page)
+    assert len(shown["documents"]) == 200
+    assert not any(
+        "documents more" in sentence or "of 200 documents:" in sentence for sentence in shown["left_out"]
+    )
+
+
+def test_texts_cannot_end_the_script_that_holds_them() -> None:
+    hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
+    encoded = explorer.to_json({"text": hostile})
+    assert "<" not in encoded
+    assert json.loads(encoded) == {"text": hostile}
+    page = explorer.page({"text": hostile}, [encoded])
+    assert page.count("<script") == page.count("</script>") == 2
+
+
+def test_other_data_is_refused(explorable: Path, tmp_path: Path) -> None:
+    _, other = write_explorable(tmp_path, [TEXTS[1] * 2, TEXTS[2]])
+    with pytest.raises(InputError, match="was not measured on the evaluation documents of"):
+        run_explorer(explorable, "--data", other)
+
+
+def test_a_missing_data_folder_is_refused(copied: Path) -> None:
+    shutil.move(copied / "data", copied / "elsewhere")
+    with pytest.raises(InputError, match="name the tokenized data that .* was measured on with --data"):
+        run_explorer(copied)
+    assert run_explorer(copied, "--data", copied / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("artefact", ["loss_differences", "influential_tokens", "dependency_sparsity"])
+def test_a_missing_artefact_is_refused_with_those_present(copied: Path, artefact: str) -> None:
+    shutil.rmtree(copied / "results" / artefact)
+    with pytest.raises(InputError, match=f"holds no {artefact}; it holds .*sparse_context_losses"):
+        run_explorer(copied)
+
+
+def test_mixed_configurations_are_refused_by_name(copied: Path) -> None:
+    path = copied / "results" / "_stages" / "influential_tokens" / "model=other" / "settings.json"
+    made_by = json.loads(path.read_text())
+    made_by["settings"]["short_context_length"] = 8
+    path.write_text(json.dumps(made_by))
+    with pytest.raises(
+        InputError, match="short_context_length is 4 for .* and 8 for influential_tokens of model 'other'"
+    ):
+        run_explorer(copied)
+    assert run_explorer(copied, "--models", MODELS[0]).exists()
+    path.unlink()
+    with pytest.raises(InputError, match="does not say what made influential_tokens of model 'other'"):
+        run_explorer(copied)
+
+
+def test_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
+    with pytest.raises(InputError, match="unknown rule 'nearst'; did you mean 'nearest'"):
+        run_explorer(explorable, "--rules", "nearst")
+    with pytest.raises(InputError, match="unknown model 'othr'"):
+        run_explorer(explorable, "--models", "othr")
+    with pytest.raises(
+        InputError, match="no document with both loss differences and influential tokens of short"
+    ):
+        run_explorer(explorable, "--models", LOSSES_ONLY)
+    shutil.rmtree(copied / "results" / "loss_differences" / "model=other")
+    with pytest.raises(
+        InputError, match="no document with both loss differences and influential tokens of other"
+    ):
+        run_explorer(copied, "--models", "other")
+
+
+def test_half_of_a_target_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TokenizedData.open(copied / "data")
+    shown = choose(copied / "results", data, None, None)
+    whole = read_artefact
+
+    def without_a_row(*arguments: object) -> pd.DataFrame:
+        rows = whole(*arguments)  # type: ignore[arg-type]
+        return rows.iloc[1:] if arguments[1] == "influential_tokens" else rows
+
+    monkeypatch.setattr("analysis.explorer_records.read_artefact", without_a_row)
+    tokenizer = load_tokenizer(copied / "data" / "tokenizer.json")
+    with pytest.raises(InputError, match="are not whole; run the same command"):
+        list(records(shown, shown.document_ids, data, tokenizer))
+
+
+def test_runs_as_a_file_and_refuses_with_exit_code_2(explorable: Path, tmp_path: Path) -> None:
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / "analysis" / "explorer.py", *arguments]
+        environment = os.environ | {"PYTHONPATH": ""}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run(explorable / "results", "--out", "new/explorer.html")
+    assert done.returncode == 0, done.stderr
+    assert "3 documents" in done.stderr and "Left out:" in done.stderr
+    assert embedded(tmp_path / "new" / "explorer.html")["models"] == [*MODELS, LOSSES_ONLY]
+    refused = run(tmp_path / "nothing", "--out", "none.html")
+    assert refused.returncode == 2
+    assert "holds no loss_differences" in refused.stderr and "it holds no results" in refused.stderr
+    assert not (tmp_path / "none.html").exists()
+    refused = run(explorable / "results", "--out", tmp_path)
+    assert refused.returncode == 2 and "is a folder" in refused.stderr
