@@ -68,6 +68,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.text.tokenized_data import TokenizedData
+    from pipeline.training.allocation import keep_freed_memory
     from pipeline.training.batches import TrainingBatches
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
     from pipeline.training.given_settings import load_config
@@ -87,6 +88,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
         return True
 
     refuse_missing_trackers(config)
+    keep_freed_memory()
     from pipeline.training.loop import Trainer
 
     # One rank stands for the run. torchrun and accelerate both number them so.

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from pipeline.positions.schemes import contiguous_position_ids
+from pipeline.training.allocation import keep_freed_memory
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import AssumedData, load_config
@@ -64,6 +65,9 @@ def arguments_of_command_line() -> argparse.Namespace:
     parser.add_argument("--tokens-per-step", type=int, default=4096, help="one micro-batch")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each loop")
     parser.add_argument("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
+    parser.add_argument(
+        "--give-memory-back", action="store_true", help="freed memory to the kernel, as glibc does by itself"
+    )
     parser.add_argument("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -180,6 +184,8 @@ def _seconds_of(step: Callable[[int], float], number: int) -> float:
 
 def main() -> None:
     arguments = arguments_of_command_line()
+    if not arguments.give_memory_back:
+        keep_freed_memory()  # of the process, so of the plain loop too
     device = (
         torch.cuda.get_device_name()
         if torch.cuda.is_available()
