@@ -67,8 +67,8 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
+    from pipeline.models.memory import keep_freed_memory
     from pipeline.text.tokenized_data import TokenizedData
-    from pipeline.training.allocation import keep_freed_memory
     from pipeline.training.batches import TrainingBatches
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
     from pipeline.training.given_settings import load_config

@@ -18,7 +18,7 @@ from pipeline.influence.shares import (
 )
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.memory import GIBIBYTE, is_out_of_memory, peak_bytes
+from pipeline.models.memory import GIBIBYTE, is_out_of_memory, keep_freed_memory, peak_bytes
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
@@ -130,6 +130,7 @@ def evaluate_checkpoints(
         SystemExit: with --status, after saying what is missing: 0 where nothing is, else 1.
     """
     share = share_of_this_process(arguments)
+    keep_freed_memory()
     loading = Loading(
         _usable_device("cpu" if arguments.status else device_of_this_process(arguments.device)),
         DTYPES[arguments.dtype],

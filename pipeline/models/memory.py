@@ -1,11 +1,14 @@
-"""Memory: what is free, what was taken at the peak, and whether an error says that there is none left."""
+"""Memory: what is free, what was taken at the peak, whether there is none left; and keeping what is freed."""
 
+import ctypes
 import resource
+import sys
 
 import psutil
 import torch
 
 GIBIBYTE = 1 << 30
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
 
 
 def free_bytes(device: torch.device) -> int:
@@ -27,3 +30,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: on an accelerator, in torch's CPU allocator, or in NumPy."""
     is_torch_out_of_memory = isinstance(error, torch.OutOfMemoryError)
     return is_torch_out_of_memory or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory it frees, for the rest of its life, where malloc is glibc's.
+
+    glibc gives every large block back to the kernel when it is freed, and a training step, or a pass over a
+    chunk, frees the same logits and activations each time: fetched anew, zeroed and faulted in page by page,
+    they cost a CPU run up to a third of its time (tests/benchmarks/training.py --give-memory-back). The peak
+    grows little, as a step's blocks have the sizes of the step before. On a GPU torch does this by itself.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)

@@ -31,8 +31,8 @@ from olmo.optim import get_param_groups
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from pipeline.models.memory import keep_freed_memory
 from pipeline.positions.schemes import contiguous_position_ids
-from pipeline.training.allocation import keep_freed_memory
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import AssumedData, load_config

@@ -23,6 +23,8 @@ from matrix_product_peak import synchronize
 from problem import Problem
 from variants import Influences, Variant
 
+from pipeline.models.memory import keep_freed_memory
+
 NUM_CHECKED = 6
 """Removed tokens that are compared before any timing; those of the timed runs are compared after it."""
 
@@ -109,6 +111,7 @@ class Worker:
 def serve(connection: Connection, name: VariantName, problem: Problem) -> None:
     """Answer until the parent hangs up."""
     use_threads(problem.threads)
+    keep_freed_memory()  # as the stages do
     warnings.filterwarnings("ignore")
     answers = Answers(name, problem)
     while True:
