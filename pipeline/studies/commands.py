@@ -181,7 +181,7 @@ class _Place:
 
     def _measure(self, stage: str) -> Command:
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
-        steps = self.evaluation.steps or [None]
+        steps: Sequence[int | None] = self.evaluation.steps or [None]
         measured = [(training, step) for training in trainings for step in steps]
         checkpoints = [_checkpoint(training, step) for training, step in measured]
         results = self._folder("results")

@@ -46,7 +46,13 @@ class Cost(NamedTuple):
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Of both."""
-        return Cost(*(own + others for own, others in zip(self, other, strict=True)))
+        return Cost(
+            self.train_tokens + other.train_tokens,
+            self.token_forwards + other.token_forwards,
+            self.flops + other.flops,
+            self.seconds + other.seconds,
+            self.num_unknown + other.num_unknown,
+        )
 
 
 @dataclass
