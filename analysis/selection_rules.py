@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.rule_costs import RuleCosts
 from analysis.statistics import (
     NULL,
     OWN,
@@ -24,6 +23,7 @@ from analysis.statistics import (
 )
 from pipeline.results.files import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
+from pipeline.studies.rule_costs import RuleCosts
 
 READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient")
 """Rules that look at the target's own loss, as a reading of the paper's Eq. 20 may."""

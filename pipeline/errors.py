@@ -14,3 +14,10 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
     nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"
     return InputError(f"unknown {kind} '{name}'; {hint}")
+
+
+def omegaconf_sentence(error: Exception) -> str:
+    """OmegaConf's message and the field it is about, without its dump of types."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    fields = [line for line in lines[1:] if line.startswith("full_key:")]
+    return " ".join([lines[0], *(f"({line.replace('full_key: ', '')})" for line in fields)])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The influential tokens of every target of every model in $RUN/models, a share of the documents a task:
-#   sbatch slurm/influential_tokens.sh
-#   sbatch --array=3,7 slurm/influential_tokens.sh        only these tasks again; the end of a log names them
+# The influential tokens of every target, a share of the documents a task; what follows goes to influential_tokens.py:
+#   sbatch --array=0-15 slurm/influential_tokens.sh --num-shards 16 --data … --checkpoints … --results … …
+#   sbatch --array=3,7 slurm/influential_tokens.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=influential_tokens
 #SBATCH --array=0-15
 #SBATCH --nodes=1
@@ -12,10 +12,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/influential_tokens.py \
-  --data "$RUN/data" --checkpoints "$RUN"/models/* --results "$RUN/results" \
-  --short-context-length "$SHORT" --long-context-length "$LONG" \
-  --targets-per-chunk "$TARGETS" --max-documents "$DOCUMENTS" \
-  --shard-index "$SLURM_ARRAY_TASK_ID" --num-shards "$MEASURE_SHARDS" "$@"
+run "${torchrun[@]}" pipeline/influential_tokens.py --shard-index "$SLURM_ARRAY_TASK_ID" "$@"

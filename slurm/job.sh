@@ -36,10 +36,6 @@ export HF_HUB_OFFLINE=1
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which srun does not take over by itself
 export PET_SHUTDOWN_TIMEOUT=110                     # seconds that torchrun grants its processes to save
 
-log=$RUN/logs/$SLURM_JOB_NAME-$job.log
-mkdir -p "$RUN/logs"
-echo "$SLURM_JOB_NAME $job writes to $log"
-exec >>"$log" 2>&1
 echo "--- $(date) $SLURM_JOB_NAME $job on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 
 # A process a GPU on every node; they meet on the first node, which runs this.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Loss against context length of every model in $RUN/models, a share of the documents a task:
-#   sbatch slurm/length_losses.sh
-#   sbatch --array=3,7 slurm/length_losses.sh        only these tasks again; the end of a log names them
+# Loss against context length, a share of the documents a task; what follows goes to length_losses.py:
+#   sbatch --array=0-15 slurm/length_losses.sh --num-shards 16 --data … --checkpoints … --results … …
+#   sbatch --array=3,7 slurm/length_losses.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=length_losses
 #SBATCH --array=0-15
 #SBATCH --nodes=1
@@ -12,10 +12,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/length_losses.py \
-  --data "$RUN/data" --checkpoints "$RUN"/models/* --results "$RUN/results" \
-  --long-context-length "$LONG" \
-  --targets-per-chunk "$TARGETS" --max-documents "$DOCUMENTS" \
-  --shard-index "$SLURM_ARRAY_TASK_ID" --num-shards "$MEASURE_SHARDS" "$@"
+run "${torchrun[@]}" pipeline/length_losses.py --shard-index "$SLURM_ARRAY_TASK_ID" "$@"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Make one data set of what the tasks of slurm/tokenize_c4.sh wrote, or say which of them are missing:
-#   sbatch slurm/merge_c4.sh
+#   sbatch slurm/merge_c4.sh --out …
 #SBATCH --job-name=merge_c4
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
 #SBATCH --mem=16G
 #SBATCH --time=01:00:00
+#SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/tokenize_c4.py --out "$RUN/data" --merge "$@"
+run python pipeline/tokenize_c4.py --merge "$@"

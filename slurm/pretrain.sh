@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Pretrain one model, named as the job is, in $RUN/models/<job name>; what follows goes to pretrain.py:
-#   sbatch slurm/pretrain.sh
-#   sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml train_context_length=512 \
-#     position_scheme=pose pose_target_length=2048
-#   sbatch --nodes=2 --gres=gpu:8 --job-name=1b slurm/pretrain.sh olmo_configs/1b.yaml
+# Pretrain one model; what follows goes to pretrain.py:
+#   sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data … --save-folder … \
+#     train_context_length=512 position_scheme=pose pose_target_length=2048
+#   sbatch --nodes=2 --gres=gpu:8 --job-name=1b slurm/pretrain.sh olmo_configs/1b.yaml --data … --save-folder …
 #SBATCH --job-name=pretrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -13,7 +12,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/pretrain.py --data "$RUN/data" --save-folder "$RUN/models/$SLURM_JOB_NAME" \
-  "${@:-$CONFIG}"
+run "${torchrun[@]}" pipeline/pretrain.py "$@"

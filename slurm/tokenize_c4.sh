@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tokenize $TRAIN_TEXT into $RUN/data, a share of its files a task; slurm/merge_c4.sh makes one data set of them:
-#   sbatch slurm/tokenize_c4.sh
-#   sbatch --array=3,7 slurm/tokenize_c4.sh          only the tasks 3 and 7 again
+# Tokenize text, a share of its files a task; slurm/merge_c4.sh makes one data set of them. What follows goes to
+# tokenize_c4.py:
+#   sbatch --array=0-63 slurm/tokenize_c4.sh --num-shards 64 --out … --source … --tokenizer …
+#   sbatch --array=3,7 slurm/tokenize_c4.sh <the same>        only the tasks 3 and 7 again
 #SBATCH --job-name=tokenize_c4
 #SBATCH --array=0-63
 #SBATCH --nodes=1
@@ -11,9 +12,7 @@
 #SBATCH --time=12:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/tokenize_c4.py --out "$RUN/data" \
-  --source "$TRAIN_TEXT" --evaluation-source "$VALIDATION_TEXT" \
-  --tokenizer "$TOKENIZER" --num-workers "$SLURM_CPUS_PER_TASK" \
-  --shard-index "$SLURM_ARRAY_TASK_ID" --num-shards "$TOKENIZE_SHARDS" "$@"
+run python pipeline/tokenize_c4.py --shard-index "$SLURM_ARRAY_TASK_ID" --num-workers "$SLURM_CPUS_PER_TASK" "$@"

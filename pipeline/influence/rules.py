@@ -4,10 +4,10 @@ A rule ranks the far context of every target; S_k is its first k, so the S_k are
 by its Eq. 20, whose text is not among our sources; `leave_one_out` is our reading of it, and results say
 which rule was used. Every rule works on a chunk's own far context and on its null alike.
 
-Costs (computed in `analysis/rule_costs.py`) are token-forwards (tokens run through the network) a target, for
-one far context: with s the short
-context, F the target's far context, n = l - 1 the tokens before the last target and m the targets of a chunk.
-The null's sequences hold other numbers of rows; the formulas are the own far context's.
+Costs (computed in `pipeline/studies/rule_costs.py`) are token-forwards (tokens run through the network) a
+target, for one far context: with s the short context, F the target's far context, n = l - 1 the tokens before
+the last target and m the targets of a chunk. The null's sequences hold other numbers of rows; the formulas
+are the own far context's.
 
 Shapes: T targets, F far-context positions (of the last target), K the largest k, k the size of a set.
 """

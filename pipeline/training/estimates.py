@@ -44,6 +44,7 @@ class Estimate:
     """That the run sees, by its max_duration."""
     num_steps: int
     memory_bytes: int
+    flops: int
     seconds: float
 
     @property
@@ -70,6 +71,7 @@ def estimate(config: PretrainConfig, device: Device = H100) -> Estimate:
         num_steps=num_steps,
         memory_bytes=_BYTES_PER_PARAMETER * num_parameters
         + micro_batch_tokens * (layer_bytes_per_token(config) + _logit_bytes_per_token(config)),
+        flops=flops,
         seconds=flops / (device.peak_flops * device.utilization),
     )
 

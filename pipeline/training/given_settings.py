@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.errors import InputError, unknown_name
+from pipeline.errors import InputError, omegaconf_sentence, unknown_name
 from pipeline.training.configuration import PretrainConfig, refuse_ignored_fields
 
 _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
@@ -66,16 +66,9 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         assert isinstance(config, PretrainConfig)
         _derive_sequences(config, given)
     except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {_first_line(error)}") from error
+        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
     config.validate()
     return config
-
-
-def _first_line(error: Exception) -> str:
-    """OmegaConf's message and the field it is about, without its dump of types."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    fields = [line for line in lines[1:] if line.startswith("full_key:")]
-    return " ".join([lines[0], *(f"({line.replace('full_key: ', '')})" for line in fields)])
 
 
 def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ selection, as influential_tokens would with that --dtype. Shown for each far con
 A third column takes bfloat16's tokens and float32's losses: what coarse influences choose, judged exactly.
 A recovered fraction is a ratio: where the gain L_short - L_long (it is printed) is small, errors grow.
 
-on a run of `make study` (minutes on 2 cores):
+on a run of a study (minutes on 2 cores):
   python tests/benchmarks/bfloat16_agreement.py --checkpoint runs/c4/models/long-seed0 --data runs/c4/data \\
       --short-context-length 16 --long-context-length 256 --out runs/benchmarks/bfloat16_agreement.json
 

@@ -18,14 +18,25 @@ ROOT = Path(__file__).resolve().parents[2]
 CLUSTER_ENV = """
 export PATH={programs}:$PATH OMP_NUM_THREADS=1
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
-export RUN={root}/run
-TRAIN_TEXT="{text}/train-*.jsonl"
-VALIDATION_TEXT={text}/validation.jsonl
-TOKENIZER={text}/data/tokenizer.json
-CONFIG={text}/small.yaml
-SHORT_TRAIN=16 LONG=64 SHORT=8 TARGETS=4 DOCUMENTS=6
-TOKENIZE_SHARDS=2 MEASURE_SHARDS=2
 """
+STUDY = {
+    "run": "run",
+    "data": {"source": ["train-*.jsonl"], "evaluation_source": ["validation.jsonl"], "tokenizer": ""},
+    "sizes_in_names": False,
+    "sizes": {"small": {"config": "", "overrides": ["eval_context_lengths=[16,64]"]}},
+    "models": {
+        "short-contiguous": {"train_context_length": 16},
+        "short-pose": {"train_context_length": 16, "position_scheme": "pose", "pose_target_length": 64},
+        "long-seed0": {"train_context_length": 64},
+        "long-seed1": {"train_context_length": 64, "seed": 1},
+    },
+    "evaluation": {
+        "stages": ["loss_differences", "length_losses", "influential_tokens"],
+        "influential_models": ["long-seed0"],
+        "short_context_length": 8, "long_context_length": 64, "targets_per_chunk": 4, "max_documents": 6,
+    },
+    "slurm": {"tokenize": 2, "measure": 2},
+}  # fmt: skip
 SMALL = {
     "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "residual_dropout": 0.1, "max_sequence_length": 64},
     "scheduler": {"t_warmup": 2},
@@ -74,16 +85,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_checkout(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function making the repository's root as far as jobs need it, with changes in its cluster.env."""
+    """A function making the repository's root as far as jobs need it, with a study.yaml on `train_text`."""
 
-    def make(**changes: str) -> Path:
+    def make(train_text: str = "") -> Path:
         root = tmp_path_factory.mktemp("checkout")
         shutil.copytree(ROOT / "slurm", root / "slurm", ignore=shutil.ignore_patterns("cluster.env"))
         for name in ("pipeline", "olmo_configs"):
             (root / name).symlink_to(ROOT / name)
-        lines = CLUSTER_ENV.format(programs=Path(sys.executable).parent, root=root, text=text)
-        lines += "".join(f"{name}={value}\n" for name, value in changes.items())
-        (root / "slurm" / "cluster.env").write_text(lines)
+        programs = Path(sys.executable).parent
+        (root / "slurm" / "cluster.env").write_text(CLUSTER_ENV.format(programs=programs))
+        study = OmegaConf.create(STUDY)
+        study.data.source = [train_text or f"{text}/train-*.jsonl"]
+        study.data.evaluation_source = [f"{text}/validation.jsonl"]
+        study.data.tokenizer = f"{text}/data/tokenizer.json"
+        study.sizes.small.config = f"{text}/small.yaml"
+        OmegaConf.save(study, root / "study.yaml")
         return root
 
     return make

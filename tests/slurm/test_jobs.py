@@ -17,6 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 400
 
 
+SUBMIT = [sys.executable, "pipeline/study.py", "study.yaml", "--slurm"]
+
+
+def job_ids_of(submitted: "subprocess.CompletedProcess[str]") -> list[str]:
+    """In order, as `study.py --slurm` prints them."""
+    assert submitted.returncode == 0, submitted.stderr
+    return [line.split()[1].rstrip(":") for line in submitted.stdout.splitlines()]
+
+
 def log(root: Path, name: str, job_id: str) -> str:
     path = root / "run" / "logs" / f"{name}-{job_id}.log"
     return path.read_text() if path.exists() else ""
@@ -44,7 +53,7 @@ def test_without_cluster_env_a_job_says_what_to_do(
     said = (root / f"slurm-{job_id}.out").read_text()
     assert "slurm/cluster.env is missing" in said
     assert "cp slurm/cluster.env.example slurm/cluster.env" in said
-    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
+    submitted = slurm.run(*SUBMIT, cwd=root)
     assert submitted.returncode == 2
     assert "slurm/cluster.env is missing" in submitted.stderr
 
@@ -53,9 +62,8 @@ def test_a_study_runs_from_text_to_results(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = make_checkout()
-    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
-    assert submitted.returncode == 0, submitted.stderr
-    job_ids = [line.split()[1].rstrip(":") for line in submitted.stderr.splitlines()]
+    submitted = slurm.run(*SUBMIT, cwd=root)
+    job_ids = job_ids_of(submitted)
     assert len(job_ids) == 9
     jobs = slurm.wait(*job_ids, timeout=500)
     logs = {path.name: path.read_text()[-2000:] for path in (root / "run" / "logs").iterdir()}
@@ -80,15 +88,15 @@ def test_a_study_runs_from_text_to_results(
 def test_where_a_job_fails_those_that_need_it_are_cancelled(
     slurm: LocalSlurm, make_checkout: Callable[..., Path]
 ) -> None:
-    root = make_checkout(TRAIN_TEXT="/nowhere/train-*.jsonl")
-    submitted = slurm.run("slurm/submit_all.sh", cwd=root)
-    job_ids = [line.split()[1].rstrip(":") for line in submitted.stderr.splitlines()]
+    root = make_checkout(train_text="/nowhere/train-*.jsonl")
+    submitted = slurm.run(*SUBMIT, cwd=root)
+    job_ids = job_ids_of(submitted)
     tokenize, *others = [slurm.wait(job_id) for job_id in job_ids]
     assert states(tokenize) == {"FAILED"}
     assert {job["ExitCode"] for job in tokenize} == {"2:0"}
     assert len(others) == 8
     assert {state for jobs in others for state in states(jobs)} == {"CANCELLED"}
-    assert "/nowhere/train-" in log(root, "tokenize_c4", f"{job_ids[0]}_0")
+    assert "/nowhere/train-" in log(root, "tokenize_c4-shards", f"{job_ids[0]}_0")
 
 
 @pytest.fixture
@@ -103,9 +111,14 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     slurm: LocalSlurm, root: Path, text: Path
 ) -> None:
     steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}", f"eval_interval={NUM_STEPS}"]
-    command = ["--nodes=2", "slurm/pretrain.sh", str(text / "small.yaml"), *steps]
-    whole = slurm.submit("--job-name=whole", *command, cwd=root)
-    stopped = slurm.submit("--job-name=stopped", *command, cwd=root)
+    (root / "run" / "logs").mkdir()
+
+    def submit(name: str) -> str:
+        job = ["--nodes=2", f"--job-name={name}", "--output=run/logs/%x-%j.log"]
+        command = ["slurm/pretrain.sh", str(text / "small.yaml"), "--data", "run/data", *steps]
+        return slurm.submit(*job, *command, "--save-folder", f"run/models/{name}", cwd=root)
+
+    whole, stopped = submit("whole"), submit("stopped")
     metrics = root / "run" / "models" / "stopped" / "metrics.jsonl"
     await_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first steps")
     slurm.signal_near_time_limit(stopped)
@@ -128,9 +141,15 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     assert steps_logged == list(range(1, NUM_STEPS + 1))
 
 
-def test_a_task_of_an_array_is_requeued_alone(slurm: LocalSlurm, make_checkout: Callable[..., Path]) -> None:
+def test_a_task_of_an_array_is_requeued_alone(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
+) -> None:
     root = make_checkout()
-    array = slurm.submit("--array=0-1", "slurm/tokenize_c4.sh", cwd=root)
+    (root / "run" / "logs").mkdir(parents=True)
+    flags = ["--num-shards", "2", "--out", "run/data", "--source", f"{text}/train-*.jsonl"]
+    flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
+    job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
+    array = slurm.submit(*job, *flags, cwd=root)
     # The last task of an array has the array's own ID, which would requeue all of it.
     await_until(lambda: "restart 0" in log(root, "tokenize_c4", f"{array}_1"), "task 1 runs")
     slurm.signal_near_time_limit(f"{array}_1")

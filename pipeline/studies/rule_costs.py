@@ -7,6 +7,7 @@ Words: s short context, l long context (chunk), m targets a chunk, n = l - 1 tok
 F far-context tokens of a target.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import comb
 
@@ -14,6 +15,10 @@ from pipeline.errors import unknown_name
 
 BACKWARD_RULES = ("gradient",)
 """Rules that also run one backward pass a target, through all n tokens."""
+_SHARING = (
+    ("leave_one_out", "divergence"), ("leave_one_out_search",), ("add_one_in", "greedy"),
+    ("gradient", "attention"), ("random", "nearest"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ class RuleCosts:
         if rule not in of_rule:
             raise unknown_name("rule", rule, of_rule)
         return of_rule[rule]
+
+    def token_forwards_together(self, rules: Collection[str], k: int) -> int:
+        """Of several rules at once, at most: those of a kind share their passes, so the dearest decides."""
+        return sum(
+            max((self.token_forwards(rule, k) for rule in kind if rule in rules), default=0)
+            for kind in _SHARING
+        )
 
     def backward_tokens_per_target(self, rule: str) -> int:
         """Tokens that a backward pass runs through, a target."""

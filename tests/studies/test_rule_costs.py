@@ -11,13 +11,13 @@ import pytest
 from hand_made_models import CountingLM
 from olmo.model import OLMo
 
-from analysis.rule_costs import RuleCosts
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.rules import RULES, exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
+from pipeline.studies.rule_costs import RuleCosts
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
 COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5, search_budget=0.2)
@@ -59,6 +59,15 @@ def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k:
     assert model.backward_passes == (5 if rules == ["gradient"] else 0)
 
 
+def test_rules_of_a_kind_share_their_passes_and_others_add_up(make_olmo: Callable[..., OLMo]) -> None:
+    rules = ["leave_one_out", "divergence", "attention", "nearest"]
+    measured = _measured(make_olmo, rules, 3, with_divergence=True).token_forwards
+    assert COSTS.token_forwards_together(rules, 3) == measured
+    assert measured == COSTS.token_forwards("divergence", 3) + COSTS.token_forwards("attention", 3)
+    # Greedy's first round is add_one_in's only, which its other rounds do not spare.
+    assert COSTS.token_forwards_together(["add_one_in", "greedy"], 3) == COSTS.token_forwards("greedy", 3)
+
+
 def test_a_substitution_runs_one_token_more_than_a_removal(make_olmo: Callable[..., OLMo]) -> None:
     model = _measured(make_olmo, ["leave_one_out"], 1, substitute_ids_L=np.zeros(24, dtype=np.int64))
     assert model.token_forwards == COSTS.one_removal_a_pass(substitute=True)
@@ -87,5 +96,6 @@ def test_the_formulas_by_hand() -> None:
 
 def test_every_rule_has_a_cost() -> None:
     assert all(COSTS.token_forwards(rule, 2) >= 0 for rule in RULES)
+    assert all(COSTS.token_forwards_together([rule], 2) == COSTS.token_forwards(rule, 2) for rule in RULES)
     with pytest.raises(InputError, match="did you mean 'greedy'"):
         COSTS.token_forwards("gredy", 1)

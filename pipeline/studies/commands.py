@@ -1,0 +1,236 @@
+"""The commands that a study means, in the order in which they run one after another.
+
+<run>/data, <run>/models/<model>                the study's
+<run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size, as notebooks show a whole folder
+<run>/<name>/data, results, figures             of a further evaluation, likewise
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeline.studies.study_file import ANALYSING, Evaluation, Study, Text
+
+_TOKENIZE = "tokenize_c4"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model to train, as pretrain.py is told."""
+
+    name: str
+    config: Path
+    overrides: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A measuring stage on some checkpoints."""
+
+    stage: str
+    evaluation: Evaluation
+    data: Path
+    trainings: tuple[Training, ...]
+    """What trained each checkpoint, one a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line, and what a plan needs to know of it."""
+
+    name: str
+    """Different from all others of the study; names its Slurm job."""
+    program: str
+    """The file, from the repository's root."""
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...]
+    """Names of commands that must have finished before."""
+    writes: tuple[Path, ...]
+    """What is there once it has finished; empty for a command that always runs."""
+    about: Training | Measuring | None = None
+    """What its cost is estimated from."""
+
+    @property
+    def stage(self) -> str:
+        """The program's name."""
+        return Path(self.program).stem
+
+    def words(self) -> list[str]:
+        """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
+        is_in_root = Path.cwd() == _ROOT or Path(self.program).is_file()
+        return [self.program if is_in_root else str(_ROOT / self.program), *self.arguments]
+
+    def __str__(self) -> str:
+        """As it would be typed."""
+        return shlex.join(["python", *self.words()])
+
+
+def commands_of(study: Study) -> list[Command]:
+    """All commands of a study."""
+    run = Path(study.run)
+    tokenize = _tokenize(_TOKENIZE, study.data, run / "data")
+    trainings = {size: _trainings(study, size) for size in study.sizes}
+    commands = [tokenize]
+    commands += [_pretrain(t, run / "data", tokenize) for of in trainings.values() for t in of.values()]
+    for name, evaluation in study.evaluations.items():
+        data, folder = tokenize, run / "data"
+        if evaluation.data is not None:
+            folder = run / name / "data"
+            data = _tokenize(_named(_TOKENIZE, name), evaluation.data, folder, tokenize)
+            commands.append(data)
+        for size, of_size in trainings.items():
+            place = _Place(study, size, name, evaluation, folder, data.name, of_size)
+            commands += place.commands()
+    return commands
+
+
+def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
+    """`--name value …` of every field that is not None, or of those of `names`."""
+    words = []
+    for name in names or [known.name for known in fields(settings)]:  # type: ignore[arg-type]
+        value = getattr(settings, name)
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
+
+
+def _named(stage: str, *parts: str) -> str:
+    return "-".join([stage, *filter(None, parts)])
+
+
+def _tokenize(name: str, text: Text, folder: Path, after: Command | None = None) -> Command:
+    """`after`: the study's own, whose tokenizer another text may be given."""
+    return Command(
+        name=name,
+        program="pipeline/tokenize_c4.py",
+        arguments=("--out", str(folder), *flags(text)),
+        needs=() if after is None else (after.name,),
+        writes=(folder / "manifest.json",),
+    )
+
+
+def _trainings(study: Study, size: str) -> dict[str, Training]:
+    """The models of one size, by their names in the study."""
+    of_size, trainings = study.sizes[size], {}
+    for name, model in study.models.items():
+        duration = [] if of_size.max_duration is None else [f"max_duration={of_size.max_duration}"]
+        settings = {known.name: getattr(model, known.name) for known in fields(model)}
+        own = [f"{field}={value}" for field, value in settings.items() if value is not None]
+        full_name = f"{size}-{name}" if study.sizes_in_names else name
+        trainings[name] = Training(
+            name=full_name,
+            config=Path(of_size.config),
+            overrides=(*duration, *of_size.overrides, *own),
+            folder=Path(study.run) / "models" / full_name,
+        )
+    return trainings
+
+
+def _pretrain(training: Training, data: Path, tokenize: Command) -> Command:
+    folders = "--data", str(data), "--save-folder", str(training.folder)
+    return Command(
+        name=training.name,
+        program="pipeline/pretrain.py",
+        arguments=(str(training.config), *folders, *training.overrides),
+        needs=(tokenize.name,),
+        writes=(training.folder,),
+        about=training,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One evaluation of one size: its folders, and its commands."""
+
+    study: Study
+    size: str
+    name: str
+    """The evaluation's; "" for the study's first."""
+    evaluation: Evaluation
+    data: Path
+    data_command: str
+    trainings: dict[str, Training]
+
+    def commands(self) -> list[Command]:
+        """Those of the evaluation's stages, analysis last, which needs all that was measured."""
+        asked = self.evaluation.stages
+        measuring = [self._measure(stage) for stage in asked if stage not in ANALYSING]
+        names = [command.name for command in measuring]
+        analysing = []
+        if "run_notebooks" in asked:
+            analysing.append(self._analyse("run_notebooks", names, self._roles()))
+            names = [analysing[0].name]
+        if "summary" in asked:
+            analysing.append(self._analyse("summary", names, []))
+        return [*measuring, *analysing]
+
+    def _folder(self, kind: str) -> Path:
+        return Path(self.study.run) / self.name / kind / (self.size if self.study.sizes_in_names else "")
+
+    def _command_name(self, stage: str) -> str:
+        return _named(stage, self.size if self.study.sizes_in_names else "", self.name)
+
+    def _measured_models(self, stage: str) -> list[str]:
+        if stage == "influential_tokens":
+            return self.evaluation.influential_models
+        return self.evaluation.models or list(self.trainings)
+
+    def _measure(self, stage: str) -> Command:
+        trainings = [self.trainings[name] for name in self._measured_models(stage)]
+        steps: Sequence[int | None] = self.evaluation.steps or [None]
+        measured = [(training, step) for training in trainings for step in steps]
+        checkpoints = [_checkpoint(training, step) for training, step in measured]
+        results = self._folder("results")
+        where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
+        measuring = Measuring(stage, self.evaluation, self.data, tuple(training for training, _ in measured))
+        return Command(
+            name=self._command_name(stage),
+            program=f"pipeline/{stage}.py",
+            arguments=(*map(str, where), *flags(self.evaluation, _flags_of(stage))),
+            needs=(self.data_command, *dict.fromkeys(training.name for training in trainings)),
+            writes=tuple(results / "_stages" / stage / f"model={_name(*one)}" for one in measured),
+            about=measuring,
+        )
+
+    def _analyse(self, program: str, needs: Sequence[str], further: Sequence[str]) -> Command:
+        folders = "--results", str(self._folder("results")), "--figures", str(self._folder("figures"))
+        return Command(
+            name=self._command_name(program),
+            program=f"analysis/{program}.py",
+            arguments=(*folders, *further),
+            needs=tuple(needs),
+            writes=(),  # each knows by itself, and quickly, whether anything has changed
+        )
+
+    def _roles(self) -> list[str]:
+        """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
+        models, influential = self.study.models, self.evaluation.influential_models
+        measured = self._measured_models("loss_differences")
+        longest = max(models[name].train_context_length for name in measured)
+        long = [name for name in measured if models[name].train_context_length == longest]
+        short = [name for name in measured if name not in long]
+        long.sort(key=lambda name: name not in influential)  # the first gives k*
+        full = {name: self.trainings[name].name for name in measured}
+        lengths = [f"{full[name]}={models[name].train_context_length}" for name in measured]
+        words = ["--long-models", *(full[name] for name in long)]
+        words += ["--short-models", *(full[name] for name in short)] if short else []
+        return [*words, "--train-context-lengths", *lengths]
+
+
+def _checkpoint(training: Training, step: int | None) -> Path:
+    return training.folder if step is None else training.folder / f"step{step}-unsharded"
+
+
+def _name(training: Training, step: int | None) -> str:
+    """As results are filed under."""
+    return training.name if step is None else f"{training.name}-step{step}"
+
+
+def _flags_of(stage: str) -> list[str]:
+    short = [] if stage == "length_losses" else ["short_context_length"]
+    chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document", "dtype"]
+    return [*short, *chunks, *(["rules", "k"] if stage == "influential_tokens" else [])]

@@ -1,0 +1,179 @@
+"""What the commands of a study will take, before any of them runs: tokens, FLOPs, hours on this machine.
+
+Training: training/estimates.py. Measuring: token-forwards (tokens run through the network) of a chunk times
+chunks times checkpoints. Of a chunk of l tokens with m targets, short context s, and K the studied k:
+
+    loss_differences    m s + l
+    length_losses       4 m l, about: the context lengths double in two steps up to l - m
+    influential_tokens  for the own far context and the null's each, the rules' passes (rule_costs.py) and for
+                        every rule and k of K the sparse contexts, m (s + k); and the short contexts, m s
+
+A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
+vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it
+is rather too much. Hours are FLOPs over the machine's measured peak times an assumed utilization.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pipeline.studies.commands import Command, Measuring, Training
+from pipeline.studies.rule_costs import RuleCosts
+from pipeline.studies.study_file import Evaluation, Text
+from pipeline.text.manifest import read_manifest
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
+from pipeline.training.configuration import PretrainConfig
+from pipeline.training.estimates import Device, estimate
+from pipeline.training.given_settings import AssumedData, DataFacts, load_config
+from pipeline.training.throughput import flops_per_token, measured_peak_flops
+
+SEARCH_BUDGET = 0.2
+"""The default of influential_tokens.py."""
+
+
+class Cost(NamedTuple):
+    """Of one command, or several."""
+
+    train_tokens: int = 0
+    token_forwards: int = 0
+    flops: float = 0
+    seconds: float = 0
+    num_unknown: int = 0
+    """Commands whose number of chunks nobody knows yet."""
+
+    def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
+        """Of both."""
+        return Cost(
+            self.train_tokens + other.train_tokens,
+            self.token_forwards + other.token_forwards,
+            self.flops + other.flops,
+            self.seconds + other.seconds,
+            self.num_unknown + other.num_unknown,
+        )
+
+
+@dataclass
+class Machine:
+    """The device that would run the study, and how fast it is."""
+
+    utilization: float
+    """Of the peak, assumed: a fraction."""
+    peak_flops: float | None = None
+    """FLOPs a second. None: measured, when first asked for, for each dtype."""
+    _measured: dict[torch.dtype, float] = field(default_factory=dict)
+
+    def device(self, dtype: torch.dtype) -> Device:
+        """As training/estimates.py takes it."""
+        torch_device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        peak = self.peak_flops or self._measured.get(dtype) or measured_peak_flops(torch_device, dtype)
+        self._measured[dtype] = peak
+        return Device(torch_device.type, peak, self.utilization)
+
+    def __str__(self) -> str:
+        """The peaks that were used."""
+        peaks = [
+            f"{peak / 1e9:,.0f} GFLOP/s in {str(dtype).removeprefix('torch.')}"
+            for dtype, peak in self._measured.items()
+        ]
+        return f"{' and '.join(peaks)}, of which {self.utilization:.0%} are assumed to be used"
+
+
+def data_facts(data: Text, folder: Path) -> DataFacts:
+    """What training takes from the data: of the folder, or where there is none yet, by the tokenizer's name.
+
+    Raises:
+        InputError: there is no such tokenizer.
+    """
+    if read_manifest(folder) is not None:
+        return TokenizedData.open(folder)
+    path_or_size = parse_tokenizer_name(data.tokenizer)
+    if isinstance(path_or_size, int):
+        return AssumedData(path_or_size)
+    return AssumedData(load_tokenizer(path_or_size).vocabulary_size)
+
+
+def cost_of(command: Command, facts: DataFacts, machine: Machine) -> Cost:
+    """Of one command; nothing for those that neither train nor measure.
+
+    Raises:
+        InputError: a configuration is not valid, or its max_duration counts epochs.
+    """
+    if isinstance(command.about, Training):
+        return _training_cost(command.about, facts, machine)
+    if isinstance(command.about, Measuring):
+        return _measuring_cost(command.about, facts, machine)
+    return Cost()
+
+
+def in_words(cost: Cost) -> str:
+    """One line."""
+    if cost == Cost():
+        return "minutes at most"
+    words = [
+        f"trains on {cost.train_tokens / 1e6:,.1f} M tokens" if cost.train_tokens else "",
+        f"{cost.token_forwards / 1e6:,.2f} M token-forwards" if cost.token_forwards else "",
+        f"{cost.flops:.2g} FLOPs, {cost.seconds / 3600:,.2f} hours" if cost.flops else "",
+        f"{cost.num_unknown} not counted, as only the data tells how many chunks there are"
+        if cost.num_unknown
+        else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
+    """What a measuring stage runs through the network for one chunk of one checkpoint."""
+    s, m = evaluation.short_context_length, evaluation.targets_per_chunk
+    length = evaluation.long_context_length
+    rule_costs = RuleCosts(s, length, m, SEARCH_BUDGET)
+    selecting = rule_costs.token_forwards_together(evaluation.rules, max(evaluation.k))
+    sparse = len(evaluation.rules) * sum(m * (s + k) for k in evaluation.k)
+    return {
+        "loss_differences": m * s + length,
+        "length_losses": 4 * m * length,
+        "influential_tokens": 2 * (selecting + sparse) + m * s,
+    }[stage]
+
+
+def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
+    """Chunks that will be measured: counted where the data is there, else what the limits allow, or None."""
+    max_documents, max_chunks = evaluation.max_documents, evaluation.max_chunks_per_document
+    if read_manifest(data) is None:
+        return None if max_documents is None or max_chunks is None else max_documents * max_chunks
+    documents = TokenizedData.open(data).evaluation_documents()
+    chunks = [len(document.token_ids) // evaluation.long_context_length for document in documents]
+    long_enough = [number for number in chunks if number][:max_documents]
+    return sum(number if max_chunks is None else min(number, max_chunks) for number in long_enough)
+
+
+def _training_cost(training: Training, facts: DataFacts, machine: Machine) -> Cost:
+    config = load_config(training.config, training.overrides, facts)
+    dtype = torch.bfloat16 if config.precision == "amp_bf16" else torch.float32
+    run = estimate(config, machine.device(dtype))
+    return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
+
+
+def _measuring_cost(measuring: Measuring, facts: DataFacts, machine: Machine) -> Cost:
+    evaluation = measuring.evaluation
+    chunks = num_chunks(evaluation, measuring.data)
+    if chunks is None:
+        return Cost(num_unknown=1)
+    of_a_checkpoint = chunks * token_forwards_of_chunk(measuring.stage, evaluation)
+    configs = [load_config(training.config, training.overrides, facts) for training in measuring.trainings]
+    length = evaluation.long_context_length
+    flops = of_a_checkpoint * sum(_forward_flops(config, length) for config in configs)
+    device = machine.device(torch.bfloat16 if evaluation.dtype == "bfloat16" else torch.float32)
+    return Cost(
+        token_forwards=of_a_checkpoint * len(measuring.trainings),
+        flops=flops,
+        seconds=flops / (device.peak_flops * device.utilization),
+    )
+
+
+def _forward_flops(config: PretrainConfig, context_length: int) -> float:
+    """Of one token-forward, the vocabulary left out."""
+    model = config.model
+    vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
+    return flops_per_token(model, context_length) / 3 - vocabulary

@@ -1,0 +1,97 @@
+"""The commands of a study as Slurm jobs: each after those it needs, sharded stages as arrays.
+
+A command is submitted as slurm/<stage>.sh, which asks Slurm for what the stage needs and hands on the
+arguments. Tokenizing in shards becomes two jobs, the array and the merge of its shards.
+"""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import InputError
+from pipeline.studies.commands import Command
+from pipeline.studies.study_file import ANALYSING, MEASURING, Study
+
+_ENVIRONMENT = Path("slurm/cluster.env")
+Submit = Callable[[str, Sequence[str]], str]
+"""Submits the job of this name with these words after `sbatch`; returns its ID."""
+
+
+def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> None:
+    """Submit a job a command, in order, with the IDs of those it needs."""
+    job_ids: dict[str, str] = {}
+    for command in commands:
+        needed = [job_ids[name] for name in command.needs]
+        for job in _jobs_of(command, study):
+            job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, Path(study.run) / "logs"))
+            needed = [job_ids[job.name]]
+
+
+class _Job(NamedTuple):
+    """What one job is, but for those it needs."""
+
+    name: str
+    script: str
+    arguments: Sequence[str]
+    num_tasks: int | None = None
+    """Of an array; None: no array."""
+
+
+def _jobs_of(command: Command, study: Study) -> list[_Job]:
+    """One job, or for a text that is shared out two, each of which needs the one before."""
+    name, arguments = command.name, command.arguments
+    if command.stage == "tokenize_c4":
+        tasks = study.slurm.tokenize if command.arguments[1] == str(Path(study.run) / "data") else 1
+        shards = ["--num-shards", str(tasks), *arguments]
+        if tasks == 1:
+            return [_Job(name, "tokenize_c4", shards, 1)]
+        merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
+        return [_Job(f"{name}-shards", "tokenize_c4", shards, tasks), merge]
+    if command.stage in MEASURING:
+        tasks = study.slurm.measure
+        return [_Job(name, command.stage, ["--num-shards", str(tasks), *arguments], tasks)]
+    if command.stage in ANALYSING:
+        return [_Job(name, "analysis", [command.program, *arguments])]
+    return [_Job(name, command.stage, arguments)]
+
+
+def _sbatch_words(job: _Job, needed_ids: Sequence[str], logs: Path) -> list[str]:
+    """What stands after `sbatch`."""
+    job_id = "%j" if job.num_tasks is None else "%A_%a"
+    return [
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        f"--job-name={job.name}",
+        f"--output={logs / f'{job.name}-{job_id}.log'}",
+        *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+        *([f"--dependency=afterok:{':'.join(needed_ids)}"] if needed_ids else []),
+        f"slurm/{job.script}.sh",
+        *job.arguments,
+    ]
+
+
+def sbatch(study: Study) -> Submit:
+    """Submits for real, with the variables of slurm/cluster.env.
+
+    Raises:
+        InputError: there is no cluster.env here; and, when a job is submitted, sbatch refuses it.
+    """
+    if not _ENVIRONMENT.is_file():
+        raise InputError(
+            f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"
+            f" {_ENVIRONMENT}, edit it, and type the command there"
+        )
+    (Path(study.run) / "logs").mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
+
+    def submit(name: str, words: Sequence[str]) -> str:
+        sourced = f'source {_ENVIRONMENT} && exec sbatch "$@"'
+        done = subprocess.run(["bash", "-c", sourced, "sbatch", *words], capture_output=True, text=True)
+        if done.returncode:
+            raise InputError(
+                f"sbatch refused the job {name}: {done.stderr.strip()}; jobs that were submitted before it"
+                " stay in the queue (scancel ends them)"
+            )
+        return done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
+
+    return submit
