@@ -33,8 +33,9 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
 from pipeline.stage import logger, positive_float, positive_int, progress, run_stage, stage_parser
+from pipeline.theory.attention import num_keys
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
-from pipeline.theory.fit import FitSettings, Measurement, fit
+from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, Measurement, fit
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
@@ -83,6 +84,9 @@ def main(arguments: argparse.Namespace) -> None:
     conditions = {name: condition_called(name) for name in arguments.conditions}
     _refuse_sparsity(arguments.sparsity, lengths)
     _refuse_seeds(arguments.seeds)
+    for condition in conditions.values():  # before the first fit, not hours into the last
+        for k in arguments.sparsity:
+            num_keys(k, VOCABULARY_SIZE, condition.key_reach(lengths))
     settings = FitSettings(
         num_steps=arguments.steps,
         batch_size=arguments.batch_size,

@@ -24,6 +24,21 @@ MOST_KEYS = 1 << 24
 """Larger tables are refused: 64 MiB, and as much again for each of Adam's two moments."""
 
 
+def num_keys(sparsity: int, vocabulary_size: int, key_reach: int) -> int:
+    """Entries of the table of keys: one for every relation within reach and every X_S.
+
+    Raises:
+        InputError: more than a table may hold.
+    """
+    keys = num_relations(sparsity, key_reach) * vocabulary_size**sparsity
+    if keys > MOST_KEYS:
+        raise InputError(
+            f"sparse functional attention: k = {sparsity} with keys that reach {key_reach} positions has"
+            f" {keys:,} keys, at most {MOST_KEYS:,} fit; choose a smaller k or reach"
+        )
+    return keys
+
+
 class SparseFunctionalAttention(nn.Module):
     """h, with its keys and values as tables to be learnt."""
 
@@ -52,13 +67,7 @@ class SparseFunctionalAttention(nn.Module):
         self.sparsity, self.vocabulary_size, self.key_reach = sparsity, vocabulary_size, key_reach
         self._free_values = free_values
         num_contents = vocabulary_size**sparsity
-        num_keys = num_relations(sparsity, key_reach) * num_contents
-        if num_keys > MOST_KEYS:
-            raise InputError(
-                f"sparse functional attention: k = {sparsity} with keys that reach {key_reach} positions has"
-                f" {num_keys:,} keys, at most {MOST_KEYS:,} fit; choose a smaller k or reach"
-            )
-        self.log_keys = nn.Parameter(torch.zeros(num_keys))
+        self.log_keys = nn.Parameter(torch.zeros(num_keys(sparsity, vocabulary_size, key_reach)))
         self.raw_values = nn.Parameter(0.1 * torch.randn(num_contents, generator=generator))
 
     def forward(self, token_ids_BS: torch.Tensor, position_ids_S: PositionIds) -> torch.Tensor:

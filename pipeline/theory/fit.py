@@ -18,6 +18,8 @@ from pipeline.theory.attention import SparseFunctionalAttention
 from pipeline.theory.conditions import Condition, Lengths
 from pipeline.theory.subsets import PositionIds
 
+VOCABULARY_SIZE = len(PlantedCorrelation().background)
+"""Signals and noise; the "=" that asks is left out."""
 NUM_MEASURED_STEPS = 5
 _SEQUENCES_AT_ONCE = 50  # of a test: what bounds its memory
 
@@ -97,10 +99,9 @@ def fit(
     Raises:
         InputError: k tokens do not fit, or too many keys.
     """
-    vocabulary_size = len(PlantedCorrelation().background)
     attention = SparseFunctionalAttention(
         sparsity,
-        vocabulary_size,
+        VOCABULARY_SIZE,
         condition.key_reach(lengths),
         torch.Generator().manual_seed(seed),
         free_values=settings.free_values,
