@@ -5,8 +5,9 @@
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
 A notebook whose results, code and parameters are those of its last execution is skipped. selection_rules
-compares selection rules, and is skipped where the results hold only one beside the controls. To execute some
-notebooks only, on results that lack what the others need:
+compares selection rules, and is skipped where the results hold only one beside the controls;
+sparse_functional_attention is skipped where they hold none of that. To execute some notebooks only, on
+results that lack what the others need:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -31,11 +32,13 @@ from nbclient.exceptions import CellExecutionError
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARES_RULES = "selection_rules"
+NOT_OF_THE_STUDY = ("sparse_functional_attention",)
+"""Notebooks of the artefact of their name, which `make study` does not measure."""
 logger = logging.getLogger("analysis")
 
 
@@ -138,6 +141,8 @@ def main(arguments: argparse.Namespace) -> None:
         made_from = fingerprint(arguments.results, path, parameters)
         if is_up_to_date(arguments.figures / path.name, made_from):
             logger.info("%s: nothing has changed, skipped", path.name)
+        elif _is_beside_the_study(path, arguments):
+            logger.info("%s: the results hold nothing of it, skipped", path.name)
         elif path.stem == COMPARES_RULES and not compares_rules(arguments.results):
             logger.info("%s: only one selection rule beside the controls, skipped", path.name)
         else:
@@ -155,6 +160,12 @@ def _notebooks(names: Sequence[str]) -> list[Path]:
         if name not in of_name:
             raise unknown_name("notebook", name, of_name)
     return [path for name, path in of_name.items() if not names or name in names]
+
+
+def _is_beside_the_study(path: Path, arguments: argparse.Namespace) -> bool:
+    """Whether nobody asked for a notebook by name, and the results lack the artefact that it is about."""
+    is_optional = path.stem in NOT_OF_THE_STUDY and not arguments.notebooks
+    return is_optional and path.stem not in artefacts_in(arguments.results)
 
 
 def _model_and_length(text: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ STAGES = {path.stem for path in PROGRAMS} - {"query"}
 GROUND, MIDDLE, INFLUENCE, STAGE = range(4)
 FLOORS = {
     **dict.fromkeys(("errors", "results", "positions", "text", "tasks"), GROUND),
-    **dict.fromkeys(("models", "training", "studies", "stage", "query", "analysis"), MIDDLE),
+    **dict.fromkeys(("models", "training", "studies", "theory", "stage", "query", "analysis"), MIDDLE),
     "influence": INFLUENCE,
     **dict.fromkeys(STAGES, STAGE),
 }

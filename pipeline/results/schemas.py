@@ -167,6 +167,22 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
         ]
     ),
+    "sparse_functional_attention": pa.schema(
+        [
+            _column("seed", pa.int32(), "of the fit, its training and its test sequences"),
+            _column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
+            _column("position_law", pa.string(), "of the planted tokens, as pipeline/theory/conditions.py"),
+            _column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
+            _column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
+            _column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
+            _column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
+            _column("training_step", pa.int32(), "steps trained when this was measured"),
+            _column("test_length", pa.int32(), "tokens of the test sequences"),
+            _column("num_sequences", pa.int32(), "test sequences"),
+            _column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
+            _column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
+        ]
+    ),
 }
 
 _PREAMBLE = """# What the Parquet files hold
@@ -176,6 +192,7 @@ Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
 `selection_rules` alone is made by the analysis: one file, `selection_rules.parquet`, beside the figures.
+In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
