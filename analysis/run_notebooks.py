@@ -131,6 +131,7 @@ def main(arguments: argparse.Namespace) -> None:
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
+        "data": str(arguments.data.resolve()) if arguments.data else None,
     }
     parameters = {name: value for name, value in given.items() if value}
     notebooks = _notebooks(arguments.notebooks)
@@ -190,6 +191,12 @@ if __name__ == "__main__":
         default=(),
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of tokenize_c4.py that was measured, to count its tokens; data beside --results where"
+        " not given, and no control for token frequency where there is none",
     )
     parser.add_argument(
         "--notebooks",

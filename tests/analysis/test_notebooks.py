@@ -15,10 +15,13 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
 FIGURES = {
+    "dependency_sparsity-long-seed0",
+    "gap_slopes",
     "generalization_gap_by_sparsity",
     "loss_against_context_length",
     "long_perplexity",
     "loss_differences",
+    "recovered_loss_by_gain-long-seed0",
     *(f"recovered_loss_against_k-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
     *(f"sparse_gain_against_long_gain-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
 }
@@ -49,6 +52,9 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
     assert "long-seed0: the long context helps" in text
     assert "long-seed0: shared windows make the short loss 0.1250 [0.1250, 0.1250] nats smaller" in text
     assert "short-contiguous: the long context makes no clear difference" in text
+    assert "short-pose, k* by leave_one_out (n = " in text
+    assert "The training tokens are not at hand" in text
+    assert "k* by leave_one_out beyond its null: of " in text
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
