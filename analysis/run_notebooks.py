@@ -5,8 +5,9 @@
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
 A notebook whose results, code and parameters are those of its last execution is skipped. selection_rules
-compares selection rules, and is skipped where the results hold only one beside the controls. To execute some
-notebooks only, on results that lack what the others need:
+compares selection rules, and is skipped where the results hold only one beside the controls; model_scale
+compares model sizes and training steps, of --also-results too, and is skipped where there is only one. To
+execute some notebooks only, on results that lack what the others need:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -31,11 +32,11 @@ from nbclient.exceptions import CellExecutionError
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import read_artefact, read_model_facts
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPARES_RULES = "selection_rules"
+COMPARES_RULES, COMPARES_SCALES = "selection_rules", "model_scale"
 logger = logging.getLogger("analysis")
 
 
@@ -52,9 +53,10 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) ->
         *sorted((ROOT / "pipeline/results").glob("*.py")),
     ]:
         digest.update(source.read_bytes())
-    for path in sorted(results.glob("*/model=*/*.parquet")):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(results)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    for folder in (results, *map(Path, parameters.get("also_results", ()))):
+        for path in sorted(folder.glob("*/model=*/*.parquet")):
+            stat = path.stat()
+            digest.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -75,6 +77,14 @@ def compares_rules(results: Path) -> bool:
     """
     rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
     return len(set(rules) - {"random", "nearest"}) >= 2
+
+
+def compares_scales(folders: Sequence[Path]) -> bool:
+    """Whether results folders tell of models of several sizes or training steps."""
+    facts = [
+        of_model for folder in folders for of_model in read_model_facts(folder, "loss_differences").values()
+    ]
+    return len({(of_model.get("num_parameters"), of_model.get("train_step")) for of_model in facts}) >= 2
 
 
 def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
@@ -131,6 +141,7 @@ def main(arguments: argparse.Namespace) -> None:
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
+        "also_results": [str(folder.resolve()) for folder in arguments.also_results],
         "data": str(arguments.data.resolve()) if arguments.data else None,
     }
     parameters = {name: value for name, value in given.items() if value}
@@ -141,6 +152,10 @@ def main(arguments: argparse.Namespace) -> None:
             logger.info("%s: nothing has changed, skipped", path.name)
         elif path.stem == COMPARES_RULES and not compares_rules(arguments.results):
             logger.info("%s: only one selection rule beside the controls, skipped", path.name)
+        elif path.stem == COMPARES_SCALES and not compares_scales(
+            [arguments.results, *arguments.also_results]
+        ):
+            logger.info("%s: the results tell of only one model size and training step, skipped", path.name)
         else:
             execute(path, arguments.figures, parameters, made_from)
 
@@ -191,6 +206,14 @@ if __name__ == "__main__":
         default=(),
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
+    )
+    parser.add_argument(
+        "--also-results",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FOLDER",
+        help="further results folders, of other sizes or steps, for the notebook model_scale",
     )
     parser.add_argument(
         "--data",
