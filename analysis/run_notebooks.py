@@ -4,10 +4,10 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook whose results, code and parameters are those of its last execution is skipped. selection_rules
-compares selection rules, and is skipped where the results hold only one beside the controls;
-sparse_functional_attention is skipped where they hold none of that. To execute some notebooks only, on
-results that lack what the others need:
+A notebook whose results, code and parameters are those of its last execution is skipped, and so is one for
+which something lacks (analysis/notebook_needs.py): several selection rules (selection_rules), model sizes or
+training steps, those of --also-results counted (model_scale), fits of the theory's class
+(sparse_functional_attention). To execute some notebooks only, on results that lack what the others need:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -30,15 +30,12 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from analysis.notebook_needs import what_lacks
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPARES_RULES = "selection_rules"
-NOT_OF_THE_STUDY = ("sparse_functional_attention",)
-"""Notebooks of the artefact of their name, which `make study` does not measure."""
 logger = logging.getLogger("analysis")
 
 
@@ -55,9 +52,10 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) ->
         *sorted((ROOT / "pipeline/results").glob("*.py")),
     ]:
         digest.update(source.read_bytes())
-    for path in sorted(results.glob("*/model=*/*.parquet")):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(results)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    for folder in (results, *map(Path, parameters.get("also_results", ()))):
+        for path in sorted(folder.glob("*/model=*/*.parquet")):
+            stat = path.stat()
+            digest.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -68,16 +66,6 @@ def is_up_to_date(executed: Path, made_from: str) -> bool:
     execution = nbformat.read(executed, as_version=4).metadata.get("execution_of_results", {})
     figures = (executed.parent / name for name in execution.get("figures", []))
     return execution.get("made_from") == made_from and all(figure.exists() for figure in figures)
-
-
-def compares_rules(results: Path) -> bool:
-    """Whether results hold selection rules to compare: several beside the controls.
-
-    Raises:
-        InputError: no results of influential tokens.
-    """
-    rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
-    return len(set(rules) - {"random", "nearest"}) >= 2
 
 
 def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
@@ -134,6 +122,8 @@ def main(arguments: argparse.Namespace) -> None:
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
+        "also_results": [str(folder.resolve()) for folder in arguments.also_results],
+        "data": str(arguments.data.resolve()) if arguments.data else None,
     }
     parameters = {name: value for name, value in given.items() if value}
     notebooks = _notebooks(arguments.notebooks)
@@ -141,10 +131,10 @@ def main(arguments: argparse.Namespace) -> None:
         made_from = fingerprint(arguments.results, path, parameters)
         if is_up_to_date(arguments.figures / path.name, made_from):
             logger.info("%s: nothing has changed, skipped", path.name)
-        elif _is_beside_the_study(path, arguments):
-            logger.info("%s: the results hold nothing of it, skipped", path.name)
-        elif path.stem == COMPARES_RULES and not compares_rules(arguments.results):
-            logger.info("%s: only one selection rule beside the controls, skipped", path.name)
+        elif lacks := what_lacks(path.stem, arguments):
+            if arguments.notebooks:
+                raise InputError(f"{path.name}: {lacks}")
+            logger.info("%s: %s, skipped", path.name, lacks)
         else:
             execute(path, arguments.figures, parameters, made_from)
 
@@ -160,12 +150,6 @@ def _notebooks(names: Sequence[str]) -> list[Path]:
         if name not in of_name:
             raise unknown_name("notebook", name, of_name)
     return [path for name, path in of_name.items() if not names or name in names]
-
-
-def _is_beside_the_study(path: Path, arguments: argparse.Namespace) -> bool:
-    """Whether nobody asked for a notebook by name, and the results lack the artefact that it is about."""
-    is_optional = path.stem in NOT_OF_THE_STUDY and not arguments.notebooks
-    return is_optional and path.stem not in artefacts_in(arguments.results)
 
 
 def _model_and_length(text: str) -> tuple[str, int]:
@@ -201,6 +185,20 @@ if __name__ == "__main__":
         default=(),
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
+    )
+    parser.add_argument(
+        "--also-results",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FOLDER",
+        help="further results folders, of other sizes or steps, for the notebook model_scale",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of tokenize_c4.py that was measured, to count its tokens; data beside --results where"
+        " not given, and no control for token frequency where there is none",
     )
     parser.add_argument(
         "--notebooks",

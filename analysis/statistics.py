@@ -238,14 +238,22 @@ def sparsity_categories(studied_ks: Iterable[int]) -> list[str]:
     return [*map(str, ks), f"more than {ks[-1]}", NO_GAIN]
 
 
-def _category(dependency_sparsity: pd.DataFrame, studied_ks: Sequence[int]) -> pd.Series:
-    """The class of each target's k*; a censored target helps but needs more than the largest studied k."""
+def sparsity_category(dependency_sparsity: pd.DataFrame, studied_ks: Sequence[int]) -> pd.Series:
+    """The class of each target's k*, a name of `sparsity_categories`.
+
+    A censored target is one whose long context helps, but that needs more than the largest studied k.
+    """
     k_star = dependency_sparsity["dependency_sparsity"]
     reached = k_star.map(lambda k: NO_GAIN if pd.isna(k) else str(int(k)))
     return reached.mask(dependency_sparsity["is_censored"], f"more than {max(studied_ks)}")
 
 
-def _rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The rows of one model.
+
+    Raises:
+        InputError: there are none.
+    """
     rows = frame[frame["model"] == model]
     if rows.empty:
         raise unknown_name("model", model, frame["model"].unique())
@@ -270,8 +278,8 @@ def generalization_gaps(
         InputError: no results of one of the models.
     """
     columns = [*TARGET, "long_context_loss"]
-    reference = _rows_of(loss_differences, reference_model)[columns]
-    shorts = pd.concat([_rows_of(loss_differences, model)[["model", *columns]] for model in short_models])
+    reference = rows_of(loss_differences, reference_model)[columns]
+    shorts = pd.concat([rows_of(loss_differences, model)[["model", *columns]] for model in short_models])
     pairs = shorts.merge(reference, on=TARGET, suffixes=("", "_reference"))
     pairs["generalization_gap"] = pairs["long_context_loss"] - pairs["long_context_loss_reference"]
     return pairs[["model", *TARGET, "generalization_gap"]]
@@ -307,11 +315,11 @@ def generalization_gap_by_sparsity(
     Raises:
         InputError: no results of one of the models or the rule, or no target that all of them measured.
     """
-    sparsity = _rows_of(dependency_sparsity, sparsity_model)
+    sparsity = rows_of(dependency_sparsity, sparsity_model)
     if rule not in set(sparsity["rule"]):
         raise unknown_name("rule", rule, sparsity["rule"].unique())
     sparsity = sparsity[sparsity["rule"] == rule]
-    sparsity = sparsity[TARGET].assign(category=_category(sparsity, studied_ks))
+    sparsity = sparsity[TARGET].assign(category=sparsity_category(sparsity, studied_ks))
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
     tokens = gaps.merge(sparsity, on=TARGET)
     if tokens.empty:

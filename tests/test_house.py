@@ -37,6 +37,7 @@ DOORS = {
     "pyarrow": {"pipeline/results/"},
     "duckdb": {"pipeline/query.py"},
     "matplotlib": {"analysis/"},
+    "statsmodels": {"analysis/gap_regression.py"},
 }
 MAX_LINES = 400
 

@@ -22,7 +22,7 @@ from olmo.model import OLMo
 
 from pipeline import loss_differences
 from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import read_artefact, read_model_facts
 from pipeline.results.provenance import sha256_of_files
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.tokenized_data import TokenizedData
@@ -50,6 +50,13 @@ def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataF
     assert rows["target_token_id"].tolist() == [
         int(DOCUMENTS[document_id][position]) for document_id, _, position in TARGET_POSITIONS
     ]
+
+
+def test_the_files_tell_what_is_known_of_the_model(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
+    model = make_olmo(seed=1)
+    (facts,) = read_model_facts(folder / "results", "loss_differences").values()
+    assert facts["num_parameters"] == model.num_params()
+    assert facts["train_context_length"] == model.config.max_sequence_length
 
 
 def test_losses_are_those_of_stock_olmo(rows: pd.DataFrame, make_olmo: Callable[..., OLMo]) -> None:
@@ -113,7 +120,7 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         assert table.schema.equals(SCHEMAS["loss_differences"])
         metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
         assert metadata.keys() == {
-            "schema_version", "stage", "settings", "inputs", "git_commit", "packages"
+            "schema_version", "stage", "settings", "inputs", "model_facts", "git_commit", "packages"
         }  # fmt: skip
         assert (metadata["stage"], metadata["schema_version"]) == ("loss_differences", str(SCHEMA_VERSION))
         settings = json.loads(metadata["settings"])

@@ -19,6 +19,7 @@ from pipeline.influence.shares import (
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.memory import GIBIBYTE, is_out_of_memory, keep_freed_memory, peak_bytes
+from pipeline.models.training_facts import training_facts
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
@@ -166,6 +167,8 @@ def evaluate_checkpoints(
         if not pending or arguments.status:
             continue
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
+        facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
+        facts["num_parameters"] = model.num_parameters
         _refuse_foreign_tokens(model, data, documents, checkpoint)
         batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
         chunk_limits = arguments.long_context_length, arguments.max_chunks_per_document
@@ -175,7 +178,7 @@ def evaluate_checkpoints(
             for chunk in chunks_of(documents, index, *chunk_limits):
                 append_columns(tables, _measured(measure, model, batching, name, chunk))
             if index == shards[shard][-1]:
-                output.write_shard(shard, tables)
+                output.write_shard(shard, tables, facts)
                 tables = {}
         _log_memory(name, model, batching)
     if arguments.status:

@@ -55,6 +55,10 @@ class CausalLM(Protocol):
         """Token IDs run from 0 to this, exclusive."""
 
     @property
+    def num_parameters(self) -> int:
+        """Numbers that training sets, embeddings included; shared ones count once."""
+
+    @property
     def device(self) -> torch.device:
         """Where inputs must lie."""
 

@@ -74,6 +74,11 @@ class HuggingFaceCausalLM:
         return self._model.get_output_embeddings().weight.shape[0]
 
     @property
+    def num_parameters(self) -> int:
+        """Embeddings included."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
     def device(self) -> torch.device:
         """Where inputs must lie; with a device map, where the embedding does."""
         return self._model.get_input_embeddings().weight.device

@@ -36,6 +36,11 @@ class OLMoCausalLM:
         return self._model.config.vocab_size
 
     @property
+    def num_parameters(self) -> int:
+        """Embeddings included."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
     def device(self) -> torch.device:
         """Where inputs must lie."""
         return self._model.device

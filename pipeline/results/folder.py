@@ -127,15 +127,22 @@ class StageOutput:
         tasks = {shard % self.dealt_to for shard in missing}
         return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {self.dealt_to}"
 
-    def write_shard(self, shard_index: int, tables: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+    def write_shard(
+        self,
+        shard_index: int,
+        tables: Mapping[str, Mapping[str, Sequence[Any]]],
+        model_facts: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write the columns of each artefact of one shard, then mark the shard complete.
 
         Args:
             shard_index: which shard.
             tables: artefact -> column -> values, as `SCHEMAS` names and types them.
+            model_facts: what is known of the model, JSON values; told by the files, never compared.
         """
         self._claim_folder()
         provenance = self._made_by | {"git_commit": git_commit(), "packages": package_versions()}
+        provenance["model_facts"] = dict(model_facts or {})
         metadata = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
@@ -192,6 +199,19 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """What a stage was run with, for each model that it has results of, as those say it."""
     return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
+
+
+def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
+    """What the files of one artefact tell of each model, its size and training; empty where they are older.
+
+    Raises:
+        InputError: a file is not Parquet, or not all of it.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for file in origins(results, artefact):
+        model = file.path.parent.name.removeprefix("model=")
+        facts.setdefault(model, json.loads(file.metadata.get(b"model_facts", b"{}")))
+    return facts
 
 
 def missing_artefact(results: Path, artefact: str) -> InputError:

@@ -196,7 +196,8 @@ In `sparse_functional_attention` the model is the name of its condition and of k
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
-checkpoint and documents), `git_commit` and `packages` (their versions).
+checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
+seed, as far as the checkpoint tells them), `git_commit` and `packages` (their versions).
 """
 
 

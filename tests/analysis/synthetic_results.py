@@ -69,14 +69,24 @@ def plant(num_documents: int, seed: int) -> Truth:
 
 
 def write_results(
-    results: Path, num_documents: int = 24, seed: int = 0, models: list[str] | None = None
+    results: Path,
+    num_documents: int = 24,
+    seed: int = 0,
+    models: list[str] | None = None,
+    scale: tuple[int, int] | None = None,
 ) -> Truth:
-    """Write all stages' artefacts in two shards; short-pose has no influential tokens."""
+    """Write all stages' artefacts in two shards; short-pose has no influential tokens.
+
+    `scale`: parameters and training step that the files tell of every model; nothing where None.
+    """
     truth = plant(num_documents, seed)
     for index, model in enumerate(models or [*SHORT_MODELS, *LONG_MODELS]):
         generator = np.random.default_rng([seed, index])
         losses = _losses(truth, model, generator)
-        settings = {"short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH}
+        settings = {
+            "short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH,
+            "recovery_fraction": 0.9, "minimum_gain": 0.1,
+        }  # fmt: skip
         outputs = {
             stage: StageOutput(
                 results, stage, model, settings=settings, inputs={"checkpoint": f"{index:064x}"}, num_shards=2
@@ -84,10 +94,11 @@ def write_results(
             for stage in ("loss_differences", "influential_tokens", "length_losses")
             if (stage, model) != ("influential_tokens", "short-pose")
         }
+        facts = None if scale is None else _facts(model, *scale)
         for shard_index, shard in enumerate(np.array_split(losses.index.to_numpy(), 2)):
             rows = losses.loc[shard]
             outputs["loss_differences"].write_shard(
-                shard_index, {"loss_differences": _loss_differences(rows)}
+                shard_index, {"loss_differences": _loss_differences(rows)}, facts
             )
             outputs["length_losses"].write_shard(
                 shard_index, {"length_losses": _length_losses(rows, model, generator)}
@@ -99,6 +110,16 @@ def write_results(
                 }
                 outputs["influential_tokens"].write_shard(shard_index, tables)
     return truth
+
+
+def _facts(model: str, num_parameters: int, train_step: int) -> dict[str, object]:
+    return {
+        "num_parameters": num_parameters,
+        "train_step": train_step,
+        "train_context_length": TRAIN_CONTEXT_LENGTHS[model],
+        "position_scheme": "pose" if model == "short-pose" else "contiguous",
+        "seed": int(model == "long-seed1"),
+    }
 
 
 def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:

@@ -15,10 +15,13 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
 FIGURES = {
+    "dependency_sparsity-long-seed0",
+    "gap_slopes",
     "generalization_gap_by_sparsity",
     "loss_against_context_length",
     "long_perplexity",
     "loss_differences",
+    "recovered_loss_by_gain-long-seed0",
     *(f"recovered_loss_against_k-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
     *(f"sparse_gain_against_long_gain-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
 }
@@ -41,18 +44,20 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
     assert done.returncode == 0, done.stderr
     for suffix in ("png", "pdf"):
         assert {path.stem for path in figures.glob(f"*.{suffix}")} == FIGURES
-    # One rule beside the controls: there is nothing to compare. No fits of the theory's class either.
-    executed = {path.name for path in NOTEBOOKS} - {
-        "selection_rules.ipynb",
-        "sparse_functional_attention.ipynb",
-    }
+    # One rule beside the controls, one size: there is nothing to compare. No fits of the theory's class either.
+    skipped = {"selection_rules", "model_scale", "sparse_functional_attention"}
+    executed = {path.name for path in NOTEBOOKS if path.stem not in skipped}
     assert "sparse_functional_attention.ipynb: the results hold nothing of it, skipped" in done.stderr
+    assert "model_scale.ipynb: the results tell of only one model size and training step" in done.stderr
     assert "selection_rules.ipynb: only one selection rule beside the controls, skipped" in done.stderr
     assert {path.name for path in figures.glob("*.ipynb")} == executed
     text = "".join(path.read_text() for path in figures.glob("*.ipynb"))
     assert "long-seed0: the long context helps" in text
     assert "long-seed0: shared windows make the short loss 0.1250 [0.1250, 0.1250] nats smaller" in text
     assert "short-contiguous: the long context makes no clear difference" in text
+    assert "short-pose, k* by leave_one_out (n = " in text
+    assert "The training tokens are not at hand" in text
+    assert "k* by leave_one_out beyond its null: of " in text
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
@@ -87,7 +92,7 @@ def test_a_deleted_figure_is_drawn_again(tmp_path: Path) -> None:
 def test_a_missing_artefact_is_one_sentence_and_code_two(tmp_path: Path) -> None:
     done = run(tmp_path, tmp_path / "figures", tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "influential_tokens.ipynb: " in done.stderr
+    assert "dependency_sparsity.ipynb: " in done.stderr
     assert "holds no 'sparse_context_losses' results" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -124,6 +129,17 @@ def test_notebooks_are_thin_and_hold_no_outputs(path: Path) -> None:
             assert cell.outputs == []
             assert cell.execution_count is None
             assert "read_parquet" not in cell.source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_figure_says_how_many_it_is_of(path: Path) -> None:
+    cells = [
+        cell.source for cell in nbformat.read(path, as_version=4).cells if "figures.save(" in cell.source
+    ]
+    assert cells
+    for cell in cells:
+        (caption,) = [part.split("figures.save(")[0] for part in cell.split("figure.suptitle(")[1:]]
+        assert "sample" in caption or "documents" in caption
 
 
 def test_injected_parameters_follow_the_defaults() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import rule_figures, rule_verdicts, run_notebooks, selection_rules
+from analysis import notebook_needs, rule_figures, rule_verdicts, selection_rules
 from pipeline.errors import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.folder import StageOutput, read_artefact, read_settings
@@ -236,8 +236,8 @@ def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) 
 
 
 def test_one_rule_beside_the_controls_is_nothing_to_compare(results: Path, several_rules: Path) -> None:
-    assert not run_notebooks.compares_rules(results)
-    assert run_notebooks.compares_rules(several_rules)
+    assert not notebook_needs.compares_rules(results)
+    assert notebook_needs.compares_rules(several_rules)
     assert read_settings(several_rules, "influential_tokens")["m"]["targets_per_chunk"] == 2
     assert set(read_artefact(several_rules, "sparse_context_losses")["model"]) == {"m"}
 
@@ -247,4 +247,4 @@ def test_an_unknown_notebook_is_refused(several_rules: Path, tmp_path: Path) -> 
     assert done.returncode == 2
     assert "unknown notebook 'selection_rule'; did you mean 'selection_rules'?" in done.stderr
     with pytest.raises(InputError, match="holds no 'sparse_context_losses'"):
-        run_notebooks.compares_rules(tmp_path)
+        notebook_needs.compares_rules(tmp_path)

@@ -1,0 +1,217 @@
+"""How many far tokens a prediction needs, by how much its long context is worth.
+
+Targets are binned by the gain, L_short - L_long, of another seed than the one that is measured. Binned by its
+own gain, the top bin would hold the targets on which that model was lucky: its gain would be too large there,
+and what k tokens recover of it too small. In a bin by another seed's gain the measured seed's is smaller than
+that one's for the same reason (regression to the mean): both are shown.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.selection_rules import BLIND_RULES
+from analysis.statistics import (
+    OWN,
+    TARGET,
+    excess_over_null,
+    interval_columns,
+    interval_over_documents,
+    recovered_losses,
+    rows_of,
+    sample_counts,
+    sparsity_categories,
+    sparsity_category,
+)
+from pipeline.results.bootstrap import Interval
+
+GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)
+"""Nats; a bin holds its lower edge. 0.1 is the least gain that the stage gives a k* to."""
+_AMOUNTS = ("effect_loss", "loss_difference", "effect_fraction")
+
+
+def gain_bins(
+    loss_differences: pd.DataFrame, binning_model: str, edges: Sequence[float] = GAIN_EDGES
+) -> pd.DataFrame:
+    """The bin of every target.
+
+    Args:
+        loss_differences: the artefact.
+        binning_model: whose gain decides; not the model that is measured in the bins.
+        edges: ascending, nats.
+
+    Returns:
+        document_id, chunk_index, target_position, gain_bin (ordered categorical), binning_gain (nats).
+
+    Raises:
+        InputError: no results of the model.
+    """
+    targets = rows_of(loss_differences, binning_model)
+    names = [_bin_name(low, high) for low, high in pairwise(edges)]
+    gains = targets["loss_difference"].astype("float64")
+    bins = pd.cut(gains, list(edges), right=False, labels=names)
+    return targets[TARGET].assign(gain_bin=bins, binning_gain=gains)
+
+
+def _bin_name(low: float, high: float) -> str:
+    if np.isinf(low):
+        return f"below {high:g}"
+    return f"{low:g} and more" if np.isinf(high) else f"{low:g} to {high:g}"
+
+
+def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Mean gain in each bin, of the seed that binned and of the one measured: how far the latter falls back.
+
+    Args:
+        loss_differences: the artefact.
+        bins: of `gain_bins`.
+        model: the one measured.
+
+    Returns:
+        gain_bin, num_targets, num_documents, then with intervals binning_gain and loss_difference (nats).
+    """
+    targets = rows_of(loss_differences, model)[[*TARGET, "loss_difference"]].merge(bins, on=TARGET)
+    return pd.DataFrame(
+        {
+            "gain_bin": gain_bin,
+            **sample_counts(of_bin),
+            **_interval(of_bin, "binning_gain"),
+            **_interval(of_bin, "loss_difference"),
+        }
+        for gain_bin, of_bin in _by_bin(targets)
+    )
+
+
+def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> pd.DataFrame:
+    """What k tokens recover in each bin: beyond the null by rules that see the answer, plainly by blind ones.
+
+    Args:
+        sparse_context_losses: the artefact, any models.
+        bins: of `gain_bins`.
+
+    Returns:
+        model, rule, gain_bin, k, num_targets, num_documents, then with intervals effect_loss,
+        loss_difference (nats) and effect_fraction (of the gain; NaN where that is not clear).
+    """
+    losses = sparse_context_losses.merge(bins[[*TARGET, "gain_bin"]], on=TARGET)
+    is_blind = losses["rule"].isin(BLIND_RULES)
+    beyond_null = _tables_by_bin(losses[~is_blind], excess_over_null, "excess")
+    own = losses[is_blind & (losses["far_context"] == OWN)]
+    return pd.concat([beyond_null, _tables_by_bin(own, recovered_losses, "recovered")], ignore_index=True)
+
+
+def sparsity_distribution(
+    measured: pd.DataFrame, studied_ks: Sequence[int], bins: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Share of the targets in each class of k*, censored targets and those without a gain among them.
+
+    Args:
+        measured: of `sparsity_measures.sparsity_measures`.
+        studied_ks: every k that was studied.
+        bins: of `gain_bins`; all targets together where None.
+
+    Returns:
+        measure, gain_bin ("all" without bins), category (see `statistics.sparsity_categories`), num_targets
+        and num_documents (of the measure and bin), share with its interval.
+    """
+    targets = measured.assign(category=sparsity_category(measured, studied_ks))
+    targets = targets.assign(gain_bin="all") if bins is None else targets.merge(bins, on=TARGET)
+    rows = []
+    for measure, of_measure in targets.groupby("measure", sort=False):
+        for gain_bin, of_bin in _by_bin(of_measure):
+            for category in sparsity_categories(studied_ks):
+                share = _share(of_bin, of_bin["category"] == category)
+                rows.append(
+                    {
+                        "measure": measure, "gain_bin": gain_bin, "category": category,
+                        **sample_counts(of_bin),
+                        **share,
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def shares_of_gaining_targets(measured: pd.DataFrame, studied_ks: Sequence[int]) -> pd.DataFrame:
+    """Of the targets that gain enough to have a k*, the share that needs at most so many far tokens.
+
+    Args:
+        measured, studied_ks: as `sparsity_distribution` takes them.
+
+    Returns:
+        measure, k (each studied one), num_targets, num_documents, share of them with k* <= k, with interval.
+    """
+    gaining = measured[measured["dependency_sparsity"].notna() | measured["is_censored"]]
+    rows = []
+    for measure, targets in gaining.groupby("measure", sort=False):
+        for k in sorted(studied_ks):
+            share = _share(targets, targets["dependency_sparsity"] <= k)
+            rows.append({"measure": measure, "k": k, **sample_counts(targets), **share})
+    return pd.DataFrame(rows)
+
+
+def share_sentences(shares: pd.DataFrame) -> list[str]:
+    """A sentence a measure: the shares of targets that need the least and the largest studied k.
+
+    Args:
+        shares: of `shares_of_gaining_targets`.
+    """
+    return [
+        f"k* by {measure}: of {rows['num_targets'].iloc[0]:,} targets whose long context helps,"
+        f" {_said(rows.iloc[0], 'share')} need {rows['k'].iloc[0]} far token at most,"
+        f" {_said(rows.iloc[-1], 'share')} at most {rows['k'].iloc[-1]}."
+        for measure, rows in shares.groupby("measure", sort=False)
+    ]
+
+
+def effect_sentences(effects: pd.DataFrame) -> list[str]:
+    """A sentence a model, rule and bin: what the largest studied k recovers there.
+
+    Args:
+        effects: of `effects_by_bin`.
+    """
+    return [
+        f"{row['model']}, {row['rule']}, gain {row['gain_bin']} (n = {row['num_targets']:,}): {row['k']}"
+        f" tokens recover {_said(row, 'effect_loss')} nats{_beyond(row)}"
+        + ("." if np.isnan(row["effect_fraction"]) else f", {_said(row, 'effect_fraction')} of the gain.")
+        for row in effects[effects["k"] == effects["k"].max()].to_dict("records")
+    ]
+
+
+def _said(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
+    return str(Interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+
+
+def _beyond(row: Mapping[Hashable, Any]) -> str:
+    return "" if row["rule"] in BLIND_RULES else " beyond the null"
+
+
+def _share(targets: pd.DataFrame, is_counted: pd.Series) -> dict[Hashable, float]:
+    interval = interval_over_documents(targets["document_id"], is_counted.astype("float64"))
+    return interval_columns("share", interval)
+
+
+def _interval(targets: pd.DataFrame, name: str) -> dict[Hashable, float]:
+    return interval_columns(name, interval_over_documents(targets["document_id"], targets[name]))
+
+
+def _by_bin(targets: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for gain_bin, of_bin in targets.groupby("gain_bin", observed=True):
+        yield str(gain_bin), of_bin
+
+
+def _tables_by_bin(
+    losses: pd.DataFrame, table_of: Callable[[pd.DataFrame], pd.DataFrame], name: str
+) -> pd.DataFrame:
+    """A table of `analysis.statistics` for the targets of each bin, its columns `name`_* as effect_*."""
+    tables = [
+        table_of(of_bin.drop(columns="gain_bin")).assign(gain_bin=gain_bin)
+        for gain_bin, of_bin in _by_bin(losses)
+    ]
+    ends = [f"{amount}{end}" for amount in _AMOUNTS for end in ("", "_low", "_high")]
+    columns = ["model", "rule", "gain_bin", "k", "num_targets", "num_documents", *ends]
+    if not tables:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(tables).rename(columns=lambda column: column.replace(f"{name}_", "effect_"))[columns]

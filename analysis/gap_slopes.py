@@ -1,0 +1,145 @@
+"""Whether the generalization gap rises with dependency sparsity, other things being equal.
+
+A row of most tables here is a slope: nats of generalization gap a doubling of k*. Sparse targets may simply
+be easy ones, so each slope stands beside those with controls: how frequent the target's token is, where in
+the chunk it stands, and its loss under the short context.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.gap_regression import cluster_robust_slope, random_effects_slope
+from analysis.permutation import permutation_p_value
+from analysis.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
+from analysis.statistics import TARGET, generalization_gaps, interval_columns, rows_of, sample_counts
+from pipeline.errors import InputError
+
+FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"
+NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "frequency, position, short loss"
+RANDOM_EFFECTS = "the same, document effects"
+ADJUSTMENTS = {
+    NO_CONTROLS: (),
+    SURFACE: (FREQUENCY, POSITION),
+    ALL_CONTROLS: (FREQUENCY, POSITION, DIFFICULTY),
+}
+"""Name -> the columns held constant. `RANDOM_EFFECTS` has all of them and an intercept a document."""
+NUM_DIFFICULTY_STRATA = 3
+"""Equal parts by L_short within which, and within a document, k* is permuted."""
+
+
+def gap_targets(
+    loss_differences: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
+    reference_model: str,
+    difficulty_model: str,
+    token_counts_V: np.ndarray | None,
+) -> pd.DataFrame:
+    """The generalization gap of every target beside what it is to be controlled for.
+
+    Args:
+        loss_differences: the artefact.
+        short_models: models trained at a short context.
+        reference_model: the long-trained model that the gap is measured from.
+        difficulty_model: whose L_short says how hard a target is; not the model that k* is read from.
+        token_counts_V: how often each token ID occurs in the training text; None where that is not known, and
+            then the column is missing and no regression controls for it.
+
+    Returns:
+        model, document_id, chunk_index, target_position, generalization_gap (nats), log_token_count (of the
+        target's token: natural log of count + 1), num_long_context_tokens, short_context_loss (nats).
+
+    Raises:
+        InputError: no results of one of the models, or token IDs beyond the counts.
+    """
+    gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
+    columns = [*TARGET, "target_token_id", POSITION, DIFFICULTY]
+    targets = gaps.merge(rows_of(loss_differences, difficulty_model)[columns], on=TARGET)
+    token_ids = targets.pop("target_token_id")
+    if token_counts_V is None:
+        return targets
+    if len(targets) and token_ids.max() >= len(token_counts_V):
+        raise InputError(
+            f"the results have token ID {token_ids.max()}, and the tokens counted are {len(token_counts_V)};"
+            " count those of the data that was measured"
+        )
+    return targets.assign(**{FREQUENCY: np.log(token_counts_V[token_ids] + 1.0)})
+
+
+def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> pd.DataFrame:
+    """Slope of the gap on k*: a row a short model, measure, coding and adjustment.
+
+    Args:
+        targets: of `gap_targets`.
+        measured: of `sparsity_measures.sparsity_measures`, from another long-trained model than the gap.
+        largest_k: the largest studied k.
+
+    Returns:
+        model, measure, coding, adjustment (of `ADJUSTMENTS`, cluster-robust; then `RANDOM_EFFECTS`),
+        num_targets, num_documents, slope with its interval (nats a doubling; NaN where it cannot be
+        estimated), document_variance (nats squared, of `RANDOM_EFFECTS` only).
+    """
+    rows = []
+    for labels, chosen in _regressions(targets, measured, largest_k):
+        gaps, sparsity, documents = (
+            chosen[name].to_numpy() for name in ("generalization_gap", "sparsity", "document_id")
+        )
+        labels |= sample_counts(chosen)
+        for adjustment, names in ADJUSTMENTS.items():
+            controls = _controls(chosen, names)
+            slope = cluster_robust_slope(gaps, sparsity, controls, documents)
+            rows.append({**labels, "adjustment": adjustment, **interval_columns("slope", slope)})
+        found = random_effects_slope(gaps, sparsity, controls, documents)
+        columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
+        rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})
+    return pd.DataFrame(rows)
+
+
+def permutation_tests(
+    targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int, seed: int = 0
+) -> pd.DataFrame:
+    """Whether gap and k* go together within documents and among targets about as hard.
+
+    k* is permuted among the targets of a document that lie in the same third by L_short.
+
+    Args:
+        targets, measured, largest_k: as `gap_slopes` takes them.
+        seed: of the permutations.
+
+    Returns:
+        model, measure, coding, num_targets, num_documents, p_value (two-sided; NaN where nothing can be
+        permuted).
+    """
+    rows = []
+    for labels, chosen in _regressions(targets, measured, largest_k):
+        thirds = pd.qcut(chosen[DIFFICULTY].rank(method="first"), NUM_DIFFICULTY_STRATA, labels=False)
+        strata = chosen.groupby(["document_id", thirds.to_numpy()]).ngroup().to_numpy()
+        gaps, sparsity = chosen["generalization_gap"].to_numpy(), chosen["sparsity"].to_numpy()
+        p_value = permutation_p_value(gaps, sparsity, strata, seed=seed)
+        rows.append({**labels, **sample_counts(chosen), "p_value": p_value})
+    return pd.DataFrame(rows)
+
+
+def _regressions(
+    targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int
+) -> Iterator[tuple[dict[Hashable, Any], pd.DataFrame]]:
+    """What each regression is of, and its targets with the column `sparsity`."""
+    if targets.merge(measured[TARGET].drop_duplicates(), on=TARGET).empty:
+        raise InputError(
+            "no target is common to the gaps and the dependency sparsity; measure them on the same documents"
+        )
+    for model, of_model in targets.groupby("model", sort=False):
+        for measure in measures_in_order(measured):
+            of_measure = measured[measured["measure"] == measure]
+            for coding in CODINGS:
+                sparsity = of_measure[TARGET].assign(sparsity=coded_sparsity(of_measure, coding, largest_k))
+                chosen = of_model.merge(sparsity.dropna(), on=TARGET)
+                yield {"model": str(model), "measure": measure, "coding": coding}, chosen
+
+
+def _controls(chosen: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
+    present = [name for name in names if name in chosen]
+    return chosen[present].to_numpy(dtype="float64").reshape(len(chosen), len(present))

@@ -1,0 +1,61 @@
+"""What the regressions of the gap on sparsity say, in sentences that are read off their tables."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS
+from analysis.sparsity_measures import AMONG_REACHED
+from pipeline.results.bootstrap import Interval
+
+Row = Mapping[Hashable, Any]
+
+
+def direction(row: Row) -> str:
+    """What the interval of a slope says of the gap: it rises with k*, falls, or neither clearly."""
+    if row["slope_low"] > 0:
+        return "rises"
+    return "falls" if row["slope_high"] < 0 else "not clear"
+
+
+def slope_sentences(slopes: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
+    """A sentence a short model and measure, of targets that have a k*; then one a model on all readings.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+        tests: `gap_slopes.permutation_tests`, of the same targets and measures.
+    """
+    keys = ["model", "measure", "coding"]
+    p_value = tests.set_index(keys)["p_value"].to_dict()
+    sentences = []
+    for (model, measure), rows in slopes[slopes["coding"] == AMONG_REACHED].groupby(keys[:2], sort=False):
+        of = {row["adjustment"]: row for row in rows.to_dict("records")}
+        sentences.append(
+            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
+            f" gap by {_slope(of[NO_CONTROLS])} without controls, {_slope(of[ALL_CONTROLS])} with them and"
+            f" {_slope(of[RANDOM_EFFECTS])} with document effects too; permutation"
+            f" p = {p_value[model, measure, AMONG_REACHED]:.4f}."
+        )
+    sentences += [_count_of_readings(str(model), rows) for model, rows in slopes.groupby("model", sort=False)]
+    return sentences
+
+
+def _slope(row: Row) -> str:
+    if pd.isna(row["slope_low"]):
+        return "an amount that cannot be estimated"
+    interval = Interval(row["slope"], row["slope_low"], row["slope_high"])
+    return f"{interval} nats ({direction(row)})"
+
+
+def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
+    """How many readings of k*, a measure and a coding each, agree."""
+    parts = []
+    for adjustment in (NO_CONTROLS, ALL_CONTROLS):
+        directions = [direction(row) for row in rows[rows["adjustment"] == adjustment].to_dict("records")]
+        parts.append(
+            f"the gap clearly rises with k* in {directions.count('rises')} and falls in"
+            f" {directions.count('falls')} ({adjustment})"
+        )
+    num_readings = len(rows[["measure", "coding"]].drop_duplicates())
+    return f"{model}, of {num_readings} readings of k*: {'; '.join(parts)}."

@@ -1,0 +1,207 @@
+"""Dependency sparsity and generalization gap by model size and training step, over several results folders.
+
+The files of a stage tell each model's size, training step and training length (`model_facts`). Models of one
+folder, size and step are compared with each other: k* is read from the first long-trained one that has
+influential tokens, the gap from the last long-trained one, best another seed, to each short-trained one.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from analysis.gain_bins import shares_of_gaining_targets
+from analysis.gap_regression import cluster_robust_slope
+from analysis.sparsity_measures import sparsity_measures
+from analysis.statistics import (
+    TARGET,
+    generalization_gaps,
+    interval_columns,
+    interval_over_documents,
+    sample_counts,
+)
+from pipeline.errors import InputError
+from pipeline.results.bootstrap import Interval
+from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts, read_settings
+
+NEEDED_FACTS = ("num_parameters", "train_step", "train_context_length")
+
+
+@dataclass(frozen=True)
+class ComparedModels:
+    """Models of one folder, size and training step."""
+
+    results: Path
+    num_parameters: int
+    train_step: int
+    long_models: tuple[str, ...]
+    """Trained at the long context or a longer one, by seed."""
+    short_models: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """How each of `short_models` was trained, such as "64 tokens, pose"."""
+
+    @property
+    def labels(self) -> dict[Hashable, Any]:
+        """The columns that tell these models in a table."""
+        return {"num_parameters": self.num_parameters, "train_step": self.train_step}
+
+
+def compared_models(folders: Sequence[Path]) -> list[ComparedModels]:
+    """Every size and step of several results folders, small to large and early to late.
+
+    Raises:
+        InputError: a folder has no loss differences, or its files do not tell size, step or training length.
+    """
+    facts = pd.DataFrame([row for folder in folders for row in _facts(folder)])
+    compared = []
+    for key, models in facts.groupby(["results", "num_parameters", "train_step"]):
+        results, num_parameters, train_step = cast(tuple[str, int, int], key)
+        models = models.sort_values(["seed", "model"])
+        longs, shorts = models[models["is_long"]], models[~models["is_long"]]
+        of_kind = tuple(longs["model"]), tuple(shorts["model"]), tuple(shorts["kind"])
+        compared.append(ComparedModels(Path(results), int(num_parameters), int(train_step), *of_kind))
+    return sorted(compared, key=lambda group: (group.num_parameters, group.train_step))
+
+
+def _facts(results: Path) -> Iterator[dict[str, Any]]:
+    settings = read_settings(results, "loss_differences")
+    all_facts = read_model_facts(results, "loss_differences")
+    if not all_facts:
+        raise InputError(f"{results} holds no 'loss_differences' results; name folders that do")
+    for model, facts in all_facts.items():
+        if any(facts.get(name) is None for name in NEEDED_FACTS):
+            raise InputError(
+                f"{results} does not tell {', '.join(NEEDED_FACTS)} of {model}: it is no OLMo checkpoint of"
+                " pretrain.py, or was measured before results told them; measure it again"
+            )
+        is_long = facts["train_context_length"] >= settings[model]["long_context_length"]
+        kind = f"{facts['train_context_length']} tokens, {facts.get('position_scheme') or 'contiguous'}"
+        yield {**facts, "results": str(results), "model": model, "is_long": is_long, "kind": kind}
+
+
+def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
+    """What the long context gains, and how few far tokens carry it, at every size and step.
+
+    Args:
+        compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
+
+    Returns:
+        num_parameters, train_step, model, measure (see `analysis.sparsity_measures`), k (the middle one of
+        those studied), num_targets, num_documents, then with intervals share (of the targets whose long
+        context helps, those with k* <= k) and loss_difference (mean of all targets, nats).
+    """
+    rows: list[dict[Hashable, Any]] = []
+    for group in compared:
+        found = _measured_sparsity(group)
+        if found is None:
+            continue
+        model, measured, studied_ks = found
+        gains = read_artefact(
+            group.results, "loss_differences", [*TARGET, "loss_difference"], {"model": [model]}
+        )
+        gain = interval_over_documents(gains["document_id"], gains["loss_difference"])
+        shares = shares_of_gaining_targets(measured, studied_ks)
+        for row in shares[shares["k"] == _middle(studied_ks)].to_dict("records"):
+            labels = {**group.labels, "model": model}
+            rows.append({**labels, **row, **interval_columns("loss_difference", gain)})
+    return pd.DataFrame(rows)
+
+
+def gaps_by_scale(compared: Sequence[ComparedModels], measure: str = "leave_one_out") -> pd.DataFrame:
+    """The generalization gap at every size and step, and how much larger it is where k* is large.
+
+    Args:
+        compared: of `compared_models`; those without both long- and short-trained models are left out.
+        measure: whose k* divides targets into sparse (k* at most the middle studied k) and dense (more, or
+            censored); those without a gain are neither.
+
+    Returns:
+        num_parameters, train_step, model, kind, num_targets, num_documents, then with intervals
+        generalization_gap and dense_minus_sparse (of mean gaps, nats; NaN where k* was not measured);
+        is_one_seed: k* and gap are from one model and share its noise.
+    """
+    rows: list[dict[Hashable, Any]] = []
+    for group in compared:
+        if not (group.long_models and group.short_models):
+            continue
+        reference = group.long_models[-1]
+        losses = read_artefact(group.results, "loss_differences", [*TARGET, "long_context_loss"])
+        gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
+        found = _measured_sparsity(group)
+        for model, kind in zip(group.short_models, group.kinds, strict=True):
+            targets = gaps[gaps["model"] == model]
+            gap = interval_over_documents(targets["document_id"], targets["generalization_gap"])
+            rows.append(
+                {
+                    **group.labels, "model": model, "kind": kind, **sample_counts(targets),
+                    **interval_columns("generalization_gap", gap),
+                    **_dense_minus_sparse(targets, found, measure),
+                    "is_one_seed": found is not None and found[0] == reference,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _dense_minus_sparse(
+    targets: pd.DataFrame, found: tuple[str, pd.DataFrame, list[int]] | None, measure: str
+) -> dict[Hashable, float]:
+    """The difference of two means: the slope on a variable of 0 and 1, whose interval knows documents."""
+    if found is None:
+        return interval_columns("dense_minus_sparse", Interval(np.nan, np.nan, np.nan))
+    _, measured, studied_ks = found
+    of_measure = measured[measured["measure"] == measure]
+    of_measure = of_measure[of_measure["dependency_sparsity"].notna() | of_measure["is_censored"]]
+    is_dense = ~(of_measure["dependency_sparsity"] <= _middle(studied_ks))
+    chosen = targets.merge(of_measure[TARGET].assign(is_dense=is_dense.astype("float64")), on=TARGET)
+    gaps, dense, documents = (
+        chosen[name].to_numpy() for name in ("generalization_gap", "is_dense", "document_id")
+    )
+    slope = cluster_robust_slope(gaps, dense, np.empty((len(chosen), 0)), documents)
+    return interval_columns("dense_minus_sparse", slope)
+
+
+def _measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[int]] | None:
+    """The first long-trained model with influential tokens, its measures of k*, and the studied k."""
+    settings = read_settings(group.results, "influential_tokens")
+    model = next((model for model in group.long_models if model in settings), None)
+    if model is None or "dependency_sparsity" not in artefacts_in(group.results):
+        return None
+    only = {"model": [model]}
+    sparse = read_artefact(group.results, "sparse_context_losses", only=only)
+    sparsity = read_artefact(group.results, "dependency_sparsity", only=only)
+    return model, sparsity_measures(sparsity, sparse, settings[model]), sorted(sparse["k"].unique())
+
+
+def _middle(studied_ks: Sequence[int]) -> int:
+    return studied_ks[len(studied_ks) // 2]
+
+
+def trend_sentences(table: pd.DataFrame, by: str, line: str, value: str, what: str) -> list[str]:
+    """From the smallest or earliest to the largest or latest: a sentence a line of a figure.
+
+    Args:
+        table: of `sparsity_by_scale` or `gaps_by_scale`.
+        by: num_parameters or train_step.
+        line: the column that tells lines apart.
+        value: the column with the intervals.
+        what: what it is, in words.
+    """
+    sentences = []
+    for name, rows in table.dropna(subset=f"{value}_low").groupby(line, sort=False):
+        rows = rows.sort_values(by)
+        first, last = rows.iloc[0], rows.iloc[-1]
+        if first[by] == last[by]:
+            continue
+        overlap = (
+            first[f"{value}_low"] <= last[f"{value}_high"] and last[f"{value}_low"] <= first[f"{value}_high"]
+        )
+        ends = (Interval(row[value], row[f"{value}_low"], row[f"{value}_high"]) for row in (first, last))
+        agreement = "overlap" if overlap else "do not overlap"
+        sentences.append(
+            f"{name}: {what} is {' and '.join(map(str, ends))} at {first[by]:,} and {last[by]:,}"
+            f" {by.replace('num_', '').replace('_', ' ')}; the intervals {agreement}."
+        )
+    return sentences

@@ -1,0 +1,61 @@
+"""What a notebook needs and results may lack; a notebook that lacks something is skipped, and says what."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
+
+
+def what_lacks(notebook: str, arguments: argparse.Namespace) -> str | None:
+    """What the notebook of this name would need and the results lack; None where it can be executed.
+
+    Args:
+        notebook: its name.
+        arguments: of run_notebooks.py.
+
+    Raises:
+        InputError: no results of influential tokens, for selection_rules.
+    """
+    return _NEEDS[notebook](arguments) if notebook in _NEEDS else None
+
+
+def compares_rules(results: Path) -> bool:
+    """Whether results hold selection rules to compare: several beside the controls.
+
+    Raises:
+        InputError: no results of influential tokens.
+    """
+    rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
+    return len(set(rules) - {"random", "nearest"}) >= 2
+
+
+def compares_scales(folders: Sequence[Path]) -> bool:
+    """Whether results folders tell of models of several sizes or training steps."""
+    facts = [
+        of_model for folder in folders for of_model in read_model_facts(folder, "loss_differences").values()
+    ]
+    return len({(of_model.get("num_parameters"), of_model.get("train_step")) for of_model in facts}) >= 2
+
+
+def _several_rules(arguments: argparse.Namespace) -> str | None:
+    return None if compares_rules(arguments.results) else "only one selection rule beside the controls"
+
+
+def _several_scales(arguments: argparse.Namespace) -> str | None:
+    if compares_scales([arguments.results, *arguments.also_results]):
+        return None
+    return "the results tell of only one model size and training step"
+
+
+def _fits_of_the_class(arguments: argparse.Namespace) -> str | None:
+    if "sparse_functional_attention" in artefacts_in(arguments.results):
+        return None
+    return "the results hold nothing of it"
+
+
+_NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
+    "selection_rules": _several_rules,
+    "model_scale": _several_scales,
+    "sparse_functional_attention": _fits_of_the_class,
+}

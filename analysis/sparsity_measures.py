@@ -1,0 +1,108 @@
+"""Dependency sparsity k* as each selection rule reads it, and as numbers that a regression can take.
+
+A k* of a rule that sees the answer is mostly selection noise where gains are small. Beside it stand a k* that
+asks for the same recovery beyond the null, and those of rules that never see the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.selection_rules import BLIND_RULES, compared_rules
+from analysis.statistics import NULL, OWN, TARGET, with_recovered_losses
+from pipeline.errors import unknown_name
+
+BEYOND_NULL = " beyond its null"
+"""What the name of a measure adds to that of its rule."""
+AMONG_REACHED, ALL_TARGETS = "log2 k*, of targets that have one", "log2 (k* + 1), of all targets"
+CODINGS = (AMONG_REACHED, ALL_TARGETS)
+"""How k* becomes a number: without the targets that gain too little or need more than was studied; or with
+them, as 0 far tokens and as twice the largest studied k."""
+
+
+def sparsity_measures(
+    dependency_sparsity: pd.DataFrame, sparse_context_losses: pd.DataFrame, settings: Mapping[str, Any]
+) -> pd.DataFrame:
+    """k* of every target by every measure, a row a target and measure.
+
+    Args:
+        dependency_sparsity, sparse_context_losses: the artefacts, one model.
+        settings: of the stage that made them: `recovery_fraction`, `minimum_gain` (nats).
+
+    Returns:
+        document_id, chunk_index, target_position, measure (a rule, or one that sees the answer followed by
+        `BEYOND_NULL`), dependency_sparsity (float64, NaN where it is not reached), is_censored.
+    """
+    columns = [*TARGET, "measure", "dependency_sparsity", "is_censored"]
+    of_rules = dependency_sparsity.rename(columns={"rule": "measure"})[columns]
+    beyond = sparsity_beyond_null(
+        sparse_context_losses[~sparse_context_losses["rule"].isin(BLIND_RULES)],
+        recovery_fraction=settings["recovery_fraction"],
+        minimum_gain=settings["minimum_gain"],
+    )
+    measures = pd.concat([of_rules, beyond[columns]], ignore_index=True)
+    return measures.astype({"dependency_sparsity": "float64", "is_censored": bool})
+
+
+def sparsity_beyond_null(
+    sparse_context_losses: pd.DataFrame, *, recovery_fraction: float, minimum_gain: float
+) -> pd.DataFrame:
+    """The least studied k that recovers beyond its null the fraction of the gain that k* asks for.
+
+    One draw of another document stands for the null of each target, so this k* is noisy too, but not by
+    selection: what choosing with the answer in hand finds anywhere is taken out on average.
+
+    Args:
+        sparse_context_losses: the artefact, one model, own far context and null.
+        recovery_fraction: of L_short - L_long.
+        minimum_gain: nats; a target that gains less has no k*.
+
+    Returns:
+        document_id, chunk_index, target_position, measure, dependency_sparsity (NaN where not reached),
+        is_censored; targets without a null are left out.
+    """
+    losses = with_recovered_losses(sparse_context_losses)
+    keys = ["rule", *TARGET, "loss_difference"]
+    of_k = losses.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(columns=[OWN, NULL])
+    excess = (of_k[OWN] - of_k[NULL]).dropna().unstack("k").sort_index(axis="columns")
+    targets = excess.index.to_frame(index=False)
+    gains = targets["loss_difference"].to_numpy()
+    reaches = excess.to_numpy() >= recovery_fraction * gains[:, None]
+    helps, reached = gains >= minimum_gain, reaches.any(axis=1)
+    least = excess.columns.to_numpy(dtype="float64")[reaches.argmax(axis=1)] if len(targets) else gains
+    return targets[TARGET].assign(
+        measure=targets["rule"] + BEYOND_NULL,
+        dependency_sparsity=np.where(helps & reached, least, np.nan),
+        is_censored=helps & ~reached,
+    )
+
+
+def coded_sparsity(measured: pd.DataFrame, coding: str, largest_k: int) -> pd.Series:
+    """k* as a number that doubles evenly, one unit a doubling; NaN where the coding leaves the target out.
+
+    Args:
+        measured: rows of `sparsity_measures`.
+        coding: one of `CODINGS`.
+        largest_k: the largest studied k.
+
+    Raises:
+        InputError: no such coding.
+    """
+    k_star = measured["dependency_sparsity"]
+    if coding == AMONG_REACHED:
+        return np.log2(k_star)
+    if coding != ALL_TARGETS:
+        raise unknown_name("coding", coding, CODINGS)
+    return np.log2(k_star.fillna(0).mask(measured["is_censored"], 2 * largest_k) + 1)
+
+
+def measures_in_order(measured: pd.DataFrame) -> list[str]:
+    """The measures present: rules in the order of all tables, each followed by its own beyond the null."""
+    rules = measured["measure"].str.removesuffix(BEYOND_NULL)
+    named = [
+        name for rule in compared_rules(pd.DataFrame({"rule": rules})) for name in (rule, rule + BEYOND_NULL)
+    ]
+    present = set(measured["measure"])
+    return [name for name in named if name in present]

@@ -1,0 +1,144 @@
+"""Regressions against formulas worked out by hand, and against simulated documents whose truth is known."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from analysis.gap_regression import FEWEST_DOCUMENTS, cluster_robust_slope, random_effects_slope
+
+SLOPE, DOCUMENT_DEVIATION, RESIDUAL_DEVIATION = 0.3, 0.8, 1.0
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Targets whose gap has a planted slope on sparsity and an intercept of the document's own."""
+
+    gaps: np.ndarray
+    sparsity: np.ndarray
+    controls: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def simulate(cls, seed: int, num_documents: int = 80, num_targets: int = 8) -> "Documents":
+        generator = np.random.default_rng([7, seed])
+        labels = np.repeat(np.arange(num_documents), num_targets)
+        # Sparsity too has a part common to the document, without which dependence would do no harm.
+        sparsity = generator.normal(size=num_documents)[labels] + generator.normal(size=len(labels))
+        controls = generator.normal(size=(len(labels), 1)) + 0.5 * sparsity[:, None]
+        gaps = SLOPE * sparsity + 0.4 * controls[:, 0]
+        gaps += DOCUMENT_DEVIATION * generator.normal(size=num_documents)[labels]
+        gaps += RESIDUAL_DEVIATION * generator.normal(size=len(labels))
+        return cls(gaps, sparsity, controls, labels)
+
+    @property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        return self.gaps, self.sparsity, self.controls, self.labels
+
+
+def sandwich(documents: Documents) -> tuple[float, float]:
+    """Slope and its cluster-robust standard error, by the formula, document by document."""
+    design = np.column_stack([np.ones(len(documents.gaps)), documents.sparsity, documents.controls])
+    bread = np.linalg.inv(design.T @ design)
+    coefficients = bread @ design.T @ documents.gaps
+    residuals = documents.gaps - design @ coefficients
+    names = np.unique(documents.labels)
+    scores = [design[documents.labels == name].T @ residuals[documents.labels == name] for name in names]
+    meat = sum(np.outer(score, score) for score in scores)
+    (num_targets, num_parameters), num_documents = design.shape, len(names)
+    correction = num_documents / (num_documents - 1) * (num_targets - 1) / (num_targets - num_parameters)
+    return coefficients[1], np.sqrt(correction * (bread @ meat @ bread)[1, 1])
+
+
+def naive_interval(documents: Documents) -> tuple[float, float]:
+    """As if every target were a document of its own."""
+    design = np.column_stack([np.ones(len(documents.gaps)), documents.sparsity, documents.controls])
+    coefficients, (squares,) = np.linalg.lstsq(design, documents.gaps, rcond=None)[:2]
+    freedom = len(design) - design.shape[1]
+    error = np.sqrt(squares / freedom * np.linalg.inv(design.T @ design)[1, 1])
+    return tuple(coefficients[1] + scipy.stats.t.ppf([0.025, 0.975], freedom) * error)
+
+
+def test_the_interval_is_that_of_the_sandwich_formula() -> None:
+    documents = Documents.simulate(seed=0, num_documents=12)
+    slope, error = sandwich(documents)
+    found = cluster_robust_slope(*documents.arguments)
+    assert found.estimate == pytest.approx(slope, rel=1e-9)
+    half = scipy.stats.t.ppf(0.975, df=11) * error
+    assert (found.low, found.high) == pytest.approx((slope - half, slope + half), rel=1e-9)
+
+
+def test_the_interval_covers_the_planted_slope_where_the_naive_one_does_not() -> None:
+    num_studies = 1000
+    covered = naively_covered = 0
+    for seed in range(num_studies):
+        documents = Documents.simulate(seed)
+        found = cluster_robust_slope(*documents.arguments)
+        covered += found.low <= SLOPE <= found.high
+        low, high = naive_interval(documents)
+        naively_covered += low <= SLOPE <= high
+    assert 0.93 <= covered / num_studies <= 0.97
+    assert naively_covered / num_studies < 0.90
+
+
+def test_a_control_takes_out_what_it_confounds() -> None:
+    documents = Documents.simulate(seed=1, num_documents=2000)
+    without = cluster_robust_slope(
+        documents.gaps, documents.sparsity, documents.controls[:, :0], documents.labels
+    )
+    # 0.4 a unit of the control, which rises by 0.5 a unit of sparsity
+    assert without.estimate == pytest.approx(SLOPE + 0.4 * 0.5, abs=0.03)
+    assert cluster_robust_slope(*documents.arguments).estimate == pytest.approx(SLOPE, abs=0.03)
+
+
+def test_random_effects_of_a_balanced_design_are_those_of_the_analysis_of_variance() -> None:
+    # Every document has the same sparsities: the slope is least squares', the variances the mean squares'.
+    generator = np.random.default_rng(3)
+    labels, sparsity = np.repeat(np.arange(40), 6), np.tile(np.arange(6.0), 40)
+    gaps = 0.2 * sparsity + generator.normal(size=40)[labels] + generator.normal(size=240)
+    found = random_effects_slope(gaps, sparsity, np.empty((240, 0)), labels)
+    slope = scipy.stats.linregress(sparsity, gaps).slope
+    table = (gaps - slope * sparsity).reshape(40, 6)
+    within = ((table - table.mean(axis=1, keepdims=True)) ** 2).sum() / (40 * 5 - 1)
+    between = 6 * table.mean(axis=1).var(ddof=1)
+    assert found.slope.estimate == pytest.approx(slope, rel=1e-6)
+    assert found.residual_variance == pytest.approx(within, rel=1e-4)
+    assert found.document_variance == pytest.approx((between - within) / 6, rel=1e-3)
+    error = np.sqrt(within / (40 * ((np.arange(6) - 2.5) ** 2).sum()))
+    assert found.slope.high - found.slope.low == pytest.approx(2 * 1.959964 * error, rel=1e-4)
+
+
+def test_random_effects_recover_the_planted_variances_and_slope() -> None:
+    found = random_effects_slope(*Documents.simulate(seed=2, num_documents=600).arguments)
+    error = (found.slope.high - found.slope.low) / (2 * 1.959964)
+    assert found.slope.estimate == pytest.approx(SLOPE, abs=4 * error)
+    assert error < 0.02
+    assert found.document_variance == pytest.approx(DOCUMENT_DEVIATION**2, rel=0.1)
+    assert found.residual_variance == pytest.approx(RESIDUAL_DEVIATION**2, rel=0.1)
+
+
+def test_documents_that_differ_by_nothing_have_no_variance() -> None:
+    documents = Documents.simulate(seed=5)
+    labels = np.random.default_rng(0).permutation(documents.labels)
+    found = random_effects_slope(documents.gaps, documents.sparsity, documents.controls, labels)
+    assert found.document_variance == pytest.approx(0, abs=0.05)
+    assert np.isfinite(found.slope.low)
+
+
+def test_what_cannot_be_estimated_is_not_a_number() -> None:
+    documents = Documents.simulate(seed=0, num_documents=FEWEST_DOCUMENTS)
+    assert np.isfinite(cluster_robust_slope(*documents.arguments).low)
+    few = tuple(values[documents.labels > 0] for values in documents.arguments)
+    same_as_control = (documents.gaps, documents.sparsity, documents.sparsity[:, None], documents.labels)
+    none = tuple(values[:0] for values in documents.arguments)
+    for arguments in (few, same_as_control, none):
+        assert np.isnan(cluster_robust_slope(*arguments).estimate)
+        assert np.isnan(random_effects_slope(*arguments).slope.estimate)
+
+
+def test_a_control_that_never_varies_is_left_out() -> None:
+    documents = Documents.simulate(seed=0)
+    constant = np.column_stack([documents.controls, np.full(len(documents.gaps), 255.0)])
+    found = cluster_robust_slope(documents.gaps, documents.sparsity, constant, documents.labels)
+    assert found == cluster_robust_slope(*documents.arguments)

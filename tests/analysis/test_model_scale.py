@@ -1,0 +1,126 @@
+"""Sizes and training steps: who is compared with whom, tables against the planted truth, and the notebook."""
+
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_results import CENSORED_K, MEAN_GAP, Truth, write_results
+
+from analysis import model_scale, notebook_needs, run_notebooks, scale_figures
+from pipeline.errors import InputError
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "analysis/notebooks/model_scale.ipynb"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two sizes at their last step, and two long-trained models of the first at an earlier one."""
+    folder = tmp_path_factory.mktemp("scales")
+    write_results(folder / "small", scale=(1_000_000, 400))
+    write_results(folder / "large", scale=(3_000_000, 400), seed=1)
+    write_results(folder / "early", scale=(1_000_000, 100), models=["long-seed0", "long-seed1"])
+    return [folder / name for name in ("large", "small", "early")]
+
+
+@pytest.fixture(scope="module")
+def compared(folders: list[Path]) -> list[model_scale.ComparedModels]:
+    return model_scale.compared_models(folders)
+
+
+def test_models_of_one_size_and_step_are_compared(compared: list[model_scale.ComparedModels]) -> None:
+    found = [(group.results.name, group.num_parameters, group.train_step) for group in compared]
+    assert found == [("early", 1_000_000, 100), ("small", 1_000_000, 400), ("large", 3_000_000, 400)]
+    assert compared[0].short_models == ()
+    assert compared[1].long_models == ("long-seed0", "long-seed1")
+    assert compared[1].short_models == ("short-contiguous", "short-pose")
+    assert compared[1].kinds == ("32 tokens, contiguous", "32 tokens, pose")
+
+
+def test_sparsity_is_that_of_each_folder(compared: list[model_scale.ComparedModels], truth: Truth) -> None:
+    table = model_scale.sparsity_by_scale(compared)
+    exact = table[table["measure"] == "leave_one_out"].set_index(["num_parameters", "train_step"])
+    needed = truth.targets["needed_k"]
+    row = exact.loc[(1_000_000, 400)]
+    assert (row["k"], row["num_targets"]) == (4, (needed > 0).sum())
+    assert row["share"] == pytest.approx((needed[needed > 0] <= 4).mean())
+    assert row["loss_difference"] == pytest.approx(truth.targets["gain"].mean(), abs=1e-4)
+    assert len(exact) == 3
+    assert exact.loc[(3_000_000, 400), "share"] != row["share"]
+
+
+def test_the_gap_and_its_rise_are_the_planted_ones(
+    compared: list[model_scale.ComparedModels], truth: Truth
+) -> None:
+    table = model_scale.gaps_by_scale(compared).set_index(["num_parameters", "model"])
+    assert len(table) == 4  # none where no short-trained model was measured
+    needed = truth.targets["needed_k"]
+    doublings = np.log2(needed + 1)
+    is_sparse = (needed > 0) & (needed <= 4)
+    for model, gap in MEAN_GAP.items():
+        row = table.loc[(1_000_000, model)]
+        assert row["generalization_gap"] == pytest.approx(gap * doublings.mean(), abs=0.005)
+        rise = gap * (doublings[needed > 4].mean() - doublings[is_sparse].mean())
+        assert row["dense_minus_sparse"] == pytest.approx(rise, abs=0.01)
+        assert row["dense_minus_sparse_low"] < rise < row["dense_minus_sparse_high"]
+    assert not table["is_one_seed"].any()
+    assert (needed == CENSORED_K).any()  # which is dense, and was counted so
+
+
+def test_results_that_do_not_tell_their_size_are_refused(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="does not tell num_parameters, train_step, train_context_length of long"
+    ):
+        model_scale.compared_models([results])
+    with pytest.raises(InputError, match="holds no 'loss_differences' results"):
+        model_scale.compared_models([tmp_path])
+
+
+def test_only_results_of_several_scales_are_compared(folders: list[Path], results: Path) -> None:
+    assert notebook_needs.compares_scales(folders)
+    assert not notebook_needs.compares_scales([results])
+    assert not notebook_needs.compares_scales(folders[:1])
+
+
+def test_a_trend_is_told_from_its_ends(compared: list[model_scale.ComparedModels]) -> None:
+    table = pd.DataFrame(
+        {"kind": "pose", "num_parameters": [3, 1, 2], "x": [2.0, 1.0, 9.0],
+         "x_low": [1.5, 0.5, 8.0], "x_high": [2.5, 1.25, 10.0]}
+    )  # fmt: skip
+    (sentence,) = model_scale.trend_sentences(table, "num_parameters", "kind", "x", "the gap")
+    assert sentence == (
+        "pose: the gap is 1.000 [0.500, 1.250] and 2.000 [1.500, 2.500] at 1 and 3 parameters; the intervals"
+        " do not overlap."
+    )
+    touching = table.assign(x_low=[1.25, 0.5, 8.0])
+    (sentence,) = model_scale.trend_sentences(touching, "num_parameters", "kind", "x", "the gap")
+    assert sentence.endswith("the intervals overlap.")
+
+
+def test_the_figure_draws_every_line(compared: list[model_scale.ComparedModels]) -> None:
+    sparsity, gaps = model_scale.sparsity_by_scale(compared), model_scale.gaps_by_scale(compared)
+    last = sparsity[sparsity["train_step"] == 400]
+    figure = scale_figures.scale_figure(last, gaps, scale_figures.SIZE)
+    gap_ax = figure.axes[2]
+    for bar, model in zip(gap_ax.containers, MEAN_GAP, strict=True):
+        rows = gaps[gaps["model"] == model]
+        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), rows["generalization_gap"])
+    assert [tick.get_text() for tick in gap_ax.get_xticklabels()] == ["1 M", "3 M"]
+    assert all("nats" in figure.axes[index].get_ylabel() for index in (0, 2, 3))
+
+
+def test_the_notebook_draws_both_and_states_its_conclusions(folders: list[Path], tmp_path: Path) -> None:
+    large, small, early = map(str, folders)
+    parameters = {"results": large, "also_results": [small, early], "figures_folder": str(tmp_path)}
+    run_notebooks.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    written = {path.name for path in tmp_path.glob("*.p[dn][fg]")}
+    assert written == {
+        f"{name}.{suffix}" for name in ("model_scale", "training_steps_1000000") for suffix in ("png", "pdf")
+    }
+    cells = nbformat.read(tmp_path / "model_scale.ipynb", as_version=4).cells
+    printed = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
+    assert "32 tokens, pose: the gap is 0." in printed
+    assert "at 1,000,000 and 3,000,000 parameters; the intervals" in printed
+    assert "at 100 and 400 train step; the intervals" in printed
+    assert "intervals of 95 % each" in printed
