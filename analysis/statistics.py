@@ -238,7 +238,7 @@ def sparsity_categories(studied_ks: Iterable[int]) -> list[str]:
     return [*map(str, ks), f"more than {ks[-1]}", NO_GAIN]
 
 
-def _category(dependency_sparsity: pd.DataFrame, studied_ks: Sequence[int]) -> pd.Series:
+def sparsity_category(dependency_sparsity: pd.DataFrame, studied_ks: Sequence[int]) -> pd.Series:
     """The class of each target's k*; a censored target helps but needs more than the largest studied k."""
     k_star = dependency_sparsity["dependency_sparsity"]
     reached = k_star.map(lambda k: NO_GAIN if pd.isna(k) else str(int(k)))
@@ -311,7 +311,7 @@ def generalization_gap_by_sparsity(
     if rule not in set(sparsity["rule"]):
         raise unknown_name("rule", rule, sparsity["rule"].unique())
     sparsity = sparsity[sparsity["rule"] == rule]
-    sparsity = sparsity[TARGET].assign(category=_category(sparsity, studied_ks))
+    sparsity = sparsity[TARGET].assign(category=sparsity_category(sparsity, studied_ks))
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
     tokens = gaps.merge(sparsity, on=TARGET)
     if tokens.empty:

@@ -37,6 +37,7 @@ DOORS = {
     "pyarrow": {"pipeline/results/"},
     "duckdb": {"pipeline/query.py"},
     "matplotlib": {"analysis/"},
+    "HanTa": {"analysis/parts_of_speech.py"},
 }
 MAX_LINES = 400
 

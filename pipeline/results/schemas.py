@@ -159,6 +159,30 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
         ]
     ),
+    "token_categories": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            _column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
+            _column(
+                "word_kind",
+                pa.string(),
+                "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
+                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/words.py",
+            ),
+            _column(
+                "repetition",
+                pa.string(),
+                "'repeated trigram', 'repeated bigram' or 'repeated token' of the far context, 'short context"
+                " only', 'new'; the first that fits, by vocabulary ID within the chunk",
+            ),
+            _column(
+                "part_of_speech",
+                pa.string(),
+                "by HanTa, in the classes of analysis/parts_of_speech.py; null where that is not installed",
+                nullable=True,
+            ),
+        ]
+    ),
     "length_losses": pa.schema(
         [
             *_TARGET_COLUMNS[:2],
@@ -175,7 +199,8 @@ Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this 
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`selection_rules` alone is made by the analysis: one file, `selection_rules.parquet`, beside the figures.
+`selection_rules` and `token_categories` are made by the analysis: one file each, such as
+`selection_rules.parquet`, beside the figures; the latter is of the text alone, and the same for all models.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
