@@ -54,6 +54,27 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("num_tokens", pa.int32(), "length of token_ids"),
         ]
     ),
+    "needles": pa.schema(
+        [
+            _column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            _column("source_document_id", pa.string(), "the document that the haystack was cut from"),
+            _column("context_length", pa.int32(), "tokens of the document, its answer included"),
+            _column(
+                "depth",
+                pa.float64(),
+                "part of the haystack before the needle, as asked for; null for the control, which has none",
+                nullable=True,
+            ),
+            _column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
+            _column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
+            _column(
+                "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
+            ),
+            _column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
+            _column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
+            _column("answer", pa.string(), "its text, without the space before it"),
+        ]
+    ),
     "loss_differences": pa.schema(
         [
             *_TARGET_COLUMNS,
