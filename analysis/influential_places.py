@@ -24,11 +24,13 @@ import pandas as pd
 from analysis.measured_text import MeasuredText
 from analysis.statistics import NULL, OWN, TARGET, interval_columns, interval_over_documents
 from pipeline.errors import InputError
+from pipeline.results.bootstrap import Interval
 from pipeline.text.chunks import Chunk
 
 INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
 PREDECESSOR, BESIDE_COPY, OTHER = "predecessor", "beside a copy", "other"
 RELATIONS = [INDUCTION, COPY, AFTER_PREDECESSOR, PREDECESSOR, BESIDE_COPY, OTHER]
+ANY_COPY = "any copy"
 CHOSEN, AVAILABLE = "chosen", "available"
 
 
@@ -165,11 +167,16 @@ def relation_shares(selected: pd.DataFrame, available: pd.DataFrame, ks: Iterabl
     return _shares(selected, available, [("k", k, selected["rank"] <= k) for k in ks], "relation", RELATIONS)
 
 
-def shares_by_rank(selected: pd.DataFrame, available: pd.DataFrame) -> pd.DataFrame:
-    """`relation_shares` of the tokens at each rank alone, in a column `rank` where that has k."""
-    ranks = sorted(selected["rank"].unique())
-    groups = [("rank", rank, selected["rank"] == rank) for rank in ranks]
-    return _shares(selected, available, groups, "relation", RELATIONS)
+def copies_by_rank(selected: pd.DataFrame, available: pd.DataFrame) -> pd.DataFrame:
+    """Share of copies of the target, whatever stands before them, among the tokens at each rank alone.
+
+    The columns of `relation_shares`, with `rank` where that has k and "any copy" as the relation.
+    """
+    both = [INDUCTION, COPY]
+    selected = selected.assign(relation=selected["relation"].replace(dict.fromkeys(both, ANY_COPY)))
+    available = available.assign(**{ANY_COPY: available[both].sum(axis=1)})
+    groups = [("rank", rank, selected["rank"] == rank) for rank in sorted(selected["rank"].unique())]
+    return _shares(selected, available, groups, "relation", [ANY_COPY])
 
 
 def distance_shares(
@@ -215,3 +222,23 @@ def _shares(
                     row |= interval_columns(label, interval_over_documents(pairs["document_id"], amounts))
                 rows.append(row)
     return pd.DataFrame(rows)
+
+
+def conclusions(relation: pd.DataFrame) -> list[str]:
+    """A sentence a relation: whether the k tokens have it more often than any far token, beyond the null.
+
+    Args:
+        relation: `relation_shares`, one model, rule and k.
+    """
+    sentences = []
+    for name, rows in relation.groupby("relation", sort=False):
+        of = {row["far_context"]: row for row in rows.to_dict("records")}
+        own, null = of[OWN], of.get(NULL)
+        excess = Interval(*(own[f"chosen_beyond_available{end}"] for end in ("", "_low", "_high")))
+        verdict = "more" if excess.low > 0 else "less" if excess.high < 0 else "not clearly more or less"
+        beside = "" if null is None else f"; in the null {null['chosen']:.3f} of {null['available']:.3f}"
+        sentences.append(
+            f"{name}: {own['chosen']:.3f} of the {own['k']} tokens, {verdict} than of all far tokens"
+            f" ({own['available']:.3f}; difference {excess}){beside}."
+        )
+    return sentences

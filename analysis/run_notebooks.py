@@ -4,8 +4,9 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook whose results, code and parameters are those of its last execution is skipped. selection_rules
-compares selection rules, and is skipped where the results hold only one beside the controls. To execute some
+A notebook whose results, code and parameters are those of its last execution is skipped, and so is one for
+which something lacks: several selection rules (selection_rules), the tokenized data, beside the results or as
+--data (token_categories, influential_places), planted needles, as --needles (needles). To execute some
 notebooks only, on results that lack what the others need:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
@@ -31,11 +32,12 @@ from nbclient.exceptions import CellExecutionError
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPARES_RULES = "selection_rules"
+COMPARES_RULES, READS_NEEDLES = "selection_rules", "needles"
+READ_TEXT = ("token_categories", "influential_places")
 logger = logging.getLogger("analysis")
 
 
@@ -52,9 +54,10 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) ->
         *sorted((ROOT / "pipeline/results").glob("*.py")),
     ]:
         digest.update(source.read_bytes())
-    for path in sorted(results.glob("*/model=*/*.parquet")):
+    needles = Path(parameters["needles"]).glob("length-*/*/**/*.parquet") if "needles" in parameters else ()
+    for path in [*sorted(results.glob("*/model=*/*.parquet")), *sorted(needles)]:
         stat = path.stat()
-        digest.update(f"{path.relative_to(results)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        digest.update(f"{path.relative_to(path.parents[2])} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -75,6 +78,24 @@ def compares_rules(results: Path) -> bool:
     """
     rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
     return len(set(rules) - {"random", "nearest"}) >= 2
+
+
+def what_lacks(notebook: str, arguments: argparse.Namespace) -> str | None:
+    """What a notebook would need and the results lack; None where it can be executed.
+
+    Raises:
+        InputError: no results of influential tokens, for selection_rules.
+    """
+    results = arguments.results
+    if notebook == COMPARES_RULES and not compares_rules(results):
+        return "only one selection rule beside the controls"
+    if notebook in READ_TEXT and arguments.data is None and not (results.parent / "data").is_dir():
+        return "no tokenized data beside the results; name it with --data"
+    if notebook == "influential_places" and "influential_tokens" not in artefacts_in(results):
+        return "the results do not tell which tokens were selected"
+    if notebook == READS_NEEDLES and arguments.needles is None:
+        return "no planted needles; name the folder of plant_needles with --needles"
+    return None
 
 
 def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
@@ -131,6 +152,8 @@ def main(arguments: argparse.Namespace) -> None:
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
+        "data": str(arguments.data.resolve()) if arguments.data else None,
+        "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in given.items() if value}
     notebooks = _notebooks(arguments.notebooks)
@@ -138,8 +161,8 @@ def main(arguments: argparse.Namespace) -> None:
         made_from = fingerprint(arguments.results, path, parameters)
         if is_up_to_date(arguments.figures / path.name, made_from):
             logger.info("%s: nothing has changed, skipped", path.name)
-        elif path.stem == COMPARES_RULES and not compares_rules(arguments.results):
-            logger.info("%s: only one selection rule beside the controls, skipped", path.name)
+        elif lacks := what_lacks(path.stem, arguments):
+            logger.info("%s: %s, skipped", path.name, lacks)
         else:
             execute(path, arguments.figures, parameters, made_from)
 
@@ -191,6 +214,8 @@ if __name__ == "__main__":
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
     )
+    parser.add_argument("--data", type=Path, help="what was measured; data beside the results if not given")
+    parser.add_argument("--needles", type=Path, help="a folder of plant_needles.py, measured")
     parser.add_argument(
         "--notebooks",
         nargs="+",
