@@ -179,15 +179,16 @@ def retrieval_sentences(retrieval: pd.DataFrame) -> list[str]:
         num_helped = int((rows["retrieval_gain_low"] > 0).sum())
         best = rows.sort_values("retrieval_gain").to_dict("records")[-1]
         verdict = (
-            "does not clearly use the needle at any length and depth"
+            "costs clearly less with the needle at no length and depth"
             if num_helped == 0
-            else f"clearly uses the needle at {num_helped} of {len(rows)} lengths and depths"
+            else f"costs clearly less with the needle at {num_helped} of {len(rows)} lengths and depths"
         )
         sentences.append(
-            f"{model} {verdict}; most at {best['context_length']} tokens and depth {best['depth']:g}, where"
-            f" the answer costs {best['loss']:.3f} nats a token, {best['control_loss']:.3f} without the"
-            f" needle, and {best['retrieved_share']:.0%} of its tokens are predicted with more than half of"
-            " the probability."
+            f"{model}: the answer {verdict}; most at {best['context_length']} tokens and depth"
+            f" {best['depth']:g}, where it costs {best['loss']:.3f} nats a token, {best['control_loss']:.3f}"
+            f" without the needle, and {best['retrieved_share']:.0%} of its tokens are predicted with more"
+            " than half of the probability. A loss that any number in sight would lower is no retrieval; that"
+            " share is."
         )
     return sentences
 

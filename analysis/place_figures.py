@@ -102,7 +102,7 @@ def copies_by_rank(table: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(rows["rank"], rows["available"], color=GREY, linestyle="-" if far_context == OWN else ":")
     ax.set_ylim(bottom=0)
     ax.set_xlabel("rank among the k")
-    ax.set_ylabel("share that copies the target")
+    ax.set_ylabel("share of copies")
     return ax
 
 

@@ -36,10 +36,13 @@ def test_retrieval_is_the_difference_from_the_same_haystack_without_the_needle(f
     # Only the first source at depth 1 has a loss below ln 2.
     assert table["retrieved_share"].tolist() == pytest.approx([0, 0, 1 / 3] * 2)
     (sentence,) = needles.retrieval_sentences(table)
-    assert "copier clearly uses the needle at 4 of 6 lengths and depths; most at" in sentence
-    assert "depth 1, where the answer costs 1.250 nats a token, 4.000 without the needle" in sentence
+    assert (
+        "copier: the answer costs clearly less with the needle at 4 of 6 lengths and depths; most at"
+        in sentence
+    )
+    assert "depth 1, where it costs 1.250 nats a token, 4.000 without the needle" in sentence
     (never,) = needles.retrieval_sentences(table.assign(retrieval_gain_low=-1.0))
-    assert "does not clearly use the needle" in never
+    assert "costs clearly less with the needle at no length and depth" in never
 
 
 def test_precision_and_recall_by_hand(folder: Path) -> None:
