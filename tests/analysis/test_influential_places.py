@@ -132,6 +132,7 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
 
 
 def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
+    tokens = tokens.query("model == 'other' and rule == 'nearest'")
     selected = influential_places.selections(tokens, text)
     assert len(selected) == len(tokens)
     bins = distance_bins(SHORT, LONG)
