@@ -35,11 +35,11 @@ from analysis.explorer_records import (
     records,
     refuse_missing_artefacts,
 )
+from analysis.measured_text import data_of
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
 from pipeline.stage import logger, positive_int, progress, run_stage, stage_parser
 from pipeline.text.manifest import TOKENIZER_FILE
-from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 MAX_BYTES = 20_000_000
@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out.is_dir():
         raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
     refuse_missing_artefacts(arguments.results)
-    data = _open_data(arguments)
+    data = data_of(arguments.results, arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
     shown = choose(arguments.results, data, arguments.models, arguments.rules)
     wanted = shown.document_ids[: arguments.max_documents]
@@ -91,16 +91,6 @@ def main(arguments: argparse.Namespace) -> None:
         "%s: %d documents, %.1f MB. Left out: %s",
         arguments.out, len(documents), len(text.encode()) / 1e6, " ".join(left_out),
     )  # fmt: skip
-
-
-def _open_data(arguments: argparse.Namespace) -> TokenizedData:
-    beside = arguments.results.parent / "data"
-    if arguments.data is None and not beside.is_dir():
-        raise InputError(
-            f"there is no folder {beside}; name the tokenized data that {arguments.results} was measured on"
-            " with --data"
-        )
-    return TokenizedData.open(arguments.data or beside)
 
 
 def _room_for_the_rest() -> int:

@@ -54,8 +54,29 @@ def _fits_of_the_class(arguments: argparse.Namespace) -> str | None:
     return "the results hold nothing of it"
 
 
+def _text(arguments: argparse.Namespace) -> str | None:
+    if arguments.data is not None or (arguments.results.parent / "data").is_dir():
+        return None
+    return "no tokenized data beside the results; name it with --data"
+
+
+def _text_and_selections(arguments: argparse.Namespace) -> str | None:
+    if "influential_tokens" not in artefacts_in(arguments.results):
+        return "the results do not tell which tokens were selected"
+    return _text(arguments)
+
+
+def _planted_needles(arguments: argparse.Namespace) -> str | None:
+    if arguments.needles is not None:
+        return None
+    return "no planted needles; name the folder of plant_needles with --needles"
+
+
 _NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "selection_rules": _several_rules,
     "model_scale": _several_scales,
     "sparse_functional_attention": _fits_of_the_class,
+    "token_categories": _text,
+    "influential_places": _text_and_selections,
+    "needles": _planted_needles,
 }

@@ -6,8 +6,10 @@
 
 A notebook whose results, code and parameters are those of its last execution is skipped, and so is one for
 which something lacks (analysis/notebook_needs.py): several selection rules (selection_rules), model sizes or
-training steps, those of --also-results counted (model_scale), fits of the theory's class
-(sparse_functional_attention). To execute some notebooks only, on results that lack what the others need:
+training steps, those of --also-results counted (model_scale), the tokenized data, beside the results or as
+--data (token_categories, influential_places), planted needles, as --needles (needles), fits of the theory's
+class (sparse_functional_attention). To execute some notebooks only, on results that lack what the others
+need:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -52,10 +54,13 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) ->
         *sorted((ROOT / "pipeline/results").glob("*.py")),
     ]:
         digest.update(source.read_bytes())
-    for folder in (results, *map(Path, parameters.get("also_results", ()))):
-        for path in sorted(folder.glob("*/model=*/*.parquet")):
-            stat = path.stat()
-            digest.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    folders = [results, *map(Path, parameters.get("also_results", ()))]
+    parquet = [path for folder in folders for path in sorted(folder.glob("*/model=*/*.parquet"))]
+    if "needles" in parameters:
+        parquet += sorted(Path(parameters["needles"]).glob("length-*/*/**/*.parquet"))
+    for path in parquet:
+        stat = path.stat()
+        digest.update(f"{path.relative_to(path.parents[2])} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -124,6 +129,7 @@ def main(arguments: argparse.Namespace) -> None:
         "train_context_lengths": dict(arguments.train_context_lengths),
         "also_results": [str(folder.resolve()) for folder in arguments.also_results],
         "data": str(arguments.data.resolve()) if arguments.data else None,
+        "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in given.items() if value}
     notebooks = _notebooks(arguments.notebooks)
@@ -186,6 +192,7 @@ if __name__ == "__main__":
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
     )
+    parser.add_argument("--needles", type=Path, help="a folder of plant_needles.py, measured")
     parser.add_argument(
         "--also-results",
         nargs="+",
@@ -197,8 +204,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--data",
         type=Path,
-        help="folder of tokenize_c4.py that was measured, to count its tokens; data beside --results where"
-        " not given, and no control for token frequency where there is none",
+        help="folder of tokenize_c4.py that was measured, for its text and the counts of its tokens; data"
+        " beside --results where not given, and no control for token frequency where there is none",
     )
     parser.add_argument(
         "--notebooks",

@@ -239,10 +239,7 @@ def sparsity_categories(studied_ks: Iterable[int]) -> list[str]:
 
 
 def sparsity_category(dependency_sparsity: pd.DataFrame, studied_ks: Sequence[int]) -> pd.Series:
-    """The class of each target's k*, a name of `sparsity_categories`.
-
-    A censored target is one whose long context helps, but that needs more than the largest studied k.
-    """
+    """The class of each target's k*; a censored target helps but needs more than the largest studied k."""
     k_star = dependency_sparsity["dependency_sparsity"]
     reached = k_star.map(lambda k: NO_GAIN if pd.isna(k) else str(int(k)))
     return reached.mask(dependency_sparsity["is_censored"], f"more than {max(studied_ks)}")

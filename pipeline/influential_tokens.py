@@ -50,7 +50,6 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import Chunk, Columns, append_columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.leave_one_out_search import refuse_small_budget
@@ -60,6 +59,7 @@ from pipeline.influence.selection import OWN, far_contexts, selected_positions, 
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.models.causal_lm import CausalLM
 from pipeline.stage import fraction, positive_float, positive_int, run_stage, stage_parser
+from pipeline.text.chunks import Chunk, Columns, append_columns
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 

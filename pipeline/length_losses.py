@@ -28,13 +28,13 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.models.causal_lm import CausalLM
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.results.folder import read_artefact
 from pipeline.stage import logger, positive_int, run_stage, stage_parser
+from pipeline.text.chunks import Chunk, Columns
 
 _SHORTEST = 8
 

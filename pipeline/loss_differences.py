@@ -41,12 +41,12 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.causal_lm import CausalLM
 from pipeline.stage import positive_int, run_stage, stage_parser
+from pipeline.text.chunks import Chunk, Columns
 
 
 def parser() -> argparse.ArgumentParser:

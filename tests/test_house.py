@@ -38,6 +38,7 @@ DOORS = {
     "duckdb": {"pipeline/query.py"},
     "matplotlib": {"analysis/"},
     "statsmodels": {"analysis/gap_regression.py"},
+    "HanTa": {"analysis/parts_of_speech.py"},
 }
 MAX_LINES = 400
 

@@ -10,7 +10,6 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.influence.shares import (
     add_share_arguments,
     device_of_this_process,
@@ -23,6 +22,7 @@ from pipeline.models.training_facts import training_facts
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import logger, positive_int, progress
+from pipeline.text.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import knows_token_ids

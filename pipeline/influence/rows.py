@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.influence.chunks import Chunk, Columns
 from pipeline.influence.far_context import FarContext
+from pipeline.text.chunks import Chunk, Columns
 
 
 def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> dict[str, Columns]:

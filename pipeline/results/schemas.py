@@ -54,6 +54,27 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("num_tokens", pa.int32(), "length of token_ids"),
         ]
     ),
+    "needles": pa.schema(
+        [
+            _column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            _column("source_document_id", pa.string(), "the document that the haystack was cut from"),
+            _column("context_length", pa.int32(), "tokens of the document, its answer included"),
+            _column(
+                "depth",
+                pa.float64(),
+                "part of the haystack before the needle, as asked for; null for the control, which has none",
+                nullable=True,
+            ),
+            _column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
+            _column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
+            _column(
+                "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
+            ),
+            _column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
+            _column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
+            _column("answer", pa.string(), "its text, without the space before it"),
+        ]
+    ),
     "loss_differences": pa.schema(
         [
             *_TARGET_COLUMNS,
@@ -159,6 +180,30 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
         ]
     ),
+    "token_categories": pa.schema(
+        [
+            *_TARGET_COLUMNS,
+            _column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
+            _column(
+                "word_kind",
+                pa.string(),
+                "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
+                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/words.py",
+            ),
+            _column(
+                "repetition",
+                pa.string(),
+                "'repeated trigram', 'repeated bigram' or 'repeated token' of the far context, 'short context"
+                " only', 'new'; the first that fits, by vocabulary ID within the chunk",
+            ),
+            _column(
+                "part_of_speech",
+                pa.string(),
+                "by HanTa, in the classes of analysis/parts_of_speech.py; null where that is not installed",
+                nullable=True,
+            ),
+        ]
+    ),
     "length_losses": pa.schema(
         [
             *_TARGET_COLUMNS[:2],
@@ -191,7 +236,8 @@ Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this 
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`selection_rules` alone is made by the analysis: one file, `selection_rules.parquet`, beside the figures.
+`selection_rules` and `token_categories` are made by the analysis: one file each, such as
+`selection_rules.parquet`, beside the figures; the latter is of the text alone, and the same for all models.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,

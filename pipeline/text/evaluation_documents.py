@@ -55,7 +55,9 @@ class EvaluationSample:
         return [document for _, document in self._heap]
 
 
-def write_evaluation_documents(path: Path, documents: Iterable[EvaluationDocument]) -> None:
+def write_evaluation_documents(
+    path: Path, documents: Iterable[EvaluationDocument], stage: str = "tokenize_c4"
+) -> None:
     """Write `documents` ordered by ID: the IDs are hashes, so any first few are a random sample."""
     ordered = sorted(documents, key=lambda document: document.document_id)
     columns: dict[str, list[Any]] = {
@@ -66,7 +68,7 @@ def write_evaluation_documents(path: Path, documents: Iterable[EvaluationDocumen
     }
     # Only what never changes with the commit: the file's SHA-256 stands for the documents in other stages.
     schema = SCHEMAS["evaluation_documents"].with_metadata(
-        {"schema_version": str(SCHEMA_VERSION), "stage": "tokenize_c4"}
+        {"schema_version": str(SCHEMA_VERSION), "stage": stage}
     )
     write_parquet(path, make_table(columns, schema))
 

@@ -15,6 +15,8 @@ TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
+STAGES = ("tokenize_c4", "plant_needles")
+"""Those that write such folders."""
 COUNTS = (
     "train_documents",
     "train_tokens",
@@ -40,8 +42,9 @@ def make_manifest(
     folder: Path,
     configuration: Mapping[str, Any],
     tokenizer: DocumentTokenizer,
-    train_paths: Sequence[Path],
+    paths: Sequence[Path],
     tally: Mapping[str, int],
+    stage: str = "tokenize_c4",
 ) -> dict[str, Any]:
     """The manifest of a folder in which everything else is written.
 
@@ -49,12 +52,13 @@ def make_manifest(
         folder: the folder.
         configuration: `settings` and `inputs`, all that decided the output.
         tokenizer: what encoded the text.
-        train_paths: the files of training tokens, in order.
+        paths: the files beside evaluation documents and tokenizer, those of training tokens in order.
         tally: what was counted, by the names in `COUNTS`.
+        stage: of `STAGES`, which wrote it.
     """
     streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
     return {
-        "stage": "tokenize_c4",
+        "stage": stage,
         "schema_version": SCHEMA_VERSION,
         **configuration,
         "c4_revision": c4_revision() if streams_c4 else None,
@@ -62,7 +66,7 @@ def make_manifest(
         "token_dtype": tokenizer.token_dtype.name,
         "vocabulary_size": tokenizer.vocabulary_size,
         "eos_token_id": tokenizer.eos_token_id,
-        "files": describe_files(folder, [*train_paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
+        "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
         "git_commit": git_commit(),
         "packages": package_versions(),
     }
@@ -112,8 +116,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         manifest = None
-    if not isinstance(manifest, dict) or manifest.get("stage") != "tokenize_c4":
-        raise InputError(f"{path} is not a manifest that tokenize_c4 wrote")
+    if not isinstance(manifest, dict) or manifest.get("stage") not in STAGES:
+        raise InputError(f"{path} is not a manifest that {' or '.join(STAGES)} wrote")
     return manifest
 
 
@@ -128,7 +132,7 @@ def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
         found = path.stat().st_size if path.exists() else None
         if found != expected["bytes"]:
             state = "is missing" if found is None else f"has {found} bytes, not {expected['bytes']}"
-            raise InputError(f"{path} {state}; delete {folder} and run pipeline/tokenize_c4.py again")
+            raise InputError(f"{path} {state}; delete {folder} and run pipeline/{manifest['stage']}.py again")
 
 
 def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

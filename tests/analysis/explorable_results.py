@@ -102,9 +102,11 @@ def _tables(
     tables: dict[str, list[dict]] = {
         "influential_tokens": [], "sparse_context_losses": [], "dependency_sparsity": []
     }  # fmt: skip
-    for document in documents:
+    for index, document in enumerate(documents):
+        null_ids = documents[(index + 1) % len(documents)].token_ids
         for chunk_index in range(len(document.token_ids) // long_length):
             start = chunk_index * long_length
+            null_start = chunk_index % (len(null_ids) // long_length) * long_length
             for position in range(start + long_length - num_targets, start + long_length):
                 target = {
                     "document_id": document.document_id, "chunk_index": chunk_index,
@@ -136,7 +138,7 @@ def _tables(
                             here | {
                                 "rank": rank + 1, "context_position": place, "distance": position - place,
                                 "context_token_id": document.token_ids[place]
-                                if far_context == "own" else generator.integers(1, 257),
+                                if far_context == "own" else null_ids[null_start + place - start],
                                 "influence": None if model == "other" else generator.normal(),
                             }
                             for rank, place in enumerate(far)

@@ -33,13 +33,13 @@ from machine import DTYPES, machine, use_threads
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo
 from pipeline.stage import positive_int, progress, run_stage, stage_parser
+from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
 
 K = 8

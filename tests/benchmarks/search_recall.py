@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.chunks import chunks_of, long_enough_documents
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.estimated_losses import estimated_losses
 from pipeline.influence.far_context import FarContext
@@ -45,6 +44,7 @@ from pipeline.models.inspectable_lm import InspectableLM
 from pipeline.models.loading import DTYPES, Loading, find_model, load_causal_lm
 from pipeline.results.bootstrap import Interval, ratio_of_sums
 from pipeline.stage import fraction, positive_int, progress
+from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
 
 SPAN, LEAST_INFLUENCE = 16, 0.01

@@ -92,7 +92,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_of_another_program_is_refused(tmp_path: Path) -> None:
     for content in ("{}", "[]", "not json"):
         (tmp_path / "manifest.json").write_text(content)
-        with pytest.raises(InputError, match="is not a manifest that tokenize_c4 wrote"):
+        with pytest.raises(InputError, match="is not a manifest that tokenize_c4 or plant_needles wrote"):
             TokenizedData.open(tmp_path)
 
 

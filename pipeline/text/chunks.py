@@ -3,6 +3,7 @@
 Shapes: L chunk (long_context_length), T targets.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.stage import logger
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 
+logger = logging.getLogger("pipeline")
 Columns = dict[str, list[Any]]
 
 

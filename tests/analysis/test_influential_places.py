@@ -1,0 +1,186 @@
+"""Where influential tokens are: relations by hand and by loop, shares of planted selections, foreign data."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from explorable_results import KS, LONG, SHORT, write_explorable
+from matplotlib.axes import Axes
+
+from analysis import influential_places, place_figures
+from analysis.influential_places import (
+    AFTER_PREDECESSOR,
+    BESIDE_COPY,
+    COPY,
+    INDUCTION,
+    OTHER,
+    PREDECESSOR,
+    RELATIONS,
+    distance_bins,
+    relations,
+)
+from analysis.measured_text import MeasuredText
+from analysis.statistics import NULL, OWN, TARGET
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+
+TEXTS = [
+    "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,
+    "A river runs north; the river runs past Rome and the river runs on, 7 days or 70. " * 4,
+    "No one knew why the lamp was lit, and no one knew who had lit the lamp at night. " * 4,
+]
+
+
+def names(far: list[int], predecessor: int, target: int) -> list[str]:
+    return [RELATIONS[index] for index in relations(np.array(far), predecessor, target)]
+
+
+def test_relations_by_example() -> None:
+    # The target is 5, after 4.
+    assert names([4, 5, 9, 5, 4, 8, 7], 4, 5) == [
+        PREDECESSOR, INDUCTION, BESIDE_COPY, COPY, PREDECESSOR, AFTER_PREDECESSOR, OTHER,
+    ]  # fmt: skip
+    assert names([5, 5, 5], 5, 5) == [COPY, INDUCTION, INDUCTION]
+    assert names([9, 9, 9], 4, 5) == [OTHER] * 3
+
+
+def test_relations_are_the_literal_rule_on_random_tokens() -> None:
+    generator = np.random.default_rng(0)
+    seen = set()
+    for _ in range(100):
+        far, p, t = generator.integers(0, 6, 20).tolist(), *generator.integers(0, 6, 2).tolist()
+        for i, name in enumerate(names(far, p, t)):
+            before = far[i - 1] if i else None
+            after = far[i + 1] if i + 1 < len(far) else None
+            if far[i] == t:
+                expected = INDUCTION if before == p else COPY
+            elif before == p:
+                expected = AFTER_PREDECESSOR
+            elif far[i] == p:
+                expected = PREDECESSOR
+            else:
+                expected = BESIDE_COPY if t in (before, after) else OTHER
+            assert name == expected
+            seen.add(name)
+    assert seen == set(RELATIONS)
+
+
+def test_bins_hold_every_far_distance_once() -> None:
+    assert distance_bins(8, 256) == [9, 18, 36, 72, 144, 256]
+    bins = distance_bins(4, 32)
+    held = [d for low, high in zip(bins, bins[1:], strict=False) for d in range(low, high)]
+    assert held == list(range(5, 32))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_explorable(tmp_path_factory.mktemp("places"), TEXTS)[0]
+
+
+@pytest.fixture(scope="module")
+def text(results: Path) -> MeasuredText:
+    return MeasuredText.open(results, "influential_tokens")
+
+
+@pytest.fixture(scope="module")
+def tokens(results: Path, text: MeasuredText) -> pd.DataFrame:
+    """Selections of random places, the null's tokens those of the document that is the null."""
+    rows = read_artefact(results, "influential_tokens")
+    chunks = {(chunk.document_id, chunk.chunk_index): chunk for _, chunk in text.chunks()}
+
+    def token(row: pd.Series) -> int:
+        chunk = chunks[row["document_id"], row["chunk_index"]]
+        ids = chunk.token_ids_L if row["far_context"] == OWN else chunk.null_token_ids_L
+        return int(ids[row["context_position"] - chunk.start])
+
+    assert (rows.query("far_context == 'own'").apply(token, axis=1)
+            == rows.query("far_context == 'own'")["context_token_id"]).all()  # fmt: skip
+    return rows.assign(context_token_id=rows.apply(token, axis=1))
+
+
+def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame, text: MeasuredText) -> None:
+    """All far tokens chosen: chosen and available must be one number, for every relation and distance."""
+    every = []
+    for _, chunk in text.chunks():
+        for position in text.targets_of(chunk):
+            place = position - chunk.start
+            for far_context, ids in ((OWN, chunk.token_ids_L), (NULL, chunk.null_token_ids_L)):
+                far = np.arange(place - SHORT)
+                every.append(
+                    pd.DataFrame(
+                        {
+                            "model": "m", "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
+                            "target_position": position, "rule": "all", "far_context": far_context,
+                            "rank": far + 1, "context_position": chunk.start + far, "distance": place - far,
+                            "context_token_id": ids[far],
+                        }
+                    )
+                )  # fmt: skip
+    selected = influential_places.selections(pd.concat(every, ignore_index=True), text)
+    bins = distance_bins(SHORT, LONG)
+    available = influential_places.available_places(selected, text, bins)
+    assert available[RELATIONS].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert available[bins[:-1]].sum(axis=1).to_numpy() == pytest.approx(1)
+    for table in (
+        influential_places.relation_shares(selected, available, [LONG]),
+        influential_places.distance_shares(selected, available, [LONG], bins),
+    ):
+        assert table["chosen"].to_numpy() == pytest.approx(table["available"].to_numpy())
+        assert table["chosen_beyond_available_high"].to_numpy() == pytest.approx(0)
+        assert table.groupby("far_context")["chosen"].sum().tolist() == pytest.approx([1, 1])
+
+
+def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
+    tokens = tokens.query("model == 'other' and rule == 'nearest'")
+    selected = influential_places.selections(tokens, text)
+    assert len(selected) == len(tokens)
+    bins = distance_bins(SHORT, LONG)
+    available = influential_places.available_places(selected, text, bins)
+    table = influential_places.relation_shares(selected, available, KS)
+    key = {"model": "other", "rule": "nearest", "far_context": NULL}
+    rows = selected[(selected[list(key)] == pd.Series(key)).all(axis=1)]
+    for k in KS:
+        first = rows[rows["rank"] <= k]
+        for relation in RELATIONS:
+            one = table[(table[list(key)] == pd.Series(key)).all(axis=1)]
+            one = one[(one["k"] == k) & (one["relation"] == relation)]
+            assert one["chosen"].tolist() == pytest.approx([(first["relation"] == relation).mean()])
+            assert one["num_targets"].tolist() == [len(first[TARGET].drop_duplicates())]
+    by_rank = influential_places.copies_by_rank(selected, available)
+    second = by_rank[(by_rank[list(key)] == pd.Series(key)).all(axis=1) & (by_rank["rank"] == 2)]
+    copies = rows.loc[rows["rank"] == 2, "relation"].isin([COPY, INDUCTION]).mean()
+    assert second["chosen"].tolist() == pytest.approx([copies])
+
+
+def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, text: MeasuredText) -> None:
+    wrong = tokens.assign(context_token_id=tokens["context_token_id"] + 1)
+    with pytest.raises(InputError, match="are not those of the data"):
+        influential_places.selections(wrong, text)
+    with pytest.raises(InputError, match="2 chunks that the data in .* does not hold"):
+        extra = tokens.assign(
+            document_id=tokens["document_id"].replace(tokens["document_id"].iloc[0], "f" * 16)
+        )
+        influential_places.selections(extra, text)
+
+
+def test_the_sentences_say_what_the_intervals_carry() -> None:
+    row = {"relation": COPY, "k": 4, "far_context": OWN, "chosen": 0.5, "available": 0.25}
+    beyond = dict(zip(("", "_low", "_high"), (0.25, 0.125, 0.375), strict=True))
+    row |= {f"chosen_beyond_available{end}": value for end, value in beyond.items()}
+    assert influential_places.conclusions(pd.DataFrame([row])) == [
+        "copy: 0.500 of the 4 tokens, more than of all far tokens (0.250; difference 0.250 [0.125, 0.375])."
+    ]
+    unclear = row | {"chosen_beyond_available_low": -0.125}
+    assert "not clearly more or less" in influential_places.conclusions(pd.DataFrame([unclear]))[0]
+
+
+def test_the_panels_draw_each_share(tokens: pd.DataFrame, text: MeasuredText, ax: Axes) -> None:
+    selected = influential_places.selections(tokens.query("model == 'other' and rule == 'nearest'"), text)
+    bins = distance_bins(SHORT, LONG)
+    available = influential_places.available_places(selected, text, bins)
+    table = influential_places.distance_shares(selected, available, [8], bins)
+    place_figures.distances(table, ax)
+    drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
+    assert drawn == [table.loc[table["far_context"] == far, "chosen"].tolist() for far in (OWN, NULL)]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["5–9", "10–19", "20–31"]

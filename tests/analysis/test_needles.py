@@ -1,0 +1,116 @@
+"""Retrieval and recall of planted needles, on results of known losses and selections."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from needle_results import (
+    DEPTHS,
+    KS,
+    LENGTHS,
+    NUM_ANSWER,
+    SOURCES,
+    rows_of_needles,
+    write_needle_results,
+)
+
+from analysis import needle_figures, needles
+from pipeline.errors import InputError
+from pipeline.text.needles import write_needles
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_needle_results(tmp_path_factory.mktemp("needles"))
+
+
+def test_retrieval_is_the_difference_from_the_same_haystack_without_the_needle(folder: Path) -> None:
+    table = needles.retrieval_losses(folder)
+    assert table[["context_length", "depth"]].values.tolist() == [[n, d] for n in LENGTHS for d in DEPTHS]
+    assert table["num_targets"].tolist() == [len(SOURCES) * NUM_ANSWER] * 6
+    assert table["num_documents"].tolist() == [len(SOURCES)] * 6
+    assert table["retrieval_gain"].tolist() == [1.0, 0.0, 2.75] * 2
+    assert table["retrieval_gain_low"].tolist() == [1.0, 0.0, 2.75] * 2  # sources cancel: no spread is left
+    assert table["control_loss"].tolist() == [4.0] * 6
+    # Only the first source at depth 1 has a loss below ln 2.
+    assert table["retrieved_share"].tolist() == pytest.approx([0, 0, 1 / 3] * 2)
+    (sentence,) = needles.retrieval_sentences(table)
+    assert (
+        "copier: the answer costs clearly less with the needle at 4 of 6 lengths and depths; most at"
+        in sentence
+    )
+    assert "depth 1, where it costs 1.250 nats a token, 4.000 without the needle" in sentence
+    (never,) = needles.retrieval_sentences(table.assign(retrieval_gain_low=-1.0))
+    assert "costs clearly less with the needle at no length and depth" in never
+
+
+def test_precision_and_recall_by_hand(folder: Path) -> None:
+    table = needles.found_needles(folder, KS)
+    # At depth 1 of both lengths the answer stands 15 to 17 tokens before the targets: far, so nothing drops.
+    assert set(table["num_targets"]) == {len(SOURCES) * len(DEPTHS) * NUM_ANSWER}
+    own = table[(table["rule"] == "leave_one_out") & (table["context_length"] == 40)].set_index("k")
+    assert own["precision"].to_dict() == {1: 1, 2: 1, 4: 0.5}
+    assert own["recall"].to_dict() == {1: 0.5, 2: 1, 4: 1}
+    # The first target is the first token, which is taken second.
+    assert own["hit_share"].to_dict() == {1: 0.5, 2: 1, 4: 1}
+    nearest = table[table["rule"] == "nearest"]
+    assert (nearest[["precision", "recall", "hit_share"]] == 0).all(axis=None)
+    num_far = np.array([28, 29])
+    assert own["chance_precision"].to_dict() == pytest.approx(dict.fromkeys(KS, (2 / num_far).mean()))
+    assert own["chance_recall"].to_dict() == pytest.approx({k: (k / num_far).mean() for k in KS})
+    verdicts = needles.found_sentences(table)
+    assert sum("above chance" in sentence and "not clearly" not in sentence for sentence in verdicts) == 2
+    assert sum("not clearly above chance" in sentence for sentence in verdicts) == 2
+
+
+def test_chance_is_what_random_choices_have_on_average() -> None:
+    """The columns' formulas against draws: 4 of 28 far tokens, 2 of them the answer's."""
+    generator = np.random.default_rng(0)
+    hits = np.array([(generator.permutation(28)[:4] < 2).sum() for _ in range(20_000)])
+    assert hits.mean() / 2 == pytest.approx(4 / 28, abs=0.005)
+    assert hits.mean() / 4 == pytest.approx(2 / 28, abs=0.003)
+
+
+def test_a_needle_in_the_short_context_does_not_count(folder: Path, tmp_path: Path) -> None:
+    truth = [row | {"needle_answer_positions": [35, 36]} for row in rows_of_needles(40) if row["depth"]]
+    here = tmp_path / "length-40"
+    write_needles(here / "data", truth)
+    (here / "results").symlink_to(folder / "length-40" / "results")
+    with pytest.raises(InputError, match="in no document of .* does the needle lie before the short context"):
+        needles.found_needles(tmp_path, KS)
+
+
+def test_bad_folders_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no folder length-"):
+        needles.retrieval_losses(tmp_path)
+    (tmp_path / "length-40").mkdir()
+    with pytest.raises(InputError, match="plant_needles.py writes it"):
+        needles.retrieval_losses(tmp_path)
+    write_needles(tmp_path / "length-40" / "data", rows_of_needles(40))
+    with pytest.raises(InputError, match="holds no 'loss_differences' results"):
+        needles.retrieval_losses(tmp_path)
+    late = [row | {"answer_position": 1000} for row in rows_of_needles(40)]
+    write_needles(tmp_path / "length-40" / "data", late)
+    (tmp_path / "length-40" / "results").symlink_to(folder / "length-40" / "results")
+    with pytest.raises(InputError, match="measured no token of an answer"):
+        needles.retrieval_losses(tmp_path)
+
+
+def test_the_heat_map_draws_each_mean_in_its_cell(folder: Path, ax: Axes) -> None:
+    table = needles.retrieval_losses(folder)
+    needle_figures.retrieval_heat_map(table, "retrieval_gain", "gain (nats)", ax)
+    assert ax.images[0].get_array().tolist() == [[1.0, 1.0], [0.0, 0.0], [2.75, 2.75]]
+    assert [text.get_text().partition("\n")[0] for text in ax.texts] == ["1.00"] * 2 + ["0.00"] * 2 + [
+        "2.75"
+    ] * 2
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["40", "60"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.5", "1"]
+
+
+def test_lines_against_k_are_the_table(folder: Path, ax: Axes) -> None:
+    table = needles.found_needles(folder, KS)
+    table = table[table["context_length"] == 60]
+    needle_figures.found_against_k(table, "recall", ax)
+    drawn = {container.get_label(): container.lines[0].get_ydata().tolist() for container in ax.containers}
+    assert drawn == {"leave_one_out": [0.5, 1, 1], "nearest": [0, 0, 0]}

@@ -1,0 +1,250 @@
+"""Needles: their places by decoding, bad input refused in a sentence, and found by a model that copies."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hand_made_models import EvidenceLM
+from hugging_face_families import make_model
+from measured_documents import contents, write_checkpoint
+from olmo.model import OLMo
+
+from analysis.needles import found_needles, retrieval_losses
+from pipeline import influential_tokens, loss_differences, plant_needles
+from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.results.files import write_json
+from pipeline.text.chunks import chunks_of
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
+from pipeline.text.manifest import (
+    COUNTS,
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    make_manifest,
+)
+from pipeline.text.needles import read_needles
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.tokenizer import load_tokenizer, train_bpe
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = [
+    " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
+    for words in (
+        ["long", "green", "cold"] * 5, ["wide", "blue", "warm", "slow"] * 4, ["short", "red"] * 8, ["tiny"],
+    )
+]  # fmt: skip
+LENGTHS, DEPTHS = [90, 150], [0.0, 0.3, 1.0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("haystacks")
+    template = " What is the magic number of Oslo? The magic number of Paris is 1."
+    tokenizer = train_bpe([*TEXTS, *[template] * 9], 360)
+    documents = [
+        EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
+        for index, token_ids in enumerate(tokenizer.encode(TEXTS))
+    ]
+    assert [len(document.token_ids) >= LENGTHS[1] for document in documents] == [True, True, True, False]
+    write_evaluation_documents(folder / EVALUATION_FILE, documents)
+    (folder / TOKENIZER_FILE).write_text(tokenizer.to_json())
+    manifest = make_manifest(folder, {"settings": {}, "inputs": {}}, tokenizer, [], dict.fromkeys(COUNTS, 0))
+    write_json(folder / MANIFEST_FILE, manifest)
+    return folder
+
+
+def plant(data: Path, out: Path, *flags: str) -> None:
+    words = ["--data", data, "--out", out, "--lengths", *LENGTHS, "--depths", *DEPTHS, *flags]
+    plant_needles.main(plant_needles.parser().parse_args(list(map(str, words))))
+
+
+@pytest.fixture(scope="module")
+def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("needles") / "out"
+    plant(data, out)
+    return out
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted: Path, length: int) -> None:
+    opened = TokenizedData.open(planted / f"length-{length}" / "data")
+    tokenizer = load_tokenizer(opened.folder / TOKENIZER_FILE)
+    documents = {document.document_id: document.token_ids for document in opened.evaluation_documents()}
+    sources = {
+        document.document_id: document.token_ids
+        for document in TokenizedData.open(data).evaluation_documents()
+    }
+    rows = read_needles(opened.folder)
+    assert len(rows) == len(documents) == 3 * (1 + len(DEPTHS))
+
+    def text(token_ids: np.ndarray) -> str:
+        return "".join(tokenizer.pieces(token_ids.tolist()))
+
+    for row in rows:
+        ids, source = documents[row["document_id"]], sources[row["source_document_id"]]
+        assert len(ids) == length == row["context_length"]
+        assert row["answer_position"] + row["num_answer_tokens"] == length
+        assert text(ids[row["answer_position"] :]) == f" {row['answer']}"
+        assert len(row["answer"]) == 5 and row["answer"].isdecimal() and row["answer"][0] != "0"
+        assert text(ids[: row["answer_position"]]).endswith(
+            "? The magic number of " + key_of(text(ids)) + " is"
+        )
+        if row["depth"] is None:
+            assert row["needle_position"] is None and row["needle_answer_positions"] == []
+            assert text(ids).count(row["answer"]) == 1
+            hay = ids[: row["answer_position"]]
+            shared = next(i for i in range(len(hay) + 1) if i == len(hay) or hay[i] != source[i])
+            assert text(hay[shared:]).startswith(" What is the magic number of")
+            continue
+        start, end = row["needle_position"], row["needle_position"] + row["num_needle_tokens"]
+        assert text(ids[start:end]) == f" The magic number of {key_of(text(ids))} is {row['answer']}."
+        answer_ids = ids[row["needle_answer_positions"]]
+        assert text(answer_ids) == f" {row['answer']}"
+        assert answer_ids.tolist() == ids[row["answer_position"] :].tolist()
+        assert text(ids).count(row["answer"]) == 2
+        # Without the needle, what is left before the question is the source's own beginning.
+        hay = np.concatenate([ids[:start], ids[end : row["answer_position"]]])
+        num_hay = length - row["num_needle_tokens"] - row["num_answer_tokens"]
+        question = text(hay[-40:]).rindex(" What is")
+        assert text(hay).startswith(text(source[:start]))
+        assert text(source).startswith(text(hay)[: text(hay).rindex(" What is")])
+        assert question >= 0 and len(hay) == num_hay
+        if 0 < row["depth"] < 1:
+            assert text(ids[end:])[0] == " "
+            assert start <= row["depth"] * num_hay
+        if row["depth"] == 0:
+            assert start == 0
+        if row["depth"] == 1:
+            assert text(ids[end:]).startswith(" What is")
+
+
+def num_common(answer_ids: list[int], seen: set[int]) -> int:
+    return len(seen & set(answer_ids))
+
+
+def key_of(text: str) -> str:
+    return text.rpartition("number of ")[2].partition(" is")[0]
+
+
+def test_a_source_keeps_its_needle_at_every_length_and_depth(planted: Path) -> None:
+    answers = {
+        (row["source_document_id"], row["answer"])
+        for length in LENGTHS
+        for row in read_needles(planted / f"length-{length}" / "data")
+    }
+    assert len(answers) == 3
+
+
+def test_run_again_the_bytes_are_the_same(data: Path, planted: Path, tmp_path: Path) -> None:
+    before = contents(planted)
+    plant(data, planted)
+    assert contents(planted) == before
+    plant(data, tmp_path / "again")
+    assert contents(tmp_path / "again") == before
+
+
+def test_other_settings_are_refused(data: Path, planted: Path) -> None:
+    before = contents(planted)
+    with pytest.raises(InputError, match="seed was 0, now 1"):
+        plant(data, planted, "--seed", "1")
+    assert contents(planted) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ["--lengths", "20"],
+            "a length of 20 tokens has no room for a haystack: needle, question and answer",
+        ),
+        (["--lengths", "90", "5000"], "no evaluation document of .* has 5000 tokens; the longest has"),
+        (["--depths", "0.5", "0.501"], "are the same place in a haystack of 90 tokens"),
+        (["--needle", "No place."], r"must hold \{key\}, and \{value\} once"),
+        (["--question", "{key} is {value}"], r"must hold \{key\}, and not \{value\}"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    data: Path, tmp_path: Path, flags: list[str], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        plant(data, tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_depth_beyond_the_document_is_refused_with_code_two(data: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        ROOT / "pipeline" / "plant_needles.py",
+        "--data",
+        data,
+        "--out",
+        tmp_path / "out",
+    ]
+    done = subprocess.run([*command, "--lengths", "90", "--depths", "1.5"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "argument --depths: 1.5 is not between 0 and 1" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    """It says the answer's first token, the surer the more of the answer's tokens it sees."""
+    plant(data, tmp_path, "--answer-digits", "2")
+    opened = TokenizedData.open(tmp_path / "length-150" / "data")
+    documents, found = opened.evaluation_documents(), 0
+    index_of = {document.document_id: index for index, document in enumerate(documents)}
+    for row in read_needles(opened.folder):
+        places = row["needle_answer_positions"]
+        ids = documents[index_of[row["document_id"]]].token_ids
+        answer_ids = ids[places].tolist()
+        is_alone = all((ids[: row["answer_position"]] == id_).sum() == 1 for id_ in answer_ids)
+        if not places or not is_alone:
+            continue
+        model = EvidenceLM(opened.vocabulary_size, answer_ids[0], partial(num_common, answer_ids))
+        lengths = ContextLengths(8, 150, row["num_answer_tokens"])
+        (chunk,) = chunks_of(documents, index_of[row["document_id"]], 150, None)
+        (own, _) = far_contexts(model, chunk.token_ids_L, chunk.null_token_ids_L, lengths, Batching(4096))
+        k = len(places)
+        chosen_TK = selected_positions(own, "leave_one_out", lengths, k, seed=[0])
+        if places[-1] < lengths.targets_T[0] - 8:  # else the needle is in the short context
+            assert set(chosen_TK[0].tolist()) == set(places)
+            found += 1
+    assert found >= 2
+
+
+def test_the_measuring_stages_run_unchanged_on_olmo_and_hugging_face(
+    data: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    plant(data, tmp_path / "needles")
+    vocabulary_size = TokenizedData.open(data).vocabulary_size
+    olmo = make_olmo(vocab_size=vocabulary_size, embedding_size=vocabulary_size, max_sequence_length=150)
+    checkpoints = [write_checkpoint(tmp_path / "olmo", olmo), tmp_path / "llama"]
+    llama = make_model("llama", vocab_size=vocabulary_size, max_position_embeddings=150)
+    llama.save_pretrained(checkpoints[1])
+    for length in LENGTHS:
+        here = tmp_path / "needles" / f"length-{length}"
+        for stage, flags in (
+            (loss_differences, []),
+            (influential_tokens, ["--rules", "nearest", "--k", "2"]),
+        ):
+            words = [
+                "--data", here / "data", "--results", here / "results", "--checkpoints", *checkpoints,
+                "--short-context-length", 8, "--long-context-length", length, "--targets-per-chunk", 6,
+                *flags,
+            ]  # fmt: skip
+            stage.main(stage.parser().parse_args(list(map(str, words))))
+    rows = [row for n in LENGTHS for row in read_needles(tmp_path / "needles" / f"length-{n}" / "data")]
+    num_answer_tokens = sum(row["num_answer_tokens"] for row in rows if row["depth"] == 0.3)
+    retrieval = retrieval_losses(tmp_path / "needles")
+    assert set(retrieval["model"]) == {"olmo", "llama"}
+    middle = retrieval[retrieval["depth"] == 0.3]
+    assert middle.groupby("model")["num_targets"].sum().tolist() == [num_answer_tokens] * 2
+    assert retrieval["retrieval_gain"].notna().all()
+    # The nearest far tokens are the question's, never the needle's at depths 0 and 0.3.
+    assert (found_needles(tmp_path / "needles", [2])["recall"] == 0).all()
