@@ -47,8 +47,7 @@ def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
 
 def example_position_ids(
     scheme: str,
-    num_examples: int,
-    num_tokens: int,
+    shape: tuple[int, ...],
     coupled_ids_BS: np.ndarray | None,
     num_position_ids: int,
     generator: np.random.Generator,
@@ -57,8 +56,7 @@ def example_position_ids(
 
     Args:
         scheme: one of `EXAMPLE_SCHEMES`; PoSE and randomized positions draw from all position IDs.
-        num_examples: B.
-        num_tokens: S.
+        shape: (B, S).
         coupled_ids_BS: the task's, from 0; None where it has none.
         num_position_ids: IDs are below it.
         generator: the source of what the scheme draws.
@@ -71,6 +69,7 @@ def example_position_ids(
     if scheme in COUPLED_SCHEMES:
         assert coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
         return from_random_starts(coupled_ids_BS, num_position_ids, generator)
+    num_examples, num_tokens = shape
     refuse_beyond_table(num_tokens, num_position_ids)
     target_length = None if scheme == "contiguous" else num_position_ids
     return position_scheme(scheme, target_length)(num_examples, num_tokens, generator)

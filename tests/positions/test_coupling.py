@@ -27,16 +27,16 @@ def test_a_table_that_just_fits_leaves_one_start() -> None:
 
 @pytest.mark.parametrize("scheme", ["coupled", "predicted"])
 def test_coupled_schemes_keep_the_coupling(scheme: str) -> None:
-    ids = example_position_ids(scheme, 4, 5, COUPLED.repeat(4, axis=0), 40, np.random.default_rng(0))
+    ids = example_position_ids(scheme, (4, 5), COUPLED.repeat(4, axis=0), 40, np.random.default_rng(0))
     assert (ids - ids[:, 2:3] == COUPLED).all() and len(set(ids[:, 2].tolist())) > 1
 
 
 def test_other_schemes_ignore_the_coupling() -> None:
     generator = np.random.default_rng(0)
-    assert example_position_ids("contiguous", 2, 3, None, 9, generator).tolist() == [[0, 1, 2]] * 2
-    pose = example_position_ids("pose", 200, 3, None, 9, generator)
+    assert example_position_ids("contiguous", (2, 3), None, 9, generator).tolist() == [[0, 1, 2]] * 2
+    pose = example_position_ids("pose", (200, 3), None, 9, generator)
     assert pose.max() == 8 and (pose[:, 0] == 0).all() and len({tuple(row) for row in pose.tolist()}) == 13
-    randomized = example_position_ids("randomized", 200, 3, None, 9, generator)
+    randomized = example_position_ids("randomized", (200, 3), None, 9, generator)
     assert randomized.max() == 8 and randomized[:, 0].max() > 0
 
 
@@ -56,4 +56,4 @@ def test_pose_is_tested_at_contiguous_ids() -> None:
 )
 def test_refusals(scheme: str, coupled: np.ndarray | None, num_position_ids: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        example_position_ids(scheme, 1, 5, coupled, num_position_ids, np.random.default_rng(0))
+        example_position_ids(scheme, (1, 5), coupled, num_position_ids, np.random.default_rng(0))
