@@ -26,6 +26,7 @@ FLOORS = {
 }
 DOORS = {
     "transformers": {
+        "pipeline/models/gpt_neox.py",
         "pipeline/models/huggingface.py",
         "pipeline/models/huggingface_export.py",
         "pipeline/models/huggingface_inspection.py",

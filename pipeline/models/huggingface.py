@@ -23,7 +23,7 @@ from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
 
 
-class _PassCache(transformers.DynamicCache):
+class PassCache(transformers.DynamicCache):
     """The cache of one forward pass: shows every sequence the same prefix, and keeps the new rows apart.
 
     The library's own caches grow by what they are shown; a prefix shared by many passes must not.
@@ -92,7 +92,7 @@ class HuggingFaceCausalLM:
         query_rows_1T: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Prefix]:
         """`hidden_states` of one sequence, and its keys and values."""
-        cache = _PassCache(None)
+        cache = PassCache(None)
         hidden_1SD = self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
         return _rows_of(hidden_1SD, query_rows_1T), cache.read_rows()
 
@@ -107,7 +107,7 @@ class HuggingFaceCausalLM:
     ) -> torch.Tensor:
         """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
         hidden_BSD = self._run(
-            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else _PassCache(prefix)
+            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else PassCache(prefix)
         )
         return _rows_of(hidden_BSD, query_rows_BT)
 
@@ -128,13 +128,14 @@ class HuggingFaceCausalLM:
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
         visible_BSK: torch.Tensor | None,
-        cache: _PassCache | None,
+        cache: PassCache | None,
     ) -> torch.Tensor:
         if visible_BSK is None:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
             visible_BSK = causal_visibility(token_ids_BS.shape[1], token_ids_BS.device)
-        added = self._added_to_scores(visible_BSK, 0 if cache is None else cache.get_seq_length())
+        num_past = 0 if cache is None else cache.get_seq_length()
+        added = added_to_scores(visible_BSK, num_past, self._model.dtype)
         output = self._run_trunk(token_ids_BS, position_ids_BS, added, cache)
         return output.last_hidden_state.to(self.device)
 
@@ -143,7 +144,7 @@ class HuggingFaceCausalLM:
         token_ids_BS: torch.Tensor,
         position_ids_BS: torch.Tensor,
         added_to_scores_B1SK: torch.Tensor,
-        cache: _PassCache | None,
+        cache: PassCache | None,
         **asked: bool,
     ) -> Any:
         """The library's output of all layers; `asked` is what else it should hold."""
@@ -156,13 +157,6 @@ class HuggingFaceCausalLM:
             return_dict=True,
             **asked,
         )
-
-    def _added_to_scores(self, visible_BSK: torch.Tensor, num_past: int) -> torch.Tensor:
-        """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
-        mask_BSK = torch.zeros(visible_BSK.shape, dtype=self._model.dtype, device=visible_BSK.device)
-        mask_BSK.masked_fill_(~visible_BSK, torch.finfo(mask_BSK.dtype).min)
-        num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
-        return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
 
     @torch.inference_mode()
     def attention_mass(
@@ -188,8 +182,8 @@ class HuggingFaceCausalLM:
             _, read = self.read(
                 token_ids_1S[:, before], position_ids_1S[:, before], visible_1SS[:, before, before], None
             )
-            cache = _PassCache(read)
-        added = self._added_to_scores(visible_1SS[:, first:], first)
+            cache = PassCache(read)
+        added = added_to_scores(visible_1SS[:, first:], first, self._model.dtype)
         with eager_attention(self._model):
             output = self._run_trunk(
                 token_ids_1S[:, first:], position_ids_1S[:, first:], added, cache, output_attentions=True
@@ -320,6 +314,14 @@ def _load(
             " others are left out"
         )
     return model
+
+
+def added_to_scores(visible_BSK: torch.Tensor, num_past: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
+    mask_BSK = torch.zeros(visible_BSK.shape, dtype=dtype, device=visible_BSK.device)
+    mask_BSK.masked_fill_(~visible_BSK, torch.finfo(dtype).min)
+    num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
+    return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
 
 
 def _rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:

@@ -147,7 +147,7 @@ class OLMoCausalLM:
         bias_1SS = torch.where(visible_1SS, log_gates_S, -math.inf)
         with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
             hidden, _ = self._run_blocks(token_ids_1S, position_ids_1S, bias_1SS, query_rows_T[None], None)
-        logits_TV = self._logits(self._model.transformer.ln_f(hidden)[0]).float()
+        logits_TV = logits_of(self._model, self._model.transformer.ln_f(hidden)[0]).float()
         losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
         gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         return torch.stack(gradients).float()
@@ -155,15 +155,17 @@ class OLMoCausalLM:
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [N, V] as OLMo computes them: tied or own weights, scaled or not."""
-        return self._logits(hidden_ND)
+        return logits_of(self._model, hidden_ND)
 
-    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        transformer, config = self._model.transformer, self._model.config
-        if config.weight_tying:
-            logits_NV = torch.nn.functional.linear(hidden_ND, transformer.wte.weight)
-        else:
-            logits_NV = transformer.ff_out(hidden_ND)
-        return logits_NV * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits_NV
+
+def logits_of(model: OLMo, hidden: torch.Tensor) -> torch.Tensor:
+    """Vocabulary logits [..., V] of hidden states [..., D]: tied or own weights, scaled or not."""
+    transformer, config = model.transformer, model.config
+    if config.weight_tying:
+        logits = torch.nn.functional.linear(hidden, transformer.wte.weight)
+    else:
+        logits = transformer.ff_out(hidden)
+    return logits * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -26,13 +26,15 @@ def attend(
 
     Args:
         query_BHSE, key_BGSE, value_BGSE: of the rows given, rotated; there may be fewer queries than keys.
-        past: keys and values of the prefix, two [1, G, P, E]; None: there is none.
+        past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E]; None:
+            there is none.
         visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
     """
     if past is None:
         return _attend(query_BHSE, key_BGSE, value_BGSE, visible)
     sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
-    if sees_all_past and query_BHSE.device.type == "cpu" and not torch.is_grad_enabled():
+    is_shared = len(past[0]) == 1
+    if is_shared and sees_all_past and query_BHSE.device.type == "cpu" and not torch.is_grad_enabled():
         return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible)
     batch_size, num_past = len(key_BGSE), past[0].shape[2]
     past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)

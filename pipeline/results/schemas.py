@@ -45,6 +45,20 @@ _LOSS_COLUMNS = [
     _column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
 ]
 
+_SYNTHETIC_COLUMNS = [
+    _column("task", pa.string(), "the synthetic task, a name of pipeline/tasks/registry.py"),
+    _column("positions", pa.string(), "the position scheme that the model was trained with"),
+    _column("seed", pa.int64(), "of the training run"),
+    _column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
+    _column(
+        "largest_train_sparsity",
+        pa.int32(),
+        "K_train: k was uniform on 1 to this; null where the task has none",
+        nullable=True,
+    ),
+    _column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right in distribution"),
+]
+
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema(
         [
@@ -228,6 +242,57 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
         ]
     ),
+    "synthetic_accuracy": pa.schema(
+        [
+            *_SYNTHETIC_COLUMNS,
+            _column("size", pa.int32(), "of the test examples, in the task's own unit"),
+            _column(
+                "sparsity",
+                pa.int32(),
+                "k of the test examples; null where the task has none",
+                nullable=True,
+            ),
+            _column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
+            _column("num_examples", pa.int32(), "test examples"),
+            _column(
+                "exact_match",
+                pa.float64(),
+                "share of responses with every token right and, where IDs are predicted, every ID",
+            ),
+            _column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
+            _column("exact_match_high", pa.float64(), "upper end of it"),
+            _column(
+                "token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"
+            ),
+            _column(
+                "position_id_accuracy",
+                pa.float64(),
+                "share of the response's position IDs that are right; null where they are given",
+                nullable=True,
+            ),
+        ]
+    ),
+    "synthetic_training": pa.schema(
+        [
+            _column("step", pa.int32(), "finished optimizer steps"),
+            _column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
+            _column(
+                "position_id_loss",
+                pa.float64(),
+                "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
+                nullable=True,
+            ),
+            _column("learning_rate", pa.float64(), "of the step"),
+            _column("gradient_norm", pa.float64(), "before clipping"),
+            _column(
+                "exact_match",
+                pa.float64(),
+                "share of responses, as in training, that are wholly right; null at steps where it was not"
+                " measured",
+                nullable=True,
+            ),
+        ]
+    ),
 }
 
 _PREAMBLE = """# What the Parquet files hold
@@ -238,6 +303,7 @@ A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
 `selection_rules` and `token_categories` are made by the analysis: one file each, such as
 `selection_rules.parquet`, beside the figures; the latter is of the text alone, and the same for all models.
+`synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,

@@ -27,6 +27,7 @@ from pipeline.tasks.example import Example, Vocabulary, refuse_size
 
 VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
 _NUM_SIGNALS, _NUM_NOISES = 2, 8
+DEFAULT_LOCAL_LENGTH = 16
 UNIFORM_NOISE = (0.0,) * _NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
 
 PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
@@ -89,7 +90,7 @@ def lay_out(noise_and_signals: Sequence[int], planted: Sequence[int], label: Lab
 class PlantedCorrelation:
     """A planted correlation with its laws."""
 
-    position_law: PositionLaw = LocalPlaces(16)
+    position_law: PositionLaw = LocalPlaces(DEFAULT_LOCAL_LENGTH)
     vocabulary_law: VocabularyLaw = uniform_signals
     background: tuple[float, ...] = UNIFORM_NOISE
     """mu: the probability of each token but the last, "="."""

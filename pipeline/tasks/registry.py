@@ -25,8 +25,17 @@ class Task:
     vocabulary: Vocabulary
     _draw: Callable[..., Example]
     has_coupled_ids: bool
-    has_sparsity: bool
-    """Whether k is chosen; elsewhere the task fixes how many tokens decide each."""
+    _largest_sparsity: Callable[[int], int] | None
+
+    @property
+    def has_sparsity(self) -> bool:
+        """Whether k is chosen; elsewhere the task fixes how many tokens decide each."""
+        return self._largest_sparsity is not None
+
+    def largest_sparsity(self, size: int) -> int:
+        """The largest k that an example of this size has room for; of tasks with k only."""
+        assert self._largest_sparsity is not None
+        return self._largest_sparsity(size)
 
     def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
         """One example.
@@ -59,32 +68,31 @@ class Task:
             )
 
 
-def _task(
-    name: str, vocabulary: Vocabulary, draw: Callable[..., Example], *, coupled: bool, sparsity: bool
-) -> Task:
-    return Task(name, vocabulary, draw, has_coupled_ids=coupled, has_sparsity=sparsity)
+def _task(name: str, vocabulary: Vocabulary, draw: Callable[..., Example]) -> Task:
+    """A task with coupled IDs and without k; the others are written out."""
+    return Task(name, vocabulary, draw, has_coupled_ids=True, _largest_sparsity=None)
 
 
 _PLANTED = planted_correlation.PlantedCorrelation()
 _ALL = (
-    _task("copy", copy.VOCABULARY, copy.draw, coupled=True, sparsity=False),
-    _task("addition", addition.VOCABULARY, addition.draw, coupled=True, sparsity=False),
-    _task(
-        "parity_scratchpad",
-        parity_scratchpad.VOCABULARY,
-        parity_scratchpad.draw,
-        coupled=True,
-        sparsity=False,
+    _task("copy", copy.VOCABULARY, copy.draw),
+    _task("addition", addition.VOCABULARY, addition.draw),
+    _task("parity_scratchpad", parity_scratchpad.VOCABULARY, parity_scratchpad.draw),
+    _task("variable_assignment", variable_assignment.VOCABULARY, variable_assignment.draw),
+    Task(
+        "sparse_parity",
+        sparse_parity.VOCABULARY,
+        sparse_parity.draw,
+        has_coupled_ids=False,
+        _largest_sparsity=lambda size: size // 2,
     ),
-    _task(
-        "variable_assignment",
-        variable_assignment.VOCABULARY,
-        variable_assignment.draw,
-        coupled=True,
-        sparsity=False,
+    Task(
+        "planted_correlation",
+        planted_correlation.VOCABULARY,
+        _PLANTED.draw,
+        has_coupled_ids=False,
+        _largest_sparsity=lambda size: min(size, planted_correlation.DEFAULT_LOCAL_LENGTH),
     ),
-    _task("sparse_parity", sparse_parity.VOCABULARY, sparse_parity.draw, coupled=False, sparsity=True),
-    _task("planted_correlation", planted_correlation.VOCABULARY, _PLANTED.draw, coupled=False, sparsity=True),
 )
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 

@@ -11,14 +11,22 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from omegaconf import OmegaConf
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
-from pipeline.training.configuration import PretrainConfig, plain_values
+from pipeline.training.configuration import plain_values
+
+
+class RunConfig(Protocol):
+    """The settings of a run, whichever stage's: a dataclass of OmegaConf's kind."""
+
+    def save(self, path: Path) -> None:
+        """Write them as YAML."""
+
 
 _NAME = re.compile(r"step(\d+)-unsharded")
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
@@ -43,9 +51,7 @@ def checkpoints_of(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(found))
 
 
-def save_checkpoint(
-    run_folder: Path, step: int, config: PretrainConfig, state: dict[str, dict[str, Any]]
-) -> None:
+def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[str, dict[str, Any]]) -> None:
     """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
 
     Args:
@@ -109,12 +115,12 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
         shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
-def write_run_config(run_folder: Path, config: PretrainConfig) -> None:
+def write_run_config(run_folder: Path, config: RunConfig) -> None:
     """Write the run's settings, so that even a run without a checkpoint is known by them."""
     write_atomically(run_folder / _CONFIG_FILE, config.save)
 
 
-def refuse_another_run(run_folder: Path, config: PretrainConfig) -> None:
+def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     """Refuse a folder whose run had another configuration, or other data, by the newest record it has.
 
     Raises:

@@ -180,7 +180,7 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 }  # fmt: skip
 
 
-def plain_values(config: TrainConfig) -> dict[str, Any]:
+def plain_values(config: Any) -> dict[str, Any]:
     """`config` as it is written to YAML: nested dicts and lists, enums by name."""
     # Through YAML itself: a config in memory has tuples and enums, one that was read back has not.
     text = OmegaConf.to_yaml(OmegaConf.structured(config))

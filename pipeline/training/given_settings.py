@@ -59,7 +59,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
     """
     try:
         given = _read_given(path, overrides)
-        _refuse_unknown_fields(given, OmegaConf.structured(PretrainConfig))
+        refuse_unknown_fields(given, OmegaConf.structured(PretrainConfig))
         refuse_ignored_fields(given)
         _take_from_data(given, data)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PretrainConfig), given))
@@ -77,6 +77,20 @@ def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         if "=" not in override:
             raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
     _register_resolvers()
+    merged = OmegaConf.merge(
+        PretrainConfig.update_legacy_settings(read_yaml(path)), OmegaConf.from_dotlist(list(overrides))
+    )
+    given = OmegaConf.to_container(merged, resolve=True)
+    assert isinstance(given, dict)
+    return cast(dict[str, Any], given)
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """What a configuration file says.
+
+    Raises:
+        InputError: there is none, or it does not hold fields.
+    """
     try:
         file = OmegaConf.load(path)
     except FileNotFoundError as error:
@@ -85,12 +99,7 @@ def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"{path} is not a readable YAML file: {error}") from error
     if not isinstance(file, DictConfig):
         raise InputError(f"{path} does not hold the fields of a training configuration")
-    merged = OmegaConf.merge(
-        PretrainConfig.update_legacy_settings(file), OmegaConf.from_dotlist(list(overrides))
-    )
-    given = OmegaConf.to_container(merged, resolve=True)
-    assert isinstance(given, dict)
-    return cast(dict[str, Any], given)
+    return file
 
 
 def _register_resolvers() -> None:
@@ -102,7 +111,7 @@ def _register_resolvers() -> None:
         PretrainConfig._register_resolvers(validate_paths=False)
 
 
-def _refuse_unknown_fields(given: Mapping[str, Any], schema: DictConfig, prefix: str = "") -> None:
+def refuse_unknown_fields(given: Mapping[str, Any], schema: DictConfig, prefix: str = "") -> None:
     """Raise for the first field, at any depth, that the configuration does not have."""
     known_names = [str(name) for name in schema]
     for name, value in given.items():
@@ -110,7 +119,7 @@ def _refuse_unknown_fields(given: Mapping[str, Any], schema: DictConfig, prefix:
             valid = [f"{prefix}{known}" for known in known_names]
             raise unknown_name("configuration field", f"{prefix}{name}", valid)
         if isinstance(value, Mapping) and isinstance(schema[name], DictConfig) and len(schema[name]):
-            _refuse_unknown_fields(value, schema[name], f"{prefix}{name}.")
+            refuse_unknown_fields(value, schema[name], f"{prefix}{name}.")
 
 
 def _take_from_data(given: dict[str, Any], data: DataFacts) -> None:

@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
 JOBS = [script for script in SCRIPTS if script.stem != "job"]
-STAGES = ["pretrain", "tokenize_c4", "loss_differences", "influential_tokens", "length_losses"]
+STAGES = [
+    "pretrain",
+    "train_synthetic",
+    "tokenize_c4",
+    "loss_differences",
+    "influential_tokens",
+    "length_losses",
+]
 
 
 def directives(script: Path) -> dict[str, str]:

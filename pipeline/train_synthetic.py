@@ -1,0 +1,105 @@
+"""Train one model on one synthetic task, at a chosen position scheme.
+
+The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
+num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
+variable_assignment, addition, copy; each file of pipeline/tasks shows an example. Positions: contiguous,
+pose, randomized; coupled, where the response's coupled IDs are given in training and, as an oracle, in
+testing; predicted (PPC), where the model must predict them in testing, and learns to in training.
+
+A laptop-size run, minutes on two cores:
+
+    python pipeline/train_synthetic.py olmo_configs/synthetic/small.yaml --task copy --positions predicted \\
+        --save-folder runs/demo/synthetic/copy-predicted-seed0 num_steps=1000
+
+A full-size run, on one GPU:
+
+    python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
+        --positions predicted --save-folder runs/synthetic/variable_assignment-predicted-seed0 seed=0
+
+Under --save-folder: config.yaml; synthetic_training.parquet (a row a step, columns in RESULTS.md; exact_match
+every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval steps and at the
+end. The same command run again goes on from the last of them, to the same bytes, or says that the run is
+finished; another configuration is refused, and so is a folder in which another job runs.
+
+SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
+again to go on.
+
+The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right. A model
+that has not learnt its task shows nothing at other lengths.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from pipeline.stage import run_stage, stage_parser
+from pipeline.training.run_lock import RunLock
+from pipeline.training.stop_request import EXIT_STOPPED, StopRequest
+
+logger = logging.getLogger("pipeline")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("config", type=Path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
+    add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
+    add("--task", required=True, help="the task's name")
+    add("--positions", required=True, help="the position scheme's name")
+    add("--save-folder", type=Path, required=True, help="the run's folder: checkpoints and metrics")
+    # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
+    stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Train, go on training, or say that the run is finished."""
+    with StopRequest() as stop_request:
+        is_finished = _train(arguments, stop_request)
+    if not is_finished:
+        logger.info("stopped by a signal; run the same command again to go on")
+        sys.exit(EXIT_STOPPED)
+
+
+def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
+    """Train until the end or a request to stop; whether it was the end."""
+    # Imported late, for a --help at once.
+    import torch
+
+    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
+    from pipeline.training.task_configuration import load_task_config
+
+    folder = arguments.save_folder
+    config = load_task_config(
+        arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
+    )
+    refuse_another_run(folder, config)
+    finished = checkpoints_of(folder).get(config.num_steps)
+    if finished is not None:
+        logger.info("already finished: %s", finished)
+        return True
+
+    from pipeline.training.task_runs import LEARNT
+    from pipeline.training.task_trainer import TaskTrainer
+
+    with RunLock(folder):
+        write_run_config(folder, config)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trainer = TaskTrainer(config, folder, device, stop_request)
+        checkpoint = trainer.run()
+    if trainer.step < config.num_steps:
+        logger.info("saved: %s", checkpoint)
+        return False
+    verdict = "learnt" if trainer.final_exact_match >= LEARNT else "NOT learnt"
+    logger.info("finished: %s; %s: exact match in distribution %.3f", checkpoint, verdict,
+                trainer.final_exact_match)  # fmt: skip
+    return True
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

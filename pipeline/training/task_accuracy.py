@@ -1,0 +1,87 @@
+"""How well a task model answers, generating freely: every token, and with PPC every ID, is its own.
+
+Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.models.generation import generate
+from pipeline.models.task_model import TaskModel
+from pipeline.positions.coupling import example_position_ids, scheme_in_testing
+from pipeline.tasks.example_batch import ExampleBatch
+from pipeline.training.task_configuration import TaskConfig
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Which parts of the responses were right."""
+
+    token_is_right_BT: np.ndarray
+    """bool."""
+    position_id_is_right_BT: np.ndarray | None
+    """bool; None where IDs are given and not predicted."""
+
+    @property
+    def is_right_B(self) -> np.ndarray:
+        """Whether the whole response is right: every token and, where predicted, every ID."""
+        is_right_B = self.token_is_right_BT.all(1)
+        if self.position_id_is_right_BT is None:
+            return is_right_B
+        return is_right_B & self.position_id_is_right_BT.all(1)
+
+
+def answers(
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
+    examples_per_batch: int,
+) -> Answers:
+    """Let the model answer.
+
+    Args:
+        config: what it was trained with.
+        generator: the source of random starts.
+        examples_per_batch: how many answer together.
+
+    Raises:
+        InputError: the examples need more position IDs than there are.
+    """
+    num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
+    token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
+    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
+    given_ids = position_ids_BS[:, :num_prompt_tokens] if predicts else position_ids_BS
+    generated = [
+        generate(
+            model,
+            tokens,
+            ids,
+            num_tokens=token_ids_BS.shape[1] - num_prompt_tokens,
+            predict_position_ids=predicts,
+        )
+        for tokens, ids in zip(
+            token_ids_BS[:, :num_prompt_tokens].split(examples_per_batch),
+            given_ids.split(examples_per_batch),
+            strict=True,
+        )
+    ]
+    tokens_BT, ids_BT = (torch.cat(parts) for parts in zip(*generated, strict=True))
+    token_is_right_BT = tokens_BT == token_ids_BS[:, num_prompt_tokens:]
+    id_is_right_BT = ids_BT == position_ids_BS[:, num_prompt_tokens:]
+    return Answers(token_is_right_BT.cpu().numpy(), id_is_right_BT.cpu().numpy() if predicts else None)
+
+
+def position_ids_in_testing(
+    batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator
+) -> np.ndarray:
+    """The true position IDs of test examples, of which PPC is given the prompt's: int64 [B, S].
+
+    Raises:
+        InputError: the examples need more position IDs than the model was trained with.
+    """
+    scheme = scheme_in_testing(config.positions)
+    shape = batch.token_ids_BS.shape
+    return example_position_ids(scheme, shape, batch.coupled_ids_BS, config.num_position_ids, generator)

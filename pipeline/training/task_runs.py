@@ -1,0 +1,108 @@
+"""Models of synthetic tasks as runs: made from a configuration, found and loaded from a run folder."""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeline.errors import InputError
+from pipeline.models.gpt_neox import GPTNeoXTrunk
+from pipeline.models.olmo_trunk import OLMoTrunk, new_olmo
+from pipeline.models.task_model import PositionIDs, TaskModel
+from pipeline.models.trunk import Trunk
+from pipeline.positions.coupling import COUPLED_SCHEMES
+from pipeline.results.files import read_parquet
+from pipeline.results.provenance import sha256_of_files
+from pipeline.tasks.registry import task_called
+from pipeline.training.checkpoints import checkpoints_of
+from pipeline.training.task_configuration import TaskConfig, read_task_config
+
+METRICS_FILE = "synthetic_training.parquet"
+LEARNT = 0.99
+"""Exact matches in distribution from which on a task counts as learnt."""
+
+
+def new_task_model(config: TaskConfig) -> TaskModel:
+    """The model with its initial weights, which `config.seed` decides, on the CPU."""
+    torch.manual_seed(config.seed)
+    trunk = _new_trunk(config)
+    is_coupled = config.positions in COUPLED_SCHEMES
+    return TaskModel(trunk, PositionIDs(config.num_position_ids, trunk.width) if is_coupled else None)
+
+
+def _new_trunk(config: TaskConfig) -> Trunk:
+    model = config.model
+    sizes = {
+        "vocabulary_size": len(task_called(config.task).vocabulary),
+        "width": model.width,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_position_ids": config.num_position_ids,
+    }
+    if model.architecture == "olmo":
+        return OLMoTrunk(new_olmo(**sizes))
+    return GPTNeoXTrunk(**sizes, rotary_fraction=model.rotary_fraction)
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """A trained model of a task that has been found and not yet loaded."""
+
+    name: str
+    """The run folder's; results are filed under it."""
+    step: int
+    folder: Path
+    """Of the checkpoint."""
+    config: TaskConfig
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of what decides its numbers: configuration and weights."""
+        return sha256_of_files(self.folder / "config.yaml", self.folder / "model.pt")
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the last measurement before the checkpoint found the task learnt in distribution."""
+        rows = read_parquet(self.folder.parent / METRICS_FILE, ["step", "exact_match"]).to_pylist()
+        measured = [row["exact_match"] for row in rows if row["step"] <= self.step]
+        found = [exact_match for exact_match in measured if exact_match is not None]
+        return bool(found) and found[-1] >= LEARNT
+
+    def load(self, device: torch.device) -> TaskModel:
+        """The model, to be tested.
+
+        Raises:
+            InputError: the weights are truncated, or not of its configuration.
+        """
+        model, path = new_task_model(self.config), self.folder / "model.pt"
+        try:
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                f"{path} is not the weights of its config.yaml, or is truncated: {reason}"
+            ) from error
+        return model.to(device).eval().requires_grad_(False)
+
+
+def find_task_run(folder: Path, task: str) -> TaskRun:
+    """The newest checkpoint of a run folder of train_synthetic.
+
+    Raises:
+        InputError: there is none, or it was trained on another task than `task`.
+    """
+    checkpoints = checkpoints_of(folder)
+    if not checkpoints:
+        raise InputError(
+            f"no checkpoint in {folder}: expected a folder step<N>-unsharded there, as"
+            " pipeline/train_synthetic.py writes them"
+        )
+    step, newest = max(checkpoints.items())
+    config = read_task_config(newest / "config.yaml")
+    if config.task != task:
+        raise InputError(
+            f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"
+            f" {config.task}"
+        )
+    return TaskRun(folder.resolve().name, step, newest, config)

@@ -1,0 +1,144 @@
+"""Task models on both trunks: stock models underneath, generation with a cache, the position-ID component."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from olmo.model import OLMo
+
+from pipeline.models.generation import generate
+from pipeline.models.gpt_neox import GPTNeoXTrunk
+from pipeline.models.olmo_trunk import OLMoTrunk, new_olmo
+from pipeline.models.task_model import PositionIDs, TaskModel
+from pipeline.models.trunk import Trunk
+
+V, D, NUM_IDS = 13, 32, 40
+NUM_PROMPT, NUM_RESPONSE = 7, 6
+
+
+def gpt_neox(rotary_fraction: float = 0.5) -> GPTNeoXTrunk:
+    torch.manual_seed(0)
+    return GPTNeoXTrunk(
+        vocabulary_size=V, width=D, num_layers=2, num_heads=4, num_position_ids=NUM_IDS,
+        rotary_fraction=rotary_fraction,
+    )  # fmt: skip
+
+
+def olmo() -> OLMoTrunk:
+    torch.manual_seed(0)
+    return OLMoTrunk(
+        new_olmo(vocabulary_size=V, width=D, num_layers=2, num_heads=4, num_position_ids=NUM_IDS)
+    )
+
+
+TRUNKS: dict[str, Callable[[], Trunk]] = {"gpt_neox": gpt_neox, "olmo": olmo}
+
+
+def task_model(name: str, *, with_position_ids: bool = True) -> TaskModel:
+    trunk = TRUNKS[name]()
+    model = TaskModel(trunk, PositionIDs(NUM_IDS, D) if with_position_ids else None)
+    with torch.no_grad():  # initial weights are so small that nothing would depend on anything
+        for parameter in model.parameters():
+            parameter.mul_(8.0)
+    return model.eval()
+
+
+def tokens(batch_size: int, num_rows: int) -> torch.Tensor:
+    return torch.randint(V, (batch_size, num_rows), generator=torch.Generator().manual_seed(1))
+
+
+def gapped_ids(batch_size: int) -> torch.Tensor:
+    """Coupled-looking IDs, other ones in each sequence."""
+    ids = torch.tensor([[3, 4, 5, 9, 10, 11, 0, 9, 10, 3, 4, 30, 31]])
+    return ids + torch.arange(batch_size)[:, None]
+
+
+def test_gpt_neox_trunk_is_the_stock_model() -> None:
+    trunk = gpt_neox()
+    token_ids = tokens(3, 9)
+    position_ids = torch.arange(9)[None]
+    hidden, _ = trunk.run(trunk.embed(token_ids), position_ids, None, None)
+    stock: transformers.GPTNeoXForCausalLM = trunk.model
+    torch.testing.assert_close(trunk.logits(hidden), stock(token_ids).logits, rtol=0, atol=1e-5)
+
+
+def test_olmo_trunk_is_the_stock_model(make_olmo: Callable[..., OLMo]) -> None:
+    stock = make_olmo()
+    trunk = OLMoTrunk(stock)
+    token_ids = tokens(3, 9)
+    hidden, _ = trunk.run(trunk.embed(token_ids), torch.arange(9)[None], None, None)
+    assert torch.equal(trunk.logits(hidden), stock(token_ids).logits)
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("predict_position_ids", [False, True])
+def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
+    name: str, predict_position_ids: bool
+) -> None:
+    model = task_model(name)
+    token_ids, ids = tokens(5, NUM_PROMPT), gapped_ids(5)
+    generated, generated_ids = generate(
+        model, token_ids, ids, num_tokens=NUM_RESPONSE, predict_position_ids=predict_position_ids
+    )
+    read, read_ids = token_ids, ids[:, :NUM_PROMPT]
+    for step in range(NUM_RESPONSE):
+        with torch.no_grad():
+            hidden, _ = model(read, read_ids)
+        next_tokens = model.token_logits(hidden[:, -1:]).argmax(-1)
+        if predict_position_ids:
+            next_ids = model.position_logits(hidden[:, -1:]).argmax(-1)
+        else:
+            next_ids = ids[:, NUM_PROMPT + step, None]
+        assert torch.equal(generated[:, step, None], next_tokens)
+        assert torch.equal(generated_ids[:, step, None], next_ids)
+        read, read_ids = torch.cat([read, next_tokens], 1), torch.cat([read_ids, next_ids], 1)
+    assert len(set(map(tuple, generated.tolist()))) > 1, "a constant would not show a wrong cache"
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_a_cached_step_equals_the_full_forward_in_every_number(name: str) -> None:
+    model, ids = task_model(name), gapped_ids(4)
+    token_ids = tokens(4, ids.shape[1])
+    with torch.no_grad():
+        whole, _ = model(token_ids, ids)
+        _, past = model(token_ids[:, :7], ids[:, :7])
+        rest, _ = model(token_ids[:, 7:], ids[:, 7:], past)
+        wrong, _ = model(token_ids[:, 7:], ids[:, 7:] + 1, past)
+    torch.testing.assert_close(rest, whole[:, 7:], rtol=1e-4, atol=1e-4)
+    assert (wrong - rest).abs().max() > 0.1, "the keys' IDs do not matter here"
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_a_row_sees_only_what_it_may(name: str) -> None:
+    # Witness: changing a token that is hidden changes nothing, one that is seen does.
+    model, ids = task_model(name), gapped_ids(1)
+    token_ids = tokens(1, ids.shape[1])
+    changed = token_ids.clone()
+    changed[0, 2] = (changed[0, 2] + 1) % V
+    visible = torch.ones(1, 13, 13, dtype=torch.bool).tril()
+    visible[:, 3:, 2] = False
+    with torch.no_grad():
+        (before, _), (after, _) = (model(row, ids, None, visible) for row in (token_ids, changed))
+        (free_before, _), (free_after, _) = (model(row, ids) for row in (token_ids, changed))
+    torch.testing.assert_close(after[:, 3:], before[:, 3:], rtol=0, atol=0)
+    assert (free_after[:, 3:] - free_before[:, 3:]).abs().max() > 0.1
+
+
+def test_one_table_is_embedding_and_head() -> None:
+    component = PositionIDs(3, 2)
+    with torch.no_grad():
+        component.table_ID.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]))
+    assert component.embed(torch.tensor([[2, 0]])).tolist() == [[[3.0, 3.0], [1.0, 0.0]]]
+    assert component.logits(torch.tensor([1.0, 1.0])).tolist() == [1.0, 2.0, 6.0]
+    assert [name for name, _ in component.named_parameters()] == ["table_ID"]
+
+
+def test_without_the_component_absolute_ids_do_not_matter() -> None:
+    # RoPE sees differences only: the reason why the component has a table at the input.
+    model, ids = task_model("gpt_neox", with_position_ids=False), gapped_ids(1)
+    token_ids = tokens(1, ids.shape[1])
+    coupled = task_model("gpt_neox")
+    with torch.no_grad():
+        torch.testing.assert_close(model(token_ids, ids)[0], model(token_ids, ids + 5)[0], rtol=0, atol=1e-3)
+        assert (coupled(token_ids, ids)[0] - coupled(token_ids, ids + 5)[0]).abs().max() > 0.1

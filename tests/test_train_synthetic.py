@@ -1,0 +1,231 @@
+"""The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence, as a grid."""
+
+import hashlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline import evaluate_synthetic, plan_synthetic, train_synthetic
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.training.stop_request import StopRequest
+from pipeline.training.task_configuration import load_task_config
+from pipeline.training.task_runs import find_task_run
+from pipeline.training.task_trainer import TaskTrainer
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
+TINY = [
+    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
+    "warm_up_steps=2", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
+]  # fmt: skip
+
+
+def train(folder: Path, *overrides: str, task: str = "copy", positions: str = "predicted") -> None:
+    words = [str(CONFIG), "--task", task, "--positions", positions, "--save-folder", str(folder)]
+    train_synthetic.main(train_synthetic.parser().parse_args([*words, *TINY, *overrides]))
+
+
+def evaluate(folder: Path, results: Path, *words: str, task: str = "copy") -> None:
+    given = ["--task", task, "--checkpoints", str(folder), "--results", str(results), "--num-examples", "20"]
+    evaluate_synthetic.main(evaluate_synthetic.parser().parse_args([*given, *words]))
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """SHA-256 of the last checkpoint's weights and of the metrics."""
+    files = {
+        "weights": folder / "step6-unsharded" / "model.pt",
+        "metrics": folder / "synthetic_training.parquet",
+    }
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+
+class StopAfter(StopRequest):
+    """Asks to stop once it has been asked so many times."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self._left = num_steps
+
+    @property
+    def signal_name(self) -> str | None:  # type: ignore[override]
+        self._left -= 1
+        return signal.Signals.SIGTERM.name if self._left < 0 else None
+
+    @signal_name.setter
+    def signal_name(self, value: str | None) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("synthetic") / "copy-predicted-seed0"
+    train(folder)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neox", "olmo"])
+def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: str) -> None:
+    of_architecture = f"model.architecture={architecture}"
+    train(tmp_path / "whole", of_architecture)
+    overrides = [*TINY, of_architecture]
+    config = load_task_config(CONFIG, overrides, task="copy", positions="predicted")
+    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"), StopAfter(3))
+    assert stopped.run().name == "step3-unsharded"
+    train(tmp_path / "stopped", of_architecture)
+    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
+
+
+def test_the_seed_decides(tmp_path: Path, trained: Path) -> None:
+    train(tmp_path / "same")
+    train(tmp_path / "other", "seed=1")
+    assert fingerprint(tmp_path / "same") == fingerprint(trained)
+    assert fingerprint(tmp_path / "other")["weights"] != fingerprint(trained)["weights"]
+
+
+def test_metrics_are_a_row_a_step(trained: Path) -> None:
+    metrics = pd.read_parquet(trained / "synthetic_training.parquet")
+    assert metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    # Linear: half of 2e-3 at step 1 of 2 warm-up steps, 2e-3 at 2, down by quarters to 0 at 6.
+    expected = [1e-3, 2e-3, 1.5e-3, 1e-3, 0.5e-3, 0.0]
+    assert metrics["learning_rate"].round(9).tolist() == expected
+    assert metrics["exact_match"].notna().tolist() == [False, False, True, False, False, True]
+    assert (metrics["loss"] > 0).all() and (metrics["position_id_loss"] > 0).all()
+
+
+def test_given_ids_have_no_loss(tmp_path: Path) -> None:
+    train(tmp_path, positions="coupled")
+    metrics = pd.read_parquet(tmp_path / "synthetic_training.parquet")
+    assert metrics["position_id_loss"].isna().all()
+
+
+def test_evaluation_writes_a_row_a_cell_and_keeps_it(trained: Path, tmp_path: Path) -> None:
+    evaluate(trained, tmp_path, "--sizes", "4", "2")
+    rows = read_artefact(tmp_path, "synthetic_accuracy")
+    assert rows[["model", "task", "positions", "size", "num_tokens"]].to_numpy().tolist() == [
+        ["copy-predicted-seed0", "copy", "predicted", 2, 5],
+        ["copy-predicted-seed0", "copy", "predicted", 4, 9],
+    ]
+    assert not rows["is_learnt"].any() and (rows["exact_match"] < 0.5).all()
+    assert (rows["exact_match_low"] <= rows["exact_match"]).all()
+    assert rows["position_id_accuracy"].between(0, 1).all() and rows["sparsity"].isna().all()
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    evaluate(trained, tmp_path, "--sizes", "2", "4", "--examples-per-batch", "7")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == files
+    with pytest.raises(InputError, match="sizes was"):
+        evaluate(trained, tmp_path, "--sizes", "2")
+
+
+def test_the_batch_size_moves_nothing(trained: Path, tmp_path: Path) -> None:
+    evaluate(trained, tmp_path / "a", "--sizes", "3")
+    evaluate(trained, tmp_path / "b", "--sizes", "3", "--examples-per-batch", "7")
+    first, second = (read_artefact(tmp_path / name, "synthetic_accuracy") for name in "ab")
+    pd.testing.assert_frame_equal(first, second)
+
+
+def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
+    train(tmp_path / "run", task="sparse_parity", positions="pose")
+    evaluate(
+        tmp_path / "run",
+        tmp_path / "results",
+        "--sizes",
+        "4",
+        "8",
+        "--sparsities",
+        "1",
+        "4",
+        task="sparse_parity",
+    )
+    rows = read_artefact(tmp_path / "results", "synthetic_accuracy")
+    assert rows[["size", "sparsity"]].to_numpy().tolist() == [[4, 1], [8, 1], [8, 4]]
+
+
+@pytest.mark.parametrize(
+    ("task", "positions", "overrides", "words"),
+    [
+        ("sparse_parity", "predicted", [], "need coupled position IDs, which task sparse_parity has none of"),
+        ("sparse_parity", "coupled", [], "tasks with coupled IDs: copy"),
+        ("sparse_parity", "pose", ["largest_sparsity=11"], "with largest_size 20 k is 1 to 10"),
+        ("sparse_parity", "pose", ["smallest_size=9", "size_step=1"], "size 9 is odd"),
+        ("copy", "pose", ["largest_sparsity=2"], "task copy has no k"),
+        ("copy", "pose", ["num_position_ids=20"], "need 21 position IDs, but num_position_ids is 20"),
+        ("copy", "predictive", [], "did you mean 'predicted'"),
+        ("copi", "pose", [], "did you mean 'copy'"),
+        ("copy", "pose", ["largest_sise=4"], "did you mean 'largest_size'"),
+        ("copy", "pose", ["batch_size=9"], "batch_size 9 is not divisible by sizes_per_step 2"),
+        ("copy", "pose", ["warm_up_steps=6"], "must be below num_steps, 6"),
+        ("copy", "pose", ["model.rotary_fraction=0.2"], "must be an even number"),
+        ("copy", "pose", ["model.architecture=gpt"], "did you mean 'gpt_neox'"),
+        ("copy", "pose", ["task=addition"], "give it as --task addition"),
+        ("copy", "pose", ["num_steps=many"], "num_steps"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        train(tmp_path / "run", *overrides, task=task, positions=positions)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_is_not_continued(trained: Path) -> None:
+    with pytest.raises(InputError, match="positions was predicted, now coupled"):
+        train(trained, positions="coupled")
+    with pytest.raises(InputError, match="task was copy, now addition"):
+        train(trained, task="addition")
+
+
+def test_bad_evaluations(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="was trained on the task copy, not on addition"):
+        evaluate(trained, tmp_path, "--sizes", "2", task="addition")
+    with pytest.raises(InputError, match="size 200: examples of this size need 201 position IDs"):
+        evaluate(trained, tmp_path, "--sizes", "2", "200")
+    with pytest.raises(InputError, match="copy has no k"):
+        evaluate(trained, tmp_path, "--sizes", "2", "--sparsities", "1")
+    with pytest.raises(InputError, match="no checkpoint in"):
+        evaluate(tmp_path, tmp_path, "--sizes", "2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    weights = tmp_path / "step6-unsharded" / "model.pt"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="truncated"):
+        find_task_run(tmp_path, "copy").load(torch.device("cpu"))
+
+
+def plan(*words: str) -> list[str]:
+    command = [sys.executable, "pipeline/plan_synthetic.py", str(CONFIG), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_grid_is_its_possible_jobs() -> None:
+    words = "--tasks sparse_parity copy --positions pose predicted --largest-sparsities 1 2 --seeds 0 1"
+    arguments = plan_synthetic.parser().parse_args([str(CONFIG), *words.split(), "--models", "m"])
+    assert [job.name for job in plan_synthetic.grid(arguments)] == [
+        "sparse_parity-k1-pose-seed0", "sparse_parity-k1-pose-seed1", "sparse_parity-k2-pose-seed0",
+        "sparse_parity-k2-pose-seed1", "copy-pose-seed0", "copy-pose-seed1", "copy-predicted-seed0",
+        "copy-predicted-seed1",
+    ]  # fmt: skip
+
+
+def test_a_grid_prints_commands_or_one_array() -> None:
+    words = ["--tasks", "copy", "--positions", "pose", "--seeds", "0", "1", "--models", "m"]
+    assert plan(*words) == [
+        f"python pipeline/train_synthetic.py {CONFIG} --task copy --positions pose --save-folder"
+        f" m/copy-pose-seed{seed} seed={seed}"
+        for seed in (0, 1)
+    ]
+    array = f"sbatch --array=0-1 slurm/train_synthetic.sh {CONFIG} {' '.join(words)}"
+    assert plan(*words, "--slurm") == [array]
+
+
+def test_a_job_of_the_grid_runs(tmp_path: Path) -> None:
+    words = ["--tasks", "copy", "--positions", "pose", "--seeds", "4", "5", "--models", str(tmp_path)]
+    plan(*words, "--overrides", *TINY, "--run", "1")
+    assert (tmp_path / "copy-pose-seed5" / "step6-unsharded").is_dir()
+    assert not (tmp_path / "copy-pose-seed4").exists()
