@@ -7,7 +7,7 @@ import pytest
 import torch
 from measured_documents import write_data
 
-from pipeline.influence.chunks import chunks_of, long_enough_documents
+from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.length_losses import default_context_lengths
 from pipeline.studies.commands import commands_of
 from pipeline.studies.costs import (
