@@ -75,6 +75,7 @@ def commands_of(study: Study) -> list[Command]:
     trainings = {size: _trainings(study, size) for size in study.sizes}
     commands = [tokenize]
     commands += [_pretrain(t, run / "data", tokenize) for of in trainings.values() for t in of.values()]
+    places: list[_Place] = []
     for name, evaluation in study.evaluations.items():
         data, folder = tokenize, run / "data"
         if evaluation.data is not None:
@@ -82,9 +83,9 @@ def commands_of(study: Study) -> list[Command]:
             data = _tokenize(_named(_TOKENIZE, name), evaluation.data, folder, tokenize)
             commands.append(data)
         for size, of_size in trainings.items():
-            place = _Place(study, size, name, evaluation, folder, data.name, of_size)
-            commands += place.commands()
-    return commands
+            places.append(_Place(study, size, name, evaluation, folder, data.name, of_size))
+            commands += places[-1].commands()
+    return [*commands, *_compare_scales(run, places)]
 
 
 def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
@@ -168,7 +169,13 @@ class _Place:
             analysing.append(self._analyse("summary", names, []))
         return [*measuring, *analysing]
 
-    def _folder(self, kind: str) -> Path:
+    def tells_of_scale(self) -> bool:
+        """Whether k* and the gap can be read from it, on the study's own text."""
+        needed = {"loss_differences", "influential_tokens"}
+        return self.evaluation.data is None and needed <= set(self.evaluation.stages)
+
+    def folder(self, kind: str) -> Path:
+        """Where its data, results or figures are."""
         return Path(self.study.run) / self.name / kind / (self.size if self.study.sizes_in_names else "")
 
     def _command_name(self, stage: str) -> str:
@@ -184,7 +191,7 @@ class _Place:
         steps: Sequence[int | None] = self.evaluation.steps or [None]
         measured = [(training, step) for training in trainings for step in steps]
         checkpoints = [_checkpoint(training, step) for training, step in measured]
-        results = self._folder("results")
+        results = self.folder("results")
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         measuring = Measuring(stage, self.evaluation, self.data, tuple(training for training, _ in measured))
         return Command(
@@ -197,7 +204,7 @@ class _Place:
         )
 
     def _analyse(self, program: str, needs: Sequence[str], further: Sequence[str]) -> Command:
-        folders = "--results", str(self._folder("results")), "--figures", str(self._folder("figures"))
+        folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
         return Command(
             name=self._command_name(program),
             program=f"analysis/{program}.py",
@@ -219,6 +226,26 @@ class _Place:
         words = ["--long-models", *(full[name] for name in long)]
         words += ["--short-models", *(full[name] for name in short)] if short else []
         return [*words, "--train-context-lengths", *lengths]
+
+
+def _compare_scales(run: Path, places: Sequence[_Place]) -> list[Command]:
+    """The notebook model_scale over all that was measured alike, where that is several sizes or steps."""
+    alike = [place for place in places if place.tells_of_scale()]
+    if len(alike) < 2:
+        return []
+    first, *others = [str(place.folder("results")) for place in alike]
+    return [
+        Command(
+            name="model_scale",
+            program="analysis/run_notebooks.py",
+            arguments=(
+                "--results", first, "--also-results", *others, "--figures", str(run / "figures"),
+                "--notebooks", "model_scale",
+            ),
+            needs=tuple(command.name for place in alike for command in place.commands()),
+            writes=(),
+        )
+    ]  # fmt: skip
 
 
 def _checkpoint(training: Training, step: int | None) -> Path:

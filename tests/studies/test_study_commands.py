@@ -92,6 +92,20 @@ def test_a_text_of_its_own_gets_its_own_data(study_file: Callable[..., Path]) ->
     assert f"length_losses.py --data run/novels/data --checkpoints {BOTH} --results run/novels/r" in measure
 
 
+def test_sizes_and_steps_that_were_measured_alike_are_compared_at_the_end(
+    study_file: Callable[..., Path],
+) -> None:
+    steps = ("stages: [loss_differences]", "stages: [loss_differences, influential_tokens]")
+    *_, last = commands_of(load_study(study_file(steps)))
+    assert str(last) == (
+        "python analysis/run_notebooks.py --results run/results/tiny"
+        " --also-results run/along_training/results/tiny --figures run/figures --notebooks model_scale"
+    )
+    assert {"summary-tiny", "influential_tokens-tiny-along_training"} <= set(last.needs)
+    own_text = (steps[1], steps[1] + ", data: {source: [n], tokenizer: olmo}")
+    assert "model_scale" not in str(commands_of(load_study(study_file(steps, own_text)))[-1])
+
+
 def test_the_demo_is_what_the_readme_says() -> None:
     commands = typed(STUDIES / "demo.yaml")
     assert len(commands) == 10

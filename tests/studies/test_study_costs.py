@@ -7,7 +7,6 @@ import pytest
 import torch
 from measured_documents import write_data
 
-from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.length_losses import default_context_lengths
 from pipeline.studies.commands import commands_of
 from pipeline.studies.costs import (
@@ -20,6 +19,7 @@ from pipeline.studies.costs import (
     token_forwards_of_chunk,
 )
 from pipeline.studies.study_file import Evaluation, Text, load_study
+from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import AssumedData
 
