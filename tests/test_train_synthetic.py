@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
 TINY = [
     "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
+    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
 ]  # fmt: skip
 
 
