@@ -9,7 +9,7 @@ writes   <results>/sparse_functional_attention/model=<condition>-k<k>/*.parquet,
 resumes  run the same command again; complete fits are kept, other settings are refused
 needs    nothing but a CPU
 
-all conditions, six seeds (about 10 minutes on one core):
+all conditions, six seeds (some 15 minutes of one core):
   python pipeline/sparse_functional_attention.py --results runs/theory/results
 
 in seconds:
