@@ -61,9 +61,9 @@ def _text(arguments: argparse.Namespace) -> str | None:
 
 
 def _text_and_selections(arguments: argparse.Namespace) -> str | None:
-    if "influential_tokens" not in artefacts_in(arguments.results):
-        return "the results do not tell which tokens were selected"
-    return _text(arguments)
+    if "influential_tokens" in artefacts_in(arguments.results):
+        return _text(arguments)
+    return _text(arguments) or "the results do not tell which tokens were selected"
 
 
 def _planted_needles(arguments: argparse.Namespace) -> str | None:
