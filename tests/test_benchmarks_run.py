@@ -175,3 +175,13 @@ def test_the_command_of_the_readme_runs(tmp_path: Path) -> None:
     variants_of_24 = json.loads((tmp_path / "out.json").read_text())["lengths"][0]["variants"]
     assert variants_of_24["ours, float32"]["peak_extra_bytes"] >= 0
     assert "gain over the loop" in done.stdout
+
+
+def test_querying_gives_the_answer_of_pandas(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "query.py", "--rows", "8000", "--shards", "2", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--pandas-rows", "8000", "--folder", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr  # it ends where the two answers differ
+    assert "8,000 rows, 20 files" in done.stdout
+    assert not list(tmp_path.iterdir())
