@@ -71,6 +71,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     # Imported late, for a --help at once.
     import torch
 
+    from pipeline.models.memory import keep_freed_memory
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
     from pipeline.training.task_configuration import load_task_config
 
@@ -89,6 +90,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     with RunLock(folder):
         write_run_config(folder, config)
+        keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         trainer = TaskTrainer(config, folder, device, stop_request)
         checkpoint = trainer.run()

@@ -31,6 +31,13 @@ fi
 source slurm/cluster.env
 set -euo pipefail
 
+# Submitted without arguments: those of the job of this name in the study of cluster.env, or of its first of this kind.
+if [[ $# -eq 0 ]]; then
+  words=$(python pipeline/study.py "$STUDY" --arguments-of "$SLURM_JOB_NAME") || exit
+  mapfile -t words <<<"$words"
+  set -- "${words[@]}"
+fi
+
 # Compute nodes often have no network, and libraries that look for one wait until they give up.
 export HF_HUB_OFFLINE=1
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which srun does not take over by itself

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Pretrain one model; what follows goes to pretrain.py:
+# Pretrain one model; what follows goes to pretrain.py, without anything the study's model of the job's name is trained:
+#   sbatch slurm/pretrain.sh                                    the first model of the study in cluster.env
+#   sbatch --job-name=60m-long-seed1 slurm/pretrain.sh          another one
 #   sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data … --save-folder … \
 #     train_context_length=512 position_scheme=pose pose_target_length=2048
 #   sbatch --nodes=2 --gres=gpu:8 --job-name=1b slurm/pretrain.sh olmo_configs/1b.yaml --data … --save-folder …

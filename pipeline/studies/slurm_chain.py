@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, unknown_name
 from pipeline.studies.commands import Command
 from pipeline.studies.study_file import ANALYSING, MEASURING, Study
 
@@ -26,6 +26,19 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> N
         for job in _jobs_of(command, study):
             job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, Path(study.run) / "logs"))
             needed = [job_ids[job.name]]
+
+
+def arguments_of(commands: Sequence[Command], study: Study, name: str) -> list[str]:
+    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh.
+
+    Raises:
+        InputError: there is neither.
+    """
+    jobs = [job for command in commands for job in _jobs_of(command, study)]
+    for job in (*jobs, *(job._replace(name=job.script) for job in jobs)):
+        if job.name == name:
+            return list(job.arguments)
+    raise unknown_name("job", name, [job.name for job in jobs])
 
 
 class _Job(NamedTuple):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The proxies lead nowhere: whatever asks for a network is refused, as on a compute node.
 CLUSTER_ENV = """
 export PATH={programs}:$PATH OMP_NUM_THREADS=1
+STUDY=study.yaml
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
 """
 STUDY = {

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 400
 
 
-SUBMIT = [sys.executable, "pipeline/study.py", "study.yaml", "--slurm"]
+SUBMIT = ["slurm/submit_all.sh"]
 
 
 def job_ids_of(submitted: "subprocess.CompletedProcess[str]") -> list[str]:
@@ -105,6 +105,16 @@ def root(make_checkout: Callable[..., Path], text: Path) -> Path:
     root = make_checkout()
     shutil.copytree(text / "data", root / "run" / "data")
     return root
+
+
+def test_without_arguments_a_job_is_that_of_the_study(slurm: LocalSlurm, root: Path) -> None:
+    job_ids = [slurm.submit("slurm/pretrain.sh", cwd=root)]  # as typed
+    job_ids.append(slurm.submit("--job-name=long-seed1", "slurm/pretrain.sh", cwd=root))
+    job_ids.append(slurm.submit("--job-name=of-another-study", "slurm/pretrain.sh", cwd=root))
+    assert [job["ExitCode"] for job in slurm.wait(*job_ids)] == ["0:0", "0:0", "2:0"]
+    trained = {path.parent.name for path in (root / "run/models").glob("*/step6-unsharded")}
+    assert trained == {"short-contiguous", "long-seed1"}  # the first model, and the one of the job's name
+    assert "of-another-study" in (root / f"slurm-{job_ids[2]}.out").read_text()
 
 
 def test_two_nodes_train_one_model_and_go_on_after_a_requeue(

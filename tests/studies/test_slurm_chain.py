@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.studies.commands import commands_of
-from pipeline.studies.slurm_chain import sbatch, submit_chain
+from pipeline.studies.slurm_chain import arguments_of, sbatch, submit_chain
 from pipeline.studies.study_file import load_study
 from pipeline.study import main, parser
 
@@ -132,3 +132,15 @@ def test_a_dry_run_prints_jobs_that_wait_by_name(
     assert all(line.startswith("sbatch --parsable ") for line in lines)
     assert " --dependency=afterok:tokenize_c4:tiny-long-seed1 " in lines[-1]
     assert not Path("run").exists()
+
+
+def test_the_arguments_of_one_job_by_its_name_or_its_script(study_file: Callable[..., Path]) -> None:
+    study = load_study(study_file())
+    commands = commands_of(study)
+    by_name = arguments_of(commands, study, "tiny-long-seed1")
+    assert by_name == list(commands[2].arguments)
+    assert arguments_of(commands, study, "pretrain") == list(commands[1].arguments)  # the first of its kind
+    shards = ["--num-shards", str(study.slurm.measure)]
+    assert arguments_of(commands, study, "loss_differences")[:2] == shards
+    with pytest.raises(InputError, match="tiny-long-seed9"):
+        arguments_of(commands, study, "tiny-long-seed9")
