@@ -48,10 +48,13 @@ def _several_scales(arguments: argparse.Namespace) -> str | None:
     return "the results tell of only one model size and training step"
 
 
-def _fits_of_the_class(arguments: argparse.Namespace) -> str | None:
-    if "sparse_functional_attention" in artefacts_in(arguments.results):
-        return None
-    return "the results hold nothing of it"
+def _artefact(artefact: str) -> Callable[[argparse.Namespace], str | None]:
+    """The notebook reads an artefact that the study does not measure."""
+
+    def lacks(arguments: argparse.Namespace) -> str | None:
+        return None if artefact in artefacts_in(arguments.results) else "the results hold nothing of it"
+
+    return lacks
 
 
 def _text(arguments: argparse.Namespace) -> str | None:
@@ -75,7 +78,8 @@ def _planted_needles(arguments: argparse.Namespace) -> str | None:
 _NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "selection_rules": _several_rules,
     "model_scale": _several_scales,
-    "sparse_functional_attention": _fits_of_the_class,
+    "sparse_functional_attention": _artefact("sparse_functional_attention"),
+    "synthetic_tasks": _artefact("synthetic_accuracy"),
     "token_categories": _text,
     "influential_places": _text_and_selections,
     "needles": _planted_needles,

@@ -4,6 +4,8 @@ A cell is what models of one training are tested on: task, positions, K_train, s
 interval, so the range over the seeds stands beside the mean.
 """
 
+from typing import Any
+
 import pandas as pd
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
@@ -50,3 +52,40 @@ def largest_solved_sizes(cells: pd.DataFrame, threshold: float = SOLVED) -> pd.D
         rows.append([*names, largest])
     table = pd.DataFrame(rows, columns=[*TRAINING, "sparsity", "largest_solved_size"])
     return table.astype({"largest_solved_size": "Int64"})
+
+
+def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
+    """Of how many seeds and examples the numbers are, for a caption."""
+    fewest, most = cells["num_seeds"].min(), cells["num_seeds"].max()
+    seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    return f"n = {seeds} seeds a training, {num_examples:,} examples a size"
+
+
+def verdicts(cells: pd.DataFrame) -> list[str]:
+    """A sentence a training and k: up to which multiple of its training size it is solved.
+
+    Args:
+        cells: of `over_seeds`.
+    """
+    solved = largest_solved_sizes(cells)
+    is_learnt = cells.groupby([*TRAINING, "sparsity"], dropna=False)["is_learnt"].all()
+    return [
+        _verdict(row, bool(learnt))
+        for (_, row), learnt in zip(solved.iterrows(), is_learnt, strict=True)  # both in the groups' order
+    ]
+
+
+def _verdict(row: "pd.Series[Any]", is_learnt: bool) -> str:
+    trained, largest = int(row["largest_train_size"]), row["largest_solved_size"]
+    with_k = "" if pd.isna(row["sparsity"]) else f", k = {int(row['sparsity'])}"
+    with_training = "" if not with_k else f" with k up to {int(row['largest_train_sparsity'])}"
+    name = f"{row['task']}, {row['positions']}{with_k}"
+    if not is_learnt:
+        return f"{name}: not learnt in distribution by every seed, so its accuracy beyond shows nothing."
+    trained_on = f"{name}, trained up to size {trained}{with_training}"
+    if pd.isna(largest):
+        return f"{trained_on}: not {SOLVED:.0%} of the examples of any tested size are solved."
+    times = largest / trained
+    return (
+        f"{trained_on}: {SOLVED:.0%} of the examples are solved up to size {largest}, {times:.1f} times that."
+    )

@@ -1,11 +1,15 @@
 """Synthetic accuracy over seeds, by hand, and that what is drawn is the table."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import synthetic_accuracy, synthetic_figures
+from analysis import run_notebooks, synthetic_accuracy, synthetic_figures
 
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
 SIZES = [10, 20, 40]
 
 
@@ -71,3 +75,34 @@ def test_the_heat_map_says_its_numbers(cells: pd.DataFrame, ax: Axes) -> None:
     synthetic_figures.largest_solved_size(synthetic_accuracy.largest_solved_sizes(cells), ax)
     assert [text.get_text() for text in ax.texts] == ["40", "10"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "3"]
+
+
+def test_verdicts_by_hand(cells: pd.DataFrame) -> None:
+    trained, solved = "trained up to size 20 with k up to 2", "90% of the examples"
+    assert synthetic_accuracy.verdicts(cells) == [
+        f"sparse_parity, pose, k = 1, {trained}: {solved} are solved up to size 40, 2.0 times that.",
+        "sparse_parity, pose, k = 2: not learnt in distribution by every seed, so its accuracy beyond shows"
+        " nothing.",
+        f"sparse_parity, pose, k = 3, {trained}: not {solved} of any tested size are solved.",
+    ]
+    assert synthetic_accuracy.sample_size(cells, 1000) == "n = 1 to 2 seeds a training, 1,000 examples a size"
+
+
+def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Path) -> None:
+    accuracy = pd.concat([
+        rows(0, 1, [1.0, 1.0, 0.8]), rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),
+        rows(0, 1, [1.0, 0.9, 0.5]).assign(task="copy", sparsity=None, largest_train_sparsity=None),
+    ]).assign(num_examples=100)  # fmt: skip
+    folder = tmp_path / "results" / "synthetic_accuracy" / "model=a"
+    folder.mkdir(parents=True)
+    accuracy.to_parquet(folder / "00000-of-00001.parquet")
+    parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
+    run_notebooks.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
+        "synthetic_positions",
+        "sparse_parity-pose",
+    }
+    assert (
+        "copy, pose, trained up to size 20: 90% of the examples are solved up to size 20"
+        in (tmp_path / NOTEBOOK.name).read_text()
+    )
