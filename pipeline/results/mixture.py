@@ -17,7 +17,7 @@ from pipeline.errors import InputError
 
 _HOW_THE_WORK_WAS_CUT = frozenset({"num_shards", "documents_per_shard", "tokens_per_batch"})
 # What two models may differ in: a column tells it of every row, or it is what makes them two.
-_TOLD_BY_THE_ROWS = frozenset({"rules", "k", "context_lengths", "checkpoint"})
+_TOLD_BY_THE_ROWS = frozenset({"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities"})
 
 
 @dataclass(frozen=True)
