@@ -34,7 +34,7 @@ from pipeline.errors import InputError
 from pipeline.stage import fraction, positive_float, run_stage, stage_parser
 from pipeline.studies.commands import Command, Training, commands_of
 from pipeline.studies.running import Finished, run_all
-from pipeline.studies.slurm_chain import Submit, arguments_of, sbatch, submit_chain
+from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
 from pipeline.studies.study_file import Evaluation, Study, load_study
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
     add(
-        "--arguments-of",
-        metavar="JOB",
-        help="print the arguments of the Slurm job of this name, or of the first of this script, one a line",
+        "--job",
+        metavar="NAME",
+        help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
+        " of the first of this script; what slurm/job.sh asks for",
     )
     add("--utilization", type=fraction, default=0.4, help="of the peak, as the estimates assume")
     add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
@@ -74,11 +75,13 @@ def main(arguments: argparse.Namespace) -> None:
     """
     study = load_study(arguments.study, arguments.overrides)
     commands, finished = commands_of(study), Finished(Path(study.run))
+    if arguments.job is not None:
+        words = [str(logs_of(study)), *arguments_of(commands, study, arguments.job)]
+        sys.stdout.writelines(f"{word}\n" for word in words)
+        return
     if any(command.writes and command not in finished for command in commands):
         _refuse_what_cannot_run(study, commands)
-    if arguments.arguments_of is not None:
-        sys.stdout.writelines(f"{word}\n" for word in arguments_of(commands, study, arguments.arguments_of))
-    elif arguments.slurm:
+    if arguments.slurm:
         submit_chain(commands, study, _print_job if arguments.dry_run else _reported(sbatch(study)))
     elif arguments.dry_run:
         _print_plan(study, commands, finished, arguments)

@@ -38,7 +38,7 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
 
 from pipeline.stage import run_stage, stage_parser
 from pipeline.training.run_lock import RunLock
-from pipeline.training.stop_request import EXIT_STOPPED, StopRequest
+from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
 
@@ -59,11 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    with StopRequest() as stop_request:
-        is_finished = _train(arguments, stop_request)
-    if not is_finished:
-        logger.info("stopped by a signal; run the same command again to go on")
-        sys.exit(EXIT_STOPPED)
+    train_or_exit(lambda stop_request: _train(arguments, stop_request))
 
 
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:

@@ -33,9 +33,13 @@ set -euo pipefail
 
 # Submitted without arguments: those of the job of this name in the study of cluster.env, or of its first of this kind.
 if [[ $# -eq 0 ]]; then
-  words=$(python pipeline/study.py "$STUDY" --arguments-of "$SLURM_JOB_NAME") || exit
+  words=$(python pipeline/study.py "$STUDY" --job "$SLURM_JOB_NAME") || exit 2
   mapfile -t words <<<"$words"
-  set -- "${words[@]}"
+  log=${words[0]}/$SLURM_JOB_NAME-$job.log
+  echo "$SLURM_JOB_NAME $job writes to $log"
+  mkdir -p "${words[0]}"
+  exec >>"$log" 2>&1
+  set -- "${words[@]:1}"
 fi
 
 # Compute nodes often have no network, and libraries that look for one wait until they give up.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +14,9 @@ import torch
 from pipeline import evaluate_synthetic, plan_synthetic, train_synthetic
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
+from pipeline.tasks.example_batch import ExampleBatch
 from pipeline.training.stop_request import StopRequest
+from pipeline.training.task_accuracy import Answers
 from pipeline.training.task_configuration import load_task_config
 from pipeline.training.task_runs import find_task_run
 from pipeline.training.task_trainer import TaskTrainer
@@ -96,6 +99,23 @@ def test_metrics_are_a_row_a_step(trained: Path) -> None:
     assert metrics["learning_rate"].round(9).tolist() == expected
     assert metrics["exact_match"].notna().tolist() == [False, False, True, False, False, True]
     assert (metrics["loss"] > 0).all() and (metrics["position_id_loss"] > 0).all()
+
+
+def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*TINY, "eval_num_examples=25"]
+    config = load_task_config(CONFIG, overrides, task="copy", positions="predicted")
+    trainer = TaskTrainer(config, tmp_path, torch.device("cpu"), StopAfter(0))
+    drawn: list[tuple[int, int]] = []
+
+    def right_up_to_size_5(_: object, batch: ExampleBatch, *args: object, **kwargs: object) -> Answers:
+        num_examples, size = len(batch.token_ids_BS), batch.token_ids_BS.shape[1] - batch.num_prompt_tokens
+        drawn.append((size, num_examples))
+        is_right = np.full((num_examples, 1), size <= 5)
+        return Answers(is_right, is_right)
+
+    monkeypatch.setattr("pipeline.training.task_trainer.answers", right_up_to_size_5)
+    assert trainer.exact_match() == 0.5  # of the sizes 1 to 10 of small.yaml
+    assert drawn == [(size, 3) for size in range(1, 11)]
 
 
 def test_given_ids_have_no_loss(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ _SYNTHETIC_COLUMNS = [
         "K_train: k was uniform on 1 to this; null where the task has none",
         nullable=True,
     ),
-    _column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right in distribution"),
+    _column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
 ]
 
 SCHEMAS: dict[str, pa.Schema] = {

@@ -24,8 +24,13 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> N
     for command in commands:
         needed = [job_ids[name] for name in command.needs]
         for job in _jobs_of(command, study):
-            job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, Path(study.run) / "logs"))
+            job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, logs_of(study)))
             needed = [job_ids[job.name]]
+
+
+def logs_of(study: Study) -> Path:
+    """The folder of the jobs' logs."""
+    return Path(study.run) / "logs"
 
 
 def arguments_of(commands: Sequence[Command], study: Study, name: str) -> list[str]:
@@ -95,7 +100,7 @@ def sbatch(study: Study) -> Submit:
             f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"
             f" {_ENVIRONMENT}, edit it, and type the command there"
         )
-    (Path(study.run) / "logs").mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
+    logs_of(study).mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
 
     def submit(name: str, words: Sequence[str]) -> str:
         sourced = f'source {_ENVIRONMENT} && exec sbatch "$@"'

@@ -67,12 +67,19 @@ class TrainingDistribution:
         return range(self.smallest_size, self.largest_size + 1, self.size_step)
 
     def draw(self, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
-        """Examples of one size, which is drawn first; each has a sparsity of its own.
+        """Examples of one size, which is drawn first.
 
         Raises:
             InputError: the task has no such sizes or sparsities.
         """
-        size = int(generator.choice(self.sizes))
+        return self.draw_of_size(int(generator.choice(self.sizes)), num_examples, generator)
+
+    def draw_of_size(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
+        """Examples of a given size; each has a sparsity of its own.
+
+        Raises:
+            InputError: the task has no such size or sparsities.
+        """
         if self.largest_sparsity is None:
             return draw_batch(self.task, size, [None] * num_examples, generator)
         largest = min(self.largest_sparsity, self.task.largest_sparsity(size))

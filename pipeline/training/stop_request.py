@@ -1,12 +1,16 @@
 """A request to stop: SIGTERM or SIGUSR1, which a scheduler sends some time before it kills a job."""
 
+import logging
 import signal
+import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
 
+logger = logging.getLogger("pipeline")
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -31,3 +35,16 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
+
+
+def train_or_exit(train: Callable[[StopRequest], bool]) -> None:
+    """Call `train`, which says whether it came to its end, under a request to stop.
+
+    Raises:
+        SystemExit: it stopped before its end; with EXIT_STOPPED.
+    """
+    with StopRequest() as stop_request:
+        is_finished = train(stop_request)
+    if not is_finished:
+        logger.info("stopped by a signal; run the same command again to go on")
+        sys.exit(EXIT_STOPPED)

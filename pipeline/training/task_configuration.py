@@ -80,7 +80,7 @@ class TaskConfig:
     eval_interval: int = 250
     """Steps between measurements of the accuracy in distribution."""
     eval_num_examples: int = 256
-    """Examples of such a measurement, the same each time."""
+    """Examples of such a measurement, the same each time; at least, as every size has as many."""
 
     @property
     def distribution(self) -> TrainingDistribution:
@@ -149,11 +149,10 @@ class TaskConfig:
             raise InputError(
                 f"warm_up_steps is {self.warm_up_steps}; it must be below num_steps, {self.num_steps}"
             )
-        for name in ("batch_size", "eval_num_examples"):
-            if getattr(self, name) % self.sizes_per_step:
-                raise InputError(
-                    f"{name} {getattr(self, name)} is not divisible by sizes_per_step {self.sizes_per_step}"
-                )
+        if self.batch_size % self.sizes_per_step:
+            raise InputError(
+                f"batch_size {self.batch_size} is not divisible by sizes_per_step {self.sizes_per_step}"
+            )
 
     def _validate_sizes(self, task: Task) -> None:
         if self.largest_size < self.smallest_size:

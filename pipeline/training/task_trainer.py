@@ -92,20 +92,21 @@ class TaskTrainer:
         return float(self._metrics["exact_match"][-1])
 
     def exact_match(self) -> float:
-        """Share of responses that are wholly right, on examples as in training."""
+        """Share of responses that are wholly right in distribution, each training size counting alike."""
         self._model.eval()
         config = self._config
         generator = np.random.default_rng([config.seed, _OF_EVALUATION])
-        num_examples = config.eval_num_examples // config.sizes_per_step
+        sizes = config.distribution.sizes
+        num_examples = -(-config.eval_num_examples // len(sizes))
         is_right = [
             answers(
                 self._model,
-                config.distribution.draw(num_examples, generator),
+                config.distribution.draw_of_size(size, num_examples, generator),
                 config,
                 generator,
                 examples_per_batch=num_examples,
             ).is_right_B
-            for _ in range(config.sizes_per_step)
+            for size in sizes
         ]
         self._model.train()
         return float(np.concatenate(is_right).mean())

@@ -114,6 +114,7 @@ def test_without_arguments_a_job_is_that_of_the_study(slurm: LocalSlurm, root: P
     assert [job["ExitCode"] for job in slurm.wait(*job_ids)] == ["0:0", "0:0", "2:0"]
     trained = {path.parent.name for path in (root / "run/models").glob("*/step6-unsharded")}
     assert trained == {"short-contiguous", "long-seed1"}  # the first model, and the one of the job's name
+    assert "step6-unsharded" in log(root, "pretrain", job_ids[0])
     assert "of-another-study" in (root / f"slurm-{job_ids[2]}.out").read_text()
 
 
