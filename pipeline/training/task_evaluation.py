@@ -1,0 +1,163 @@
+"""What the stages that test models of synthetic tasks share: their flags, examples, shards and progress.
+
+A cell is a test size and, where the task has one, a k; it is a shard of the results.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.results.folder import StageOutput
+from pipeline.stage import logger, positive_int, progress
+from pipeline.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.tasks.registry import Task, task_called
+
+if TYPE_CHECKING:
+    from pipeline.models.task_model import TaskModel
+    from pipeline.training.task_configuration import TaskConfig
+    from pipeline.training.task_runs import TaskRun
+
+Cell = tuple[int, int | None]
+"""A test size, and k where the task has one."""
+Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, list[Any]]]
+"""What a stage does with the examples of a cell: column -> values. The generator is the one that drew them."""
+
+
+def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_examples: int) -> None:
+    """The flags of every stage that tests models of a synthetic task.
+
+    Args:
+        num_examples: the stage's default.
+    """
+    add = parser.add_argument
+    add("--task", required=True, help="the task's name; run folders of other tasks are refused")
+    add("--checkpoints", type=Path, nargs="+", required=True, metavar="RUN",
+        help="run folders of train_synthetic.py")  # fmt: skip
+    add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
+    add("--sizes", type=positive_int, nargs="+", required=True,
+        help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
+        " tokens)")  # fmt: skip
+    add("--sparsities", type=positive_int, nargs="+",
+        help="k of the test examples, where the task has it; left out at sizes without room")  # fmt: skip
+    add("--num-examples", type=positive_int, default=num_examples, help="test examples of each size and k")
+    add("--test-seed", type=int, default=0, help="of the test examples")
+
+
+def task_and_cells(arguments: argparse.Namespace) -> tuple[Task, list[Cell]]:
+    """The task, and every size with every k that it has room for.
+
+    Raises:
+        InputError: there is no such task, or k is missing, too large, or would be ignored.
+    """
+    task, sizes, sparsities = task_called(arguments.task), arguments.sizes, arguments.sparsities
+    if not task.has_sparsity:
+        if sparsities is not None:
+            raise InputError(f"--sparsities: task {task.name} has no k, and would ignore it")
+        return task, [(size, None) for size in sorted(set(sizes))]
+    if sparsities is None:
+        raise InputError(f"task {task.name} needs --sparsities, such as --sparsities 2 4")
+    most = task.largest_sparsity(max(sizes))
+    if max(sparsities) > most:
+        raise InputError(f"--sparsities {max(sparsities)}: k is at most {most} at --sizes {max(sizes)}")
+    return task, [
+        (size, sparsity)
+        for size in sorted(set(sizes))
+        for sparsity in sorted(set(sparsities))
+        if sparsity <= task.largest_sparsity(size)
+    ]
+
+
+def evaluate_task_runs(
+    arguments: argparse.Namespace, stage: str, artefact: str, settings: Mapping[str, Any], measure: Measure
+) -> None:
+    """Run `measure` on the examples of every cell with every model, writing a shard a cell.
+
+    Examples are drawn by (test seed, size, k), the same for every model.
+
+    Args:
+        arguments: of `add_task_evaluation_arguments`.
+        stage: the stage's name, as results are filed under.
+        artefact: what it writes; columns that tell of run and cell are added to those of `measure`.
+        settings: the stage's own, beyond those of `add_task_evaluation_arguments`.
+        measure: the stage's work.
+
+    Raises:
+        InputError: a checkpoint is missing, of another task or damaged, two have one name, the task or a
+            model has no room for a cell, or the results folder holds another configuration's results.
+    """
+    # Imported late, for a --help at once.
+    import torch
+
+    from pipeline.training.task_runs import find_task_run
+
+    task, cells = task_and_cells(arguments)
+    runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
+    _refuse_equal_names(runs)
+    for run in runs:
+        _refuse_impossible(run, cells)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    of_examples = {"num_examples": arguments.num_examples, "test_seed": arguments.test_seed}
+    for run in runs:
+        every_setting = {
+            "task": task.name,
+            "sizes": sorted({size for size, _ in cells}),
+            "sparsities": sorted({sparsity for _, sparsity in cells if sparsity is not None}),
+            **of_examples,
+            **settings,
+        }
+        output = StageOutput(
+            arguments.results, stage, run.name, settings=every_setting, inputs={"checkpoint": run.sha256},
+            num_shards=len(cells),
+        )  # fmt: skip
+        pending = output.pending_shards()
+        if pending:
+            model, is_learnt = run.load(device), run.is_learnt
+            for shard in progress(pending, f"{stage} {run.name}", "cells"):
+                size, sparsity = cell = cells[shard]
+                generator = np.random.default_rng([arguments.test_seed, size, sparsity or 0])
+                batch = draw_batch(task, size, [sparsity] * arguments.num_examples, generator)
+                columns = measure(run, model, cell, batch, generator)
+                num_rows = len(next(iter(columns.values())))
+                shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
+                columns |= {name: [value] * num_rows for name, value in shared.items()}
+                output.write_shard(shard, {artefact: columns})
+        logger.info(output.state())
+
+
+def _columns_of_run(config: "TaskConfig") -> dict[str, Any]:
+    return {
+        "task": config.task,
+        "positions": config.positions,
+        "seed": config.seed,
+        "largest_train_size": config.largest_size,
+        "largest_train_sparsity": config.largest_sparsity,
+    }
+
+
+def _columns_of_cell(cell: Cell) -> dict[str, Any]:
+    size, sparsity = cell
+    return {"size": size, "sparsity": sparsity}
+
+
+def _refuse_equal_names(runs: Sequence["TaskRun"]) -> None:
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two of --checkpoints are called '{name}'; results are filed under that name")
+
+
+def _refuse_impossible(run: "TaskRun", cells: Sequence[Cell]) -> None:
+    """Raise for the first size or k that the task or the model's position table has no room for."""
+    from pipeline.training.task_accuracy import position_ids_in_testing
+
+    for size, sparsity in cells:
+        generator = np.random.default_rng(0)
+        batch = draw_batch(run.config.distribution.task, size, [sparsity], generator)
+        try:
+            position_ids_in_testing(batch, run.config, generator)
+        except InputError as error:
+            raise InputError(f"model '{run.name}', size {size}: {error}") from error
