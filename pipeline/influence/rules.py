@@ -31,7 +31,7 @@ def leave_one_out(context: FarContext, max_k: int, generator: np.random.Generato
     (n + sum over i < F of n - 1 - i) / m, about l^2 / 2m, with F the last target's; batching adds an
     eighth at most.
     """
-    return _ranked(context.influence_TF, max_k)
+    return ranked(context.influence_TF, max_k)
 
 
 def leave_one_out_search(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -42,7 +42,7 @@ def leave_one_out_search(context: FarContext, max_k: int, generator: np.random.G
     tests/benchmarks/search_recall.py. Cost: the search budget, a share of leave_one_out's; batching adds an
     eighth at most.
     """
-    return _ranked(context.searched_influence_TF, max_k)
+    return ranked(context.searched_influence_TF, max_k)
 
 
 def add_one_in(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -50,7 +50,7 @@ def add_one_in(context: FarContext, max_k: int, generator: np.random.Generator) 
 
     It looks at the target. It takes every copy of the same evidence. Cost: F (s + 1).
     """
-    return _ranked(-context.first_addition_losses_TF, max_k)
+    return ranked(-context.first_addition_losses_TF, max_k)
 
 
 def greedy(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -59,9 +59,9 @@ def greedy(context: FarContext, max_k: int, generator: np.random.Generator) -> n
     It looks at the target, at k times as many alternatives as the others. Of redundant evidence it takes one
     copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j).
     """
-    chosen_TK = _ranked(-context.first_addition_losses_TF, 1)
+    chosen_TK = ranked(-context.first_addition_losses_TF, 1)
     while chosen_TK.shape[1] < max_k:
-        best_T1 = _ranked(-context.addition_losses(chosen_TK), 1)
+        best_T1 = ranked(-context.addition_losses(chosen_TK), 1)
         chosen_TK = np.concatenate([chosen_TK, best_T1], axis=1)
     return chosen_TK
 
@@ -73,7 +73,7 @@ def gradient(context: FarContext, max_k: int, generator: np.random.Generator) ->
     looks at the target, and saturates: where a token has nearly all attention and the model is sure, the
     derivative vanishes though removal costs most. Cost: n / m, and one backward pass through n tokens.
     """
-    return _ranked(-context.gate_gradient_TF, max_k)
+    return ranked(-context.gate_gradient_TF, max_k)
 
 
 def attention(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -81,7 +81,7 @@ def attention(context: FarContext, max_k: int, generator: np.random.Generator) -
 
     Blind to the target. Cost: n / m.
     """
-    return _ranked(context.attention_TF, max_k)
+    return ranked(context.attention_TF, max_k)
 
 
 def divergence(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -89,14 +89,14 @@ def divergence(context: FarContext, max_k: int, generator: np.random.Generator) 
 
     Blind to the target, so its S_k is honest by construction. Cost: the passes of leave_one_out, shared.
     """
-    return _ranked(context.divergence_TF, max_k)
+    return ranked(context.divergence_TF, max_k)
 
 
 def random(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Control: tokens drawn uniformly without replacement. Cost: none."""
     num_far_T = context.num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
-    return _ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
+    return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
 def nearest(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -104,7 +104,7 @@ def nearest(context: FarContext, max_k: int, generator: np.random.Generator) -> 
     return context.num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
 
-def _ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
+def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
 
     NaN is no candidate.

@@ -104,6 +104,14 @@ def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
     return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
 
 
+def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
+    """The hidden states of the query rows, of all rows where None: [B, T, D]."""
+    if query_rows_BT is None:
+        return hidden_BSD
+    rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
+    return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+
+
 def target_losses(
     model: CausalLM,
     token_ids_BS: torch.Tensor,

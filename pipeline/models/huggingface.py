@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
+from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility, rows_of
 from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, mean_attention
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
@@ -94,7 +94,7 @@ class HuggingFaceCausalLM:
         """`hidden_states` of one sequence, and its keys and values."""
         cache = PassCache(None)
         hidden_1SD = self._run(token_ids_1S, position_ids_1S, visible_1SS, cache)
-        return _rows_of(hidden_1SD, query_rows_1T), cache.read_rows()
+        return rows_of(hidden_1SD, query_rows_1T), cache.read_rows()
 
     @torch.inference_mode()
     def hidden_states(
@@ -109,7 +109,7 @@ class HuggingFaceCausalLM:
         hidden_BSD = self._run(
             token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else PassCache(prefix)
         )
-        return _rows_of(hidden_BSD, query_rows_BT)
+        return rows_of(hidden_BSD, query_rows_BT)
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """Memory of a pass for each sequence of its batch, from above: what one layer holds at once."""
@@ -322,13 +322,6 @@ def added_to_scores(visible_BSK: torch.Tensor, num_past: int, dtype: torch.dtype
     mask_BSK.masked_fill_(~visible_BSK, torch.finfo(dtype).min)
     num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
     return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
-
-
-def _rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
-    if query_rows_BT is None:
-        return hidden_BSD
-    rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
-    return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
 
 
 def _reason(error: Exception) -> str:

@@ -57,6 +57,13 @@ _SYNTHETIC_COLUMNS = [
         nullable=True,
     ),
     _column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
+    _column("size", pa.int32(), "of the test examples, in the task's own unit"),
+    _column(
+        "sparsity",
+        pa.int32(),
+        "k of the test examples; null where the task has none",
+        nullable=True,
+    ),
 ]
 
 SCHEMAS: dict[str, pa.Schema] = {
@@ -226,6 +233,26 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
         ]
     ),
+    "dependency_recovery": pa.schema(
+        [
+            *_SYNTHETIC_COLUMNS,
+            _column("example_index", pa.int32(), "which test example, from 0"),
+            _column("target_index", pa.int32(), "which token of the response, from 0"),
+            _column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
+            _column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
+            _column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
+            _column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
+            _column(
+                "intervention",
+                pa.string(),
+                "what leaving a token out means: remove or substitute; null of rules that leave nothing out",
+                nullable=True,
+            ),
+            _column("rank", pa.int32(), "1 for the token that the rule ranks first"),
+            _column("context_position", pa.int32(), "place of the selected token in the example"),
+            _column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
+        ]
+    ),
     "sparse_functional_attention": pa.schema(
         [
             _column("seed", pa.int32(), "of the fit, its training and its test sequences"),
@@ -245,13 +272,6 @@ SCHEMAS: dict[str, pa.Schema] = {
     "synthetic_accuracy": pa.schema(
         [
             *_SYNTHETIC_COLUMNS,
-            _column("size", pa.int32(), "of the test examples, in the task's own unit"),
-            _column(
-                "sparsity",
-                pa.int32(),
-                "k of the test examples; null where the task has none",
-                nullable=True,
-            ),
             _column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
             _column("num_examples", pa.int32(), "test examples"),
             _column(

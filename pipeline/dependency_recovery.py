@@ -1,0 +1,204 @@
+"""Whether influential tokens are the tokens that truly decide: on synthetic tasks, whose generator knows.
+
+For each model of a synthetic task and each test example: the tokens that every rule selects in the far context of
+every answer token, as pipeline/influential_tokens.py selects them in text, and whether each is in the true
+dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones that are
+selected) at every k; prints recall at k = the number of true ones, where the two are equal.
+
+  leave_one_out, divergence   under each of --interventions: the token removed, or replaced by the tokens that other
+                              examples have in that place (mean over --num-substitutes)
+  add_one_in, greedy          added to the short context
+  random, nearest             the controls
+
+Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
+context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
+
+writes   <results>/dependency_recovery/model=<run folder's name>/*.parquet      columns: RESULTS.md
+resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
+needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
+
+full size, on one GPU:
+  python pipeline/dependency_recovery.py --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \\
+      --results runs/synthetic/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
+
+on a laptop, after the laptop command of train_synthetic.py (seconds):
+  python pipeline/dependency_recovery.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
+      --results runs/demo/synthetic/results --sizes 5 10 --largest-k 4 --num-examples 20
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.recovery import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
+from pipeline.stage import logger, positive_int, run_stage, stage_parser
+from pipeline.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.training.task_evaluation import (
+    Cell,
+    add_task_evaluation_arguments,
+    evaluate_task_runs,
+    task_and_cells,
+)
+
+if TYPE_CHECKING:
+    from pipeline.models.task_model import TaskModel
+    from pipeline.training.task_runs import TaskRun
+
+INTERVENTIONS = ("remove", "substitute")
+TOKENS_PER_BATCH = 8192
+"""Of a pass over small models."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add_task_evaluation_arguments(stage, num_examples=200)
+    add = stage.add_argument
+    add("--rules", nargs="+", choices=RECOVERY_RULES, default=list(RECOVERY_RULES), help="selection rules")
+    add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(INTERVENTIONS),
+        help="what leaving a token out means; each is taken in turn")  # fmt: skip
+    add("--num-substitutes", type=positive_int, default=8, help="draws that a substitution is the mean of")
+    add("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
+    add("--short-context-length", type=positive_int, default=1,
+        help="s, in tokens: what is seen anyway; the least, for the synthetic answers are not about nearness")  # fmt: skip
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Ask every model at every size and sparsity."""
+    _refuse_small_examples(arguments)
+    arguments.rules = [rule for rule in RECOVERY_RULES if rule in arguments.rules]
+    names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
+    settings = {name: getattr(arguments, name) for name in names}
+
+    def measure(
+        run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
+    ) -> dict[str, list[Any]]:
+        columns = _measure(run, model, batch, arguments, generator)
+        logger.info("%s, size %d%s: %s", run.name, cell[0], _of_k(cell), _in_words(columns))
+        return columns
+
+    evaluate_task_runs(arguments, "dependency_recovery", "dependency_recovery", settings, measure)
+
+
+def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
+    num_tokens = batch.token_ids_BS.shape[1]
+    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
+
+
+def _refuse_small_examples(arguments: argparse.Namespace) -> None:
+    """Refuse what some size has no room for, before anything is measured.
+
+    Raises:
+        InputError: names the size.
+    """
+    task, cells = task_and_cells(arguments)
+    for size, sparsity in cells:
+        batch = draw_batch(task, size, [sparsity], np.random.default_rng(0))
+        num_far = int(_lengths(batch, arguments.short_context_length).num_far_tokens_T[0])
+        if arguments.largest_k > num_far:
+            raise InputError(
+                f"--largest-k {arguments.largest_k} is more than the {num_far} far-context tokens of the first"
+                f" answer at size {size}; choose a smaller --largest-k or larger --sizes"
+            )
+
+
+def _measure(
+    run: "TaskRun",
+    model: "TaskModel",
+    batch: ExampleBatch,
+    arguments: argparse.Namespace,
+    generator: np.random.Generator,
+) -> dict[str, list[Any]]:
+    """A row a target, selection and rank."""
+    import torch
+
+    from pipeline.models.memory import keep_freed_memory
+    from pipeline.models.task_lm import TaskCausalLM
+    from pipeline.training.task_accuracy import position_ids_in_testing
+
+    keep_freed_memory()
+    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
+    lengths = _lengths(batch, arguments.short_context_length)
+    vocabulary_size = len(run.config.distribution.task.vocabulary)
+    num_examples = len(batch.token_ids_BS)
+    columns: dict[str, list[Any]] = {}
+    for index in range(num_examples):
+        others_R = generator.integers(0, num_examples, arguments.num_substitutes)
+        example = RecoveryExample(
+            TaskCausalLM(model, vocabulary_size, position_ids_BS[index]),
+            batch.token_ids_BS[index],
+            lengths,
+            batch.token_ids_BS[others_R],
+            Batching(TOKENS_PER_BATCH),
+        )
+        selections, long_losses_T = example.select(
+            arguments.rules, arguments.interventions, arguments.largest_k, generator
+        )
+        dependencies = far_dependencies(batch.dependencies[index], lengths)
+        for selection in selections:
+            rows = _rows(index, lengths, dependencies, long_losses_T, selection)
+            for name, values in rows.items():
+                columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def _rows(
+    example_index: int,
+    lengths: ContextLengths,
+    dependencies: list[set[int]],
+    long_losses_T: np.ndarray,
+    selection: Selection,
+) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for target_index, places in enumerate(dependencies):
+        if not places:
+            continue
+        selected = selection.positions_TK[target_index].tolist()
+        rows = {
+            "example_index": [example_index] * len(selected),
+            "target_index": [target_index] * len(selected),
+            "num_far_tokens": [int(lengths.num_far_tokens_T[target_index])] * len(selected),
+            "num_dependencies": [len(places)] * len(selected),
+            "long_context_loss": [float(long_losses_T[target_index])] * len(selected),
+            "rule": [selection.rule] * len(selected),
+            "intervention": [selection.intervention] * len(selected),
+            "rank": list(range(1, len(selected) + 1)),
+            "context_position": selected,
+            "is_dependency": [place in places for place in selected],
+        }
+        for name, values in rows.items():
+            columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def _of_k(cell: Cell) -> str:
+    return "" if cell[1] is None else f", k {cell[1]}"
+
+
+def _in_words(columns: dict[str, list[Any]]) -> str:
+    """Recall at k = the number of true dependencies, by rule."""
+    names = ("rule", "intervention", "rank", "num_dependencies", "is_dependency")
+    found: dict[str, list[float]] = {}
+    for rule, intervention, rank, num_dependencies, is_dependency in zip(
+        *(columns[name] for name in names), strict=True
+    ):
+        if rank <= num_dependencies:
+            name = rule if intervention is None else f"{rule} ({intervention})"
+            found.setdefault(name, []).append(is_dependency)
+    return "found of the true dependencies at their number: " + ", ".join(
+        f"{name} {np.mean(values):.3f}" for name, values in found.items()
+    )
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

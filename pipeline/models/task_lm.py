@@ -1,0 +1,85 @@
+"""A model of a synthetic task behind the interface that measuring code sees, for one example.
+
+Measuring code names a token by its place; the model reads it at the position ID that the place has in this
+example, which a random start or coupling makes another number.
+
+Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, L tokens of the example, D width,
+V vocabulary, T query rows, N any number of rows.
+"""
+
+import torch
+
+from pipeline.models.causal_lm import Prefix, rows_of
+from pipeline.models.task_model import TaskModel
+
+_VALUES_PER_ROW = 16
+"""In widths: the stream and its norm; queries, keys and values, or the feed-forward layer twice."""
+
+
+class TaskCausalLM:
+    """Implements `CausalLM` for the places of one example; the head of position IDs (PPC) is not asked."""
+
+    def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:
+        """Look at a model through the places of an example.
+
+        Args:
+            model: read only.
+            vocabulary_size: V, of the task.
+            position_ids_L: int64; the position ID of each place.
+        """
+        self._model, self._vocabulary_size = model, vocabulary_size
+        self._position_ids_L = position_ids_L.to(model.device)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See `CausalLM.vocabulary_size`."""
+        return self._vocabulary_size
+
+    @property
+    def num_parameters(self) -> int:
+        """See `CausalLM.num_parameters`."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """See `CausalLM.device`."""
+        return self._model.device
+
+    @torch.inference_mode()
+    def read(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """See `CausalLM.read`; the position IDs are places."""
+        hidden_1SD, prefix = self._model(
+            token_ids_1S, self._position_ids_L[position_ids_1S], None, visible_1SS
+        )
+        return rows_of(hidden_1SD, query_rows_1T), prefix
+
+    @torch.inference_mode()
+    def hidden_states(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
+        """See `CausalLM.hidden_states`; the position IDs are places."""
+        hidden_BSD, _ = self._model(
+            token_ids_BS, self._position_ids_L[position_ids_BS], prefix, visible_BSK
+        )
+        return rows_of(hidden_BSD, query_rows_BT)
+
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """See `CausalLM.sequence_bytes`."""
+        width, itemsize = self._model.trunk.width, next(self._model.parameters()).element_size()
+        return itemsize * width * (_VALUES_PER_ROW * num_rows + 2 * (num_prefix_rows + num_rows))
+
+    @torch.inference_mode()
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.logits`."""
+        return self._model.token_logits(hidden_ND)
