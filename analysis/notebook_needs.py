@@ -80,6 +80,7 @@ _NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),
+    "dependency_recovery": _artefact("dependency_recovery"),
     "token_categories": _text,
     "influential_places": _text_and_selections,
     "needles": _planted_needles,

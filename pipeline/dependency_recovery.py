@@ -1,12 +1,12 @@
 """Whether influential tokens are the tokens that truly decide: on synthetic tasks, whose generator knows.
 
-For each model of a synthetic task and each test example: the tokens that every rule selects in the far context of
-every answer token, as pipeline/influential_tokens.py selects them in text, and whether each is in the true
-dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones that are
-selected) at every k; prints recall at k = the number of true ones, where the two are equal.
+For each model of a synthetic task and each test example: the tokens that every rule selects in the far
+context of every answer token, as pipeline/influential_tokens.py selects them in text, and whether each is in
+the true dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones
+that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
-  leave_one_out, divergence   under each of --interventions: the token removed, or replaced by the tokens that other
-                              examples have in that place (mean over --num-substitutes)
+  leave_one_out, divergence   under each of --interventions: the token removed, or replaced by the tokens that
+                              other examples have in that place (mean over --num-substitutes)
   add_one_in, greedy          added to the short context
   random, nearest             the controls
 
@@ -28,6 +28,7 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,7 @@ def parser() -> argparse.ArgumentParser:
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
     add("--num-substitutes", type=positive_int, default=8, help="draws that a substitution is the mean of")
     add("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
-    add("--short-context-length", type=positive_int, default=1,
-        help="s, in tokens: what is seen anyway; the least, for the synthetic answers are not about nearness")  # fmt: skip
+    add("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
 
 
@@ -107,8 +107,8 @@ def _refuse_small_examples(arguments: argparse.Namespace) -> None:
         num_far = int(_lengths(batch, arguments.short_context_length).num_far_tokens_T[0])
         if arguments.largest_k > num_far:
             raise InputError(
-                f"--largest-k {arguments.largest_k} is more than the {num_far} far-context tokens of the first"
-                f" answer at size {size}; choose a smaller --largest-k or larger --sizes"
+                f"--largest-k {arguments.largest_k} is more than the {num_far} far-context tokens of the"
+                f" first answer at size {size}; choose a smaller --largest-k or larger --sizes"
             )
 
 
@@ -129,56 +129,50 @@ def _measure(
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
     lengths = _lengths(batch, arguments.short_context_length)
-    vocabulary_size = len(run.config.distribution.task.vocabulary)
+    vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
-    columns: dict[str, list[Any]] = {}
+    rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
         example = RecoveryExample(
-            TaskCausalLM(model, vocabulary_size, position_ids_BS[index]),
+            TaskCausalLM(model, len(vocabulary), position_ids_BS[index]),
             batch.token_ids_BS[index],
             lengths,
             batch.token_ids_BS[others_R],
             Batching(TOKENS_PER_BATCH),
         )
-        selections, long_losses_T = example.select(
+        found, long_losses_T = example.select(
             arguments.rules, arguments.interventions, arguments.largest_k, generator
         )
         dependencies = far_dependencies(batch.dependencies[index], lengths)
-        for selection in selections:
-            rows = _rows(index, lengths, dependencies, long_losses_T, selection)
-            for name, values in rows.items():
-                columns.setdefault(name, []).extend(values)
-    return columns
+        for row in _rows(example, dependencies, long_losses_T, found):
+            token = vocabulary[example.token_ids_L[row["context_position"]]]
+            rows.append({"example_index": index, **row, "context_token": token})
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _rows(
-    example_index: int,
-    lengths: ContextLengths,
-    dependencies: list[set[int]],
+    example: RecoveryExample,
+    dependencies: Sequence[set[int]],
     long_losses_T: np.ndarray,
-    selection: Selection,
-) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {}
-    for target_index, places in enumerate(dependencies):
-        if not places:
-            continue
-        selected = selection.positions_TK[target_index].tolist()
-        rows = {
-            "example_index": [example_index] * len(selected),
-            "target_index": [target_index] * len(selected),
-            "num_far_tokens": [int(lengths.num_far_tokens_T[target_index])] * len(selected),
-            "num_dependencies": [len(places)] * len(selected),
-            "long_context_loss": [float(long_losses_T[target_index])] * len(selected),
-            "rule": [selection.rule] * len(selected),
-            "intervention": [selection.intervention] * len(selected),
-            "rank": list(range(1, len(selected) + 1)),
-            "context_position": selected,
-            "is_dependency": [place in places for place in selected],
-        }
-        for name, values in rows.items():
-            columns.setdefault(name, []).extend(values)
-    return columns
+    found: Sequence[Selection],
+) -> Iterator[dict[str, Any]]:
+    for selection in found:
+        for target_index, places in enumerate(dependencies):
+            if not places:
+                continue
+            for rank, place in enumerate(selection.positions_TK[target_index].tolist(), start=1):
+                yield {
+                    "target_index": target_index,
+                    "num_far_tokens": int(example.lengths.num_far_tokens_T[target_index]),
+                    "num_dependencies": len(places),
+                    "long_context_loss": float(long_losses_T[target_index]),
+                    "rule": selection.rule,
+                    "intervention": selection.intervention,
+                    "rank": rank,
+                    "context_position": place,
+                    "is_dependency": place in places,
+                }
 
 
 def _of_k(cell: Cell) -> str:

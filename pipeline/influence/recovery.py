@@ -78,7 +78,9 @@ class RecoveryExample:
         ]
         contexts_of = {
             "remove": lambda: [own],
-            "substitute": lambda: [self._far_context(with_divergence, row_L) for row_L in self.substitutes_RL],
+            "substitute": lambda: [
+                self._far_context(with_divergence, row_L) for row_L in self.substitutes_RL
+            ],
         }
         leaving_out = [rule for rule in RULES_BY_LEAVING_OUT if rule in rules]
         for intervention in interventions if leaving_out else ():

@@ -69,9 +69,7 @@ class TaskCausalLM:
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """See `CausalLM.hidden_states`; the position IDs are places."""
-        hidden_BSD, _ = self._model(
-            token_ids_BS, self._position_ids_L[position_ids_BS], prefix, visible_BSK
-        )
+        hidden_BSD, _ = self._model(token_ids_BS, self._position_ids_L[position_ids_BS], prefix, visible_BSK)
         return rows_of(hidden_BSD, query_rows_BT)
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:

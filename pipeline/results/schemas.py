@@ -250,6 +250,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ),
             _column("rank", pa.int32(), "1 for the token that the rule ranks first"),
             _column("context_position", pa.int32(), "place of the selected token in the example"),
+            _column("context_token", pa.string(), "its name, as the task's docstring shows it"),
             _column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
         ]
     ),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
 Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, list[Any]]]
-"""What a stage does with the examples of a cell: column -> values. The generator is the one that drew them."""
+"""What a stage does with the examples of a cell: column -> values. The generator has drawn them."""
 
 
 def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_examples: int) -> None:

@@ -13,11 +13,16 @@ JOBS = [script for script in SCRIPTS if script.stem not in ("job", "submit_all")
 STAGES = [
     "pretrain",
     "train_synthetic",
+    "evaluate_synthetic",
+    "dependency_recovery",
     "tokenize_c4",
     "loss_differences",
     "influential_tokens",
     "length_losses",
 ]
+
+WHOLE = ("pretrain", "evaluate_synthetic", "dependency_recovery")
+"""Stages that one job does."""
 
 
 def directives(script: Path) -> dict[str, str]:
@@ -43,7 +48,7 @@ def test_a_script_a_stage_that_stops_in_time_and_is_requeued(stage: str) -> None
     assert asked["signal"] == "B:USR1@120"
     assert asked.keys() >= {"requeue", "time", "mem", "nodes", "cpus-per-task"}
     assert asked["open-mode"] == "append"  # a requeued job goes on in its log
-    assert ("array" in asked) == (stage != "pretrain")
+    assert ("array" in asked) == (stage not in WHOLE)
     assert f"pipeline/{stage}.py" in script.read_text()
 
 

@@ -1,0 +1,67 @@
+"""Selections in synthetic examples: planted evidence is found, and what leaving out means is what it says."""
+
+import numpy as np
+import pytest
+import torch
+from hand_made_models import EvidenceLM
+
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.recovery import RECOVERY_RULES, RecoveryExample, far_dependencies
+
+SURE = 4.0
+TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
+LENGTHS = ContextLengths(short_context_length=2, long_context_length=7, targets_per_chunk=1)
+
+
+def example(substitutes: list[list[int]]) -> RecoveryExample:
+    model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
+    return RecoveryExample(model, TOKENS, LENGTHS, np.array(substitutes), Batching(100))
+
+
+def positions(found: RecoveryExample, rule: str, intervention: str, max_k: int = 2) -> list[int]:
+    selections, _ = found.select([rule], [intervention], max_k, np.random.default_rng(0))
+    assert [(one.rule, one.intervention) for one in selections] == [(rule, intervention)]
+    return sorted(selections[0].positions_TK[0].tolist())
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "divergence"])
+def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
+    assert positions(example([TOKENS.tolist()]), rule, "remove") == [1, 2]
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "divergence"])
+def test_a_substitution_is_a_mean_over_its_draws(rule: str) -> None:
+    # The first draw replaces the 1 by itself and says nothing of it; the second does.
+    says_nothing, tells = TOKENS.copy(), TOKENS.copy()
+    says_nothing[2] = tells[1] = tells[2] = 9
+    one_draw, both = example([says_nothing.tolist()]), example([says_nothing.tolist(), tells.tolist()])
+    assert positions(one_draw, rule, "substitute") == [2, 3]  # of the others the nearest
+    assert positions(both, rule, "substitute") == [1, 2]
+
+
+def test_a_pair_is_not_found_by_adding_one() -> None:
+    selections, losses_T = example([TOKENS.tolist()]).select(
+        ["add_one_in", "greedy"], ["remove"], 2, np.random.default_rng(0)
+    )
+    assert [one.positions_TK.tolist() for one in selections] == [[[3, 2]], [[3, 2]]]  # all equal: the nearest
+    assert [one.intervention for one in selections] == [None, None]
+    sure = torch.nn.functional.cross_entropy(torch.eye(10)[3] * SURE, torch.tensor(3))
+    np.testing.assert_allclose(losses_T, [float(sure)], atol=1e-6)
+
+
+def test_every_rule_and_intervention_is_there_once() -> None:
+    selections, _ = example([TOKENS.tolist()]).select(
+        RECOVERY_RULES, ["remove", "substitute"], 3, np.random.default_rng(0)
+    )
+    names = {(one.rule, one.intervention) for one in selections}
+    assert len(selections) == len(names) == 8
+    assert names >= {("leave_one_out", "remove"), ("leave_one_out", "substitute"), ("nearest", None)}
+    assert all(one.positions_TK.shape == (1, 3) for one in selections)
+
+
+def test_of_a_dependency_set_what_is_far_counts() -> None:
+    lengths = ContextLengths(short_context_length=2, long_context_length=8, targets_per_chunk=3)
+    # of the targets 5, 6 and 7, whose far contexts end before 3, 4 and 5
+    dependencies = ((0, 2, 4), (3, 4), (6,))
+    assert far_dependencies(dependencies, lengths) == [{0, 2}, {3}, set()]

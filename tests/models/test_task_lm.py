@@ -1,0 +1,54 @@
+"""A task model behind the measuring interface: the model's own numbers, at the example's own IDs."""
+
+import pytest
+import torch
+from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
+
+from pipeline.models.causal_lm import causal_visibility, target_losses
+from pipeline.models.task_lm import TaskCausalLM
+
+NUM_TOKENS = 13
+
+
+@pytest.fixture(params=[(name, coupled) for name in TRUNKS for coupled in (True, False)], ids=str)
+def lm(request: pytest.FixtureRequest) -> TaskCausalLM:
+    name, coupled = request.param
+    return TaskCausalLM(task_model(name, with_position_ids=coupled), V, gapped_ids(1)[0])
+
+
+def places(*chosen: int) -> torch.Tensor:
+    return torch.tensor([chosen])
+
+
+def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskCausalLM) -> None:
+    token_ids, queries = tokens(1, NUM_TOKENS), places(4, 9)
+    targets = token_ids[:, [5, 10]]
+    hidden, _ = lm._model(token_ids, gapped_ids(1))
+    logits = lm._model.token_logits(hidden)[:, [4, 9]]
+    expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
+    losses = target_losses(lm, token_ids, torch.arange(NUM_TOKENS)[None], None, queries, targets)
+    torch.testing.assert_close(losses[0], expected, rtol=0, atol=1e-5)
+
+
+def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
+    token_ids, kept = tokens(1, NUM_TOKENS), [place for place in range(NUM_TOKENS) if place != 3]
+    visible = causal_visibility(NUM_TOKENS, token_ids.device)
+    visible[:, :, 3] = False
+    visible[:, 3, 3] = True  # its own row, at which nobody looks, must see something
+    masked = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], visible, places(12))
+    left_out = lm.hidden_states(token_ids[:, kept], places(*kept), None, places(11))
+    torch.testing.assert_close(left_out, masked, rtol=0, atol=1e-5)
+
+
+def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
+    token_ids, positions = tokens(1, NUM_TOKENS), torch.arange(NUM_TOKENS)[None]
+    whole, prefix = lm.read(token_ids, positions, None, None)
+    rest = token_ids[:, 5:].expand(3, -1)
+    states = lm.hidden_states(rest, positions[:, 5:], None, places(0, 7), prefix.first(5))
+    torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=1e-5)
+
+
+def test_it_tells_its_size(lm: TaskCausalLM) -> None:
+    assert lm.vocabulary_size == V
+    assert lm.num_parameters == sum(parameter.numel() for parameter in lm._model.parameters())
+    assert lm.sequence_bytes(10, 5) > lm.sequence_bytes(10, 0) > 0

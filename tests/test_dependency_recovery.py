@@ -1,0 +1,108 @@
+"""The stage that asks synthetic models which tokens decide, as a user runs it."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_train_synthetic import train
+
+from pipeline import dependency_recovery
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.tasks.example_batch import draw_batch
+from pipeline.tasks.registry import task_called
+
+SHORT_CONTEXT_LENGTH = 2
+
+
+def measure(folder: Path, results: Path, task: str, *words: str) -> None:
+    given = ["--task", task, "--checkpoints", str(folder), "--results", str(results), "--num-examples", "3",
+             "--short-context-length", str(SHORT_CONTEXT_LENGTH), "--num-substitutes", "2"]  # fmt: skip
+    dependency_recovery.main(dependency_recovery.parser().parse_args([*given, *words]))
+
+
+def fingerprints(results: Path) -> dict[str, str]:
+    files = sorted((results / "dependency_recovery").rglob("*.parquet"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recovery") / "variable_assignment-predicted-seed0"
+    train(folder, task="variable_assignment")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recovery") / "sparse_parity-pose-seed0"
+    train(folder, "largest_sparsity=2", "num_position_ids=40", task="sparse_parity", positions="pose")
+    return folder
+
+
+def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
+    measure(chains, tmp_path, "variable_assignment", "--sizes", "4", "5", "--largest-k", "12")
+    rows = read_artefact(tmp_path, "dependency_recovery")
+    assert set(rows["size"]) == {4, 5} and set(rows["positions"]) == {"predicted"}
+    for size in (4, 5):
+        batch = draw_batch(
+            task_called("variable_assignment"), size, [None] * 3, np.random.default_rng([0, size, 0])
+        )
+        of_size = rows[rows["size"] == size]
+        for (example, target), of_target in of_size.groupby(["example_index", "target_index"]):
+            num_far = batch.num_prompt_tokens + target - SHORT_CONTEXT_LENGTH
+            truth = {place for place in batch.dependencies[example][target] if place < num_far}
+            assert set(of_target["num_dependencies"]) == {len(truth)}
+            assert set(of_target["num_far_tokens"]) == {num_far}
+            assert (of_target["context_position"] < num_far).all()
+            assert of_target["is_dependency"].equals(of_target["context_position"].isin(truth))
+        # of each restated assignment only the last token depends on what is far
+        assert set(of_size["target_index"] % 3) == {2}
+
+
+def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path) -> None:
+    measure(parity, tmp_path, "sparse_parity", "--sizes", "10", "--sparsities", "1", "2", "--largest-k", "8")
+    rows = read_artefact(tmp_path, "dependency_recovery").fillna({"intervention": "-"})
+    keys = ["sparsity", "example_index", "target_index", "rule", "intervention"]
+    selections = rows.groupby(keys)
+    assert len(selections) == 2 * 3 * 8  # two k, three examples, eight rules and interventions
+    assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
+    assert (selections["context_position"].nunique() == 8).all()
+    # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them
+    assert (selections["is_dependency"].sum() == selections["num_dependencies"].first()).all()
+    assert set(rows["context_token"]) == {"0", "1", ".", "*"}
+
+
+def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Path) -> None:
+    words = ["--sizes", "10", "--sparsities", "1", "2", "--largest-k", "4"]
+    measure(parity, tmp_path, "sparse_parity", *words)
+    before = fingerprints(tmp_path)
+    assert len(before) == 2
+    next((tmp_path / "_stages").rglob("00001-of-00002.done")).unlink()
+    next((tmp_path / "dependency_recovery").rglob("00001-of-00002.parquet")).unlink()
+    measure(parity, tmp_path, "sparse_parity", *words)
+    assert fingerprints(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--largest-k", "9"], "--largest-k 9 is more than the 8 far-context tokens of the first answer at"),
+        (["--short-context-length", "10"], "leaves no far context"),
+        (["--sparsities", "6"], "k is at most 5 at --sizes 10"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    parity: Path, tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    given = ["--sizes", "10", "--sparsities", "1", "--largest-k", "4"]
+    with pytest.raises(InputError, match=sentence):
+        measure(parity, tmp_path / "results", "sparse_parity", *given, *words)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="was trained on the task sparse_parity, not on copy"):
+        measure(parity, tmp_path, "copy", "--sizes", "8", "--largest-k", "4")
