@@ -50,7 +50,7 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) ->
     digest = hashlib.sha256(repr(sorted(parameters.items())).encode())
     for source in [
         notebook,
-        *sorted((ROOT / "analysis").glob("*.py")),
+        *sorted((ROOT / "analysis").rglob("*.py")),
         *sorted((ROOT / "pipeline/results").glob("*.py")),
     ]:
         digest.update(source.read_bytes())

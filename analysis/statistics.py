@@ -57,7 +57,7 @@ def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
     level that Bonferroni's bound asks of each, for 95 % together, needs no independence of them.
 
     Args:
-        table: of this module or `analysis.long_perplexity`, a row an interval.
+        table: of this module or `analysis.tokens.long_perplexity`, a row an interval.
         value: the column with the intervals; those that could not be measured (NaN) do not count.
 
     Returns:

@@ -38,8 +38,8 @@ DOORS = {
     "pyarrow": {"pipeline/results/"},
     "duckdb": {"pipeline/query.py"},
     "matplotlib": {"analysis/"},
-    "statsmodels": {"analysis/gap_regression.py"},
-    "HanTa": {"analysis/parts_of_speech.py"},
+    "statsmodels": {"analysis/generalization/gap_regression.py"},
+    "HanTa": {"analysis/tokens/parts_of_speech.py"},
 }
 MAX_LINES = 400
 

@@ -13,7 +13,7 @@ from hugging_face_families import make_model
 from measured_documents import contents, write_checkpoint
 from olmo.model import OLMo
 
-from analysis.needles import found_needles, retrieval_losses
+from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline import influential_tokens, loss_differences, plant_needles
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching

@@ -209,7 +209,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "word_kind",
                 pa.string(),
                 "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
-                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/words.py",
+                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/words.py",
             ),
             _column(
                 "repetition",
@@ -220,7 +220,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column(
                 "part_of_speech",
                 pa.string(),
-                "by HanTa, in the classes of analysis/parts_of_speech.py; null where that is not installed",
+                "by HanTa, in classes of analysis/tokens/parts_of_speech.py; null where it is not installed",
                 nullable=True,
             ),
         ]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import bound_scaling, bound_scaling_figures
+from analysis.synthetic import bound_scaling, bound_scaling_figures
 from pipeline.results.schemas import SCHEMAS
 
 TRAIN, TEST_LENGTHS, STEPS = 8, (4, 6, 8, 16, 64), (10, 20)

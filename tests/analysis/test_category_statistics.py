@@ -6,8 +6,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from analysis import category_figures, category_statistics, statistics
-from analysis.token_categories import ASPECTS
+from analysis import statistics
+from analysis.tokens import category_figures, category_statistics
+from analysis.tokens.token_categories import ASPECTS
 
 KS = [1, 4]
 PLACES = [(document, position) for document in ("aa", "bb", "cc") for position in (9, 10, 11)]

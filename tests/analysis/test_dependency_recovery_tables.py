@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import dependency_recovery as recovery
-from analysis import dependency_recovery_figures as recovery_figures
 from analysis import run_notebooks
+from analysis.synthetic import dependency_recovery as recovery
+from analysis.synthetic import dependency_recovery_figures as recovery_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "dependency_recovery.ipynb"

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.axes import Axes
 from synthetic_results import KS, Truth
 
-from analysis import gain_bins, sparsity_figures, statistics
+from analysis import statistics
+from analysis.generalization import gain_bins, sparsity_figures
 from pipeline.errors import InputError
 
 STUDIED = {1: "1", 2: "2", 4: "4", 8: "8", 16: "16", 32: "more than 16", 0: "no gain"}

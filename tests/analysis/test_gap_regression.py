@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from analysis.gap_regression import FEWEST_DOCUMENTS, cluster_robust_slope, random_effects_slope
+from analysis.generalization.gap_regression import (
+    FEWEST_DOCUMENTS,
+    cluster_robust_slope,
+    random_effects_slope,
+)
 
 SLOPE, DOCUMENT_DEVIATION, RESIDUAL_DEVIATION = 0.3, 0.8, 1.0
 

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, MEAN_GAP, SHORT_MODELS
 
-from analysis import figures, gap_figures, gap_slopes, gap_verdicts
-from analysis.sparsity_measures import ALL_TARGETS, AMONG_REACHED, CODINGS
+from analysis import figures
+from analysis.generalization import gap_figures, gap_slopes, gap_verdicts
+from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, CODINGS
 from analysis.statistics import TARGET
 from pipeline.errors import InputError
 

@@ -8,8 +8,10 @@ import pytest
 from explorable_results import KS, LONG, SHORT, write_explorable
 from matplotlib.axes import Axes
 
-from analysis import influential_places, place_figures
-from analysis.influential_places import (
+from analysis.measured_text import MeasuredText
+from analysis.statistics import NULL, OWN, TARGET
+from analysis.tokens import influential_places, place_figures
+from analysis.tokens.influential_places import (
     AFTER_PREDECESSOR,
     BESIDE_COPY,
     COPY,
@@ -20,8 +22,6 @@ from analysis.influential_places import (
     distance_bins,
     relations,
 )
-from analysis.measured_text import MeasuredText
-from analysis.statistics import NULL, OWN, TARGET
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 

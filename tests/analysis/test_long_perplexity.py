@@ -19,7 +19,7 @@ from measured_documents import (
 )
 from olmo.model import OLMo
 
-from analysis import long_perplexity
+from analysis.tokens import long_perplexity
 from pipeline import loss_differences as loss_differences_stage
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact

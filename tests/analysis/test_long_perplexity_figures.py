@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import long_perplexity, long_perplexity_figures
+from analysis.tokens import long_perplexity, long_perplexity_figures
 
 ALPHAS = [0.25, 0.5, 1.0, 9.0]
 TABLE = pd.DataFrame(

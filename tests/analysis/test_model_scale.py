@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, MEAN_GAP, Truth, write_results
 
-from analysis import model_scale, notebook_needs, run_notebooks, scale_figures
+from analysis import notebook_needs, run_notebooks
+from analysis.generalization import model_scale, scale_figures
 from pipeline.errors import InputError
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "analysis/notebooks/model_scale.ipynb"

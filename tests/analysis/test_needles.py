@@ -15,7 +15,7 @@ from needle_results import (
     write_needle_results,
 )
 
-from analysis import needle_figures, needles
+from analysis.tokens import needle_figures, needles
 from pipeline.errors import InputError
 from pipeline.text.needles import write_needles
 

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import notebook_needs, rule_figures, rule_verdicts, selection_rules
+from analysis import notebook_needs
+from analysis.rules import rule_figures, rule_verdicts, selection_rules
 from pipeline.errors import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.folder import StageOutput, read_artefact, read_settings

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
-from analysis import sparsity_measures as measures
+from analysis.generalization import sparsity_measures as measures
 from analysis.statistics import TARGET
 from pipeline.errors import InputError
 

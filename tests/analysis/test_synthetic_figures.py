@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import run_notebooks, synthetic_accuracy, synthetic_figures
+from analysis import run_notebooks
+from analysis.synthetic import synthetic_accuracy, synthetic_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"

@@ -9,7 +9,7 @@ import pytest
 from explorable_results import LONG, SHORT, TARGETS, write_explorable
 
 from analysis.measured_text import MeasuredText
-from analysis.token_categories import (
+from analysis.tokens.token_categories import (
     ASPECTS,
     CONTINUATION,
     NEW,
@@ -26,7 +26,7 @@ from analysis.token_categories import (
     word_categories,
     write_categories,
 )
-from analysis.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
+from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
 from pipeline.errors import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from explorable_results import write_explorable
 
-from analysis.token_counts import training_token_counts
+from analysis.tokens.token_counts import training_token_counts
 from pipeline.errors import InputError
 
 TEXTS = [
@@ -47,6 +47,8 @@ def test_data_beside_the_results_is_counted(
         counted.append(tokenized.folder)
         return type("Counts", (), {"counts_V": np.array([3, 1])})
 
-    monkeypatch.setattr("analysis.token_counts.UnigramDistribution.of_training_tokens", of_training_tokens)
+    monkeypatch.setattr(
+        "analysis.tokens.token_counts.UnigramDistribution.of_training_tokens", of_training_tokens
+    )
     np.testing.assert_array_equal(training_token_counts(results, None), [3, 1])
     assert counted == [data]

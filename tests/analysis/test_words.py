@@ -2,8 +2,8 @@
 
 import pytest
 
-from analysis.function_words import FUNCTION_WORDS
-from analysis.words import (
+from analysis.tokens.function_words import FUNCTION_WORDS
+from analysis.tokens.words import (
     CONTENT_WORD,
     FUNCTION_WORD,
     NAME,

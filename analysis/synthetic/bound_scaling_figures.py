@@ -1,4 +1,4 @@
-"""The drawing of the theory's numerical check: tables of `analysis.bound_scaling` in, Axes out.
+"""The drawing of the theory's numerical check: tables of `analysis.synthetic.bound_scaling` in, Axes out.
 
 A colour is a law of the planted tokens and their position IDs, a marker and dash how far the keys reach.
 Lines are medians, bands the range over seeds. No number is computed here.

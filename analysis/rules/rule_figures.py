@@ -1,4 +1,4 @@
-"""The drawing of the report on selection rules: tables of `analysis.selection_rules` in, Axes out.
+"""The drawing of the report on selection rules: tables of `analysis.rules.selection_rules` in, Axes out.
 
 A line is a rule, its band the 95 % interval over documents. No number is computed here.
 """

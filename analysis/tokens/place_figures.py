@@ -1,4 +1,4 @@
-"""The drawing of where influential tokens are: tables of `analysis.influential_places` in, Axes out.
+"""The drawing of where influential tokens are: tables of `analysis.tokens.influential_places` in, Axes out.
 
 Filled marks are the document's own far context, hollow ones the null; a grey tick is what a choice at random
 among the same far positions has on average. Bars are 95 % intervals over documents.
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures import BLUE, GREY, TEXT_WIDTH, VERMILION, panels
-from analysis.influential_places import OTHER, RELATIONS
 from analysis.statistics import NULL, OWN
+from analysis.tokens.influential_places import OTHER, RELATIONS
 
 _STYLE: dict[str, dict[str, Any]] = {
     OWN: {"color": BLUE, "marker": "o"},

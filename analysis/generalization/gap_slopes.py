@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.gap_regression import cluster_robust_slope, random_effects_slope
-from analysis.permutation import permutation_p_value
-from analysis.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
+from analysis.generalization.gap_regression import cluster_robust_slope, random_effects_slope
+from analysis.generalization.permutation import permutation_p_value
+from analysis.generalization.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
 from analysis.statistics import TARGET, generalization_gaps, interval_columns, rows_of, sample_counts
 from pipeline.errors import InputError
 

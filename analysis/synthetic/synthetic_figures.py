@@ -1,4 +1,4 @@
-"""Figures of the synthetic tasks: tables of `analysis.synthetic_accuracy` in, Axes out.
+"""Figures of the synthetic tasks: tables of `analysis.synthetic.synthetic_accuracy` in, Axes out.
 
 A line is the mean over seeds, its band their range; a line is dashed where a seed has not learnt the task in
 distribution, for what it does beyond then shows nothing. A dotted upright line is the largest training size.

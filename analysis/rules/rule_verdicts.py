@@ -1,6 +1,6 @@
 """The report on selection rules in words: what its tables answer, as sentences and as a table for a page.
 
-Every number is one of `analysis.selection_rules`; nothing is said that an interval does not carry.
+Every number is one of `analysis.rules.selection_rules`; nothing is said that an interval does not carry.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.selection_rules import READINGS_OF_EQ_20, REFERENCE_RULE
+from analysis.rules.selection_rules import READINGS_OF_EQ_20, REFERENCE_RULE
 from pipeline.results.bootstrap import Interval
 
 Row = Mapping[Hashable, Any]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection_rules import BLIND_RULES
+from analysis.rules.selection_rules import BLIND_RULES
 from analysis.statistics import (
     OWN,
     TARGET,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection_rules import BLIND_RULES, compared_rules
+from analysis.rules.selection_rules import BLIND_RULES, compared_rules
 from analysis.statistics import NULL, OWN, TARGET, with_recovered_losses
 from pipeline.errors import unknown_name
 

@@ -1,4 +1,4 @@
-"""Key tokens and LongPPL against alpha; tables of `analysis.long_perplexity` in, Axes out.
+"""Key tokens and LongPPL against alpha; tables of `analysis.tokens.long_perplexity` in, Axes out.
 
 A colour is a model; solid and filled are exact windows, dashed and hollow LongPPL's shared ones.
 """

@@ -21,7 +21,7 @@ from analysis.statistics import (
     sparsity_category,
     summarize_models,
 )
-from analysis.token_categories import ASPECTS
+from analysis.tokens.token_categories import ASPECTS
 from pipeline.results.bootstrap import Interval
 
 

@@ -2,7 +2,7 @@
 
 Determiners, pronouns, prepositions, conjunctions, auxiliaries, particles and the adverbs of degree, place
 and question that carry grammar rather than a topic; written for this project, and complete as it stands.
-Lower case, with a straight apostrophe. `analysis.words` looks a contraction up whole and without its ending
+Lower case, with a straight apostrophe. `words` looks a contraction up whole and without its ending
 (it's: it).
 """
 

@@ -1,4 +1,4 @@
-"""The drawing of how many far tokens predictions need: tables of `analysis.gain_bins` in, Axes out."""
+"""The drawing of how many far tokens predictions need: tables of `gain_bins` in, Axes out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from analysis.figures import BLACK, GREY, RULE_COLORS
-from analysis.sparsity_measures import BEYOND_NULL
+from analysis.generalization.sparsity_measures import BEYOND_NULL
 
 
 def sparsity_distribution(distribution: pd.DataFrame, ax: Axes) -> Axes:

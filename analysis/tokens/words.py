@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.function_words import FUNCTION_WORDS
+from analysis.tokens.function_words import FUNCTION_WORDS
 
 NUMBER, FUNCTION_WORD, NAME, CONTENT_WORD = "number", "function word", "capitalized name", "content word"
 _RUN = r"(?:[^\W_][\u0300-\u036f]*)+"  # letters and digits, with the accents that are characters of their own

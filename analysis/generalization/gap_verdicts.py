@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS
-from analysis.sparsity_measures import AMONG_REACHED
+from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS
+from analysis.generalization.sparsity_measures import AMONG_REACHED
 from pipeline.results.bootstrap import Interval
 
 Row = Mapping[Hashable, Any]

@@ -1,7 +1,7 @@
 """Categories of predicted tokens, computed from the text alone: a row a target, in four aspects.
 
 word_part       word start, continuation (of a word that an earlier token begins), no word
-word_kind       number, function word, capitalized name, content word (`analysis.words` has the rules),
+word_kind       number, function word, capitalized name, content word (`analysis.tokens.words` has the rules),
                 punctuation (any other sign), white space. The token's first character that is no white space
                 decides, and the whole word counts, also what of it comes after the token
 repetition      the first that fits, comparing vocabulary IDs within the chunk:
@@ -10,7 +10,7 @@ repetition      the first that fits, comparing vocabulary IDs within the chunk:
                   repeated token        x_t does, after another token
                   short context only    x_t stands in the short context, and not in the far one
                   new                   x_t does not stand in the chunk before t
-part_of_speech  only where the extra `parts-of-speech` is installed (`analysis.parts_of_speech`)
+part_of_speech  only where the extra `parts-of-speech` is installed (`analysis.tokens.parts_of_speech`)
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import parts_of_speech
 from analysis.measured_text import MeasuredText
-from analysis.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, Word, first_characters, words_of
+from analysis.tokens import parts_of_speech
+from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, Word, first_characters, words_of
 from pipeline.results.files import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
 

@@ -1,4 +1,4 @@
-"""The drawing of token categories: tables of `analysis.category_statistics` in, Axes out.
+"""The drawing of token categories: tables of `analysis.tokens.category_statistics` in, Axes out.
 
 A row is a category, in blocks an aspect; a point is a mean and its bar the 95 % interval over documents.
 """

@@ -1,4 +1,4 @@
-"""The drawing of needles in haystacks: tables of `analysis.needles` in, Axes out."""
+"""The drawing of needles in haystacks: tables of `analysis.tokens.needles` in, Axes out."""
 
 import numpy as np
 import pandas as pd

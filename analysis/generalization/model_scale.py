@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from analysis.gain_bins import shares_of_gaining_targets
-from analysis.gap_regression import cluster_robust_slope
-from analysis.sparsity_measures import sparsity_measures
+from analysis.generalization.gain_bins import shares_of_gaining_targets
+from analysis.generalization.gap_regression import cluster_robust_slope
+from analysis.generalization.sparsity_measures import sparsity_measures
 from analysis.statistics import (
     TARGET,
     generalization_gaps,
@@ -89,7 +89,7 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
         compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
 
     Returns:
-        num_parameters, train_step, model, measure (see `analysis.sparsity_measures`), k (the middle one of
+        num_parameters, train_step, model, measure (see `sparsity_measures`), k (the middle one of
         those studied), num_targets, num_documents, then with intervals share (of the targets whose long
         context helps, those with k* <= k) and loss_difference (mean of all targets, nats).
     """

@@ -1,4 +1,4 @@
-"""The drawing of the regressions of the gap on sparsity: tables of `analysis.gap_slopes` in, Figures out."""
+"""The drawing of the regressions of the gap on sparsity: tables of `gap_slopes` in, Figures out."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import BLACK, BLUE, GREEN, ORANGE, TEXT_WIDTH, VERMILION, panels
-from analysis.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE
+from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE
 
 ADJUSTMENT_STYLES: dict[str, dict[str, Any]] = {
     NO_CONTROLS: {"color": VERMILION, "marker": "o", "markerfacecolor": "white"},

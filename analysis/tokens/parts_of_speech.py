@@ -2,14 +2,14 @@
 
 HanTa is a trigram tagger with a morphological model for unknown words, trained on the British National
 Corpus (tags: CLAWS C5). It is the optional extra `parts-of-speech`; without it nothing here is computed. A
-tagger errs: the categories that `analysis.words` computes need none. It sees whole sentences, the words after
+tagger errs: the categories that `words` computes need none. It sees whole sentences, the words after
 a target too.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
-from analysis.words import first_characters
+from analysis.tokens.words import first_characters
 
 CLASSES: dict[str, tuple[str, ...]] = {
     "noun": ("NN",),

@@ -1,4 +1,4 @@
-"""The drawing of sparsity and gap by size and training step: `analysis.model_scale` in, Axes out."""
+"""The drawing of sparsity and gap by size and training step: `model_scale` in, Axes out."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures import BLACK, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS, TEXT_WIDTH, panels
-from analysis.sparsity_measures import BEYOND_NULL
+from analysis.generalization.sparsity_measures import BEYOND_NULL
 
 SIZE, STEP = "num_parameters", "train_step"
 _AXIS_LABELS = {SIZE: "parameters", STEP: "training step"}
@@ -40,7 +40,7 @@ def lines_by_scale(table: pd.DataFrame, ax: Axes, by: str, value: str, line: str
     """Means and intervals against size or step, a line each value of a column.
 
     Args:
-        table: of `analysis.model_scale`.
+        table: of `model_scale`.
         ax: to draw on.
         by: `SIZE` or `STEP`; both axes are logarithmic.
         value: the column drawn.

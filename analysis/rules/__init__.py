@@ -1,0 +1,1 @@
+"""What the selection rules recover, each beside its null."""

@@ -1,0 +1,1 @@
+"""Synthetic tasks: accuracy, recovered dependencies, the theory's bounds."""

@@ -1,0 +1,1 @@
+"""Kinds of tokens, places of influential ones, key tokens, needles."""
