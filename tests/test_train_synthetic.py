@@ -14,9 +14,10 @@ import torch
 from pipeline import evaluate_synthetic, plan_synthetic, train_synthetic
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
-from pipeline.tasks.example_batch import ExampleBatch
+from pipeline.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.tasks.registry import task_called
 from pipeline.training.stop_request import StopRequest
-from pipeline.training.task_accuracy import Answers
+from pipeline.training.task_accuracy import Answers, position_ids_in_testing
 from pipeline.training.task_configuration import load_task_config
 from pipeline.training.task_runs import find_task_run
 from pipeline.training.task_trainer import TaskTrainer
@@ -89,6 +90,16 @@ def test_the_seed_decides(tmp_path: Path, trained: Path) -> None:
     train(tmp_path / "other", "seed=1")
     assert fingerprint(tmp_path / "same") == fingerprint(trained)
     assert fingerprint(tmp_path / "other")["weights"] != fingerprint(trained)["weights"]
+
+
+def test_the_spread_of_coupled_ids_changes_training_and_not_testing(tmp_path: Path, trained: Path) -> None:
+    train(tmp_path / "spread", "spread_of_coupled_ids=pose")
+    assert fingerprint(tmp_path / "spread")["weights"] != fingerprint(trained)["weights"]
+    batch = draw_batch(task_called("copy"), 5, [None] * 50, np.random.default_rng(0))
+    config = find_task_run(tmp_path / "spread", "copy").config
+    ids_BS = position_ids_in_testing(batch, config, np.random.default_rng(0))
+    assert batch.coupled_ids_BS is not None
+    assert (ids_BS - ids_BS.min(axis=1, keepdims=True) == batch.coupled_ids_BS).all()
 
 
 def test_metrics_are_a_row_a_step(trained: Path) -> None:
@@ -183,6 +194,7 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         ("copy", "pose", ["model.architecture=gpt"], "did you mean 'gpt_neox'"),
         ("copy", "pose", ["task=addition"], "give it as --task addition"),
         ("copy", "pose", ["num_steps=many"], "num_steps"),
+        ("copy", "coupled", ["spread_of_coupled_ids=pos"], "did you mean 'pose'"),
     ],
 )
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:

@@ -20,6 +20,7 @@ from pipeline.tasks.registry import TASKS, Task, task_called
 from pipeline.training.given_settings import read_yaml, refuse_unknown_fields
 
 ARCHITECTURES = ("gpt_neox", "olmo")
+_SPREADS = ("contiguous", "pose")
 
 
 @dataclass
@@ -54,6 +55,10 @@ class TaskConfig:
     largest_sparsity: int | None = None
     """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
     task has no k."""
+    spread_of_coupled_ids: str = "contiguous"
+    """How coupled IDs lie in training, before their random start: `contiguous`, or `pose`: parted by a random
+    skip, so that a short example shows large differences of IDs too. In testing always contiguous; of
+    `coupled` and `predicted` positions only."""
     num_position_ids: int = 256
     """Position IDs are below it, in training and testing: what PoSE and random starts draw from. A test
     example that needs more is refused."""
@@ -112,6 +117,8 @@ class TaskConfig:
             raise unknown_name("positions", self.positions, EXAMPLE_SCHEMES)
         if self.positions in COUPLED_SCHEMES:
             task.require_coupled_ids(self.positions)
+        if self.spread_of_coupled_ids not in _SPREADS:
+            raise unknown_name("spread_of_coupled_ids", self.spread_of_coupled_ids, _SPREADS)
         self._validate_model()
         self._validate_numbers()
         self._validate_sizes(task)

@@ -162,8 +162,13 @@ class TaskTrainer:
             yield (
                 batch,
                 example_position_ids(
-                    config.positions, shape, batch.coupled_ids_BS, config.num_position_ids, generator
-                ),
+                    config.positions,
+                    shape,
+                    batch.coupled_ids_BS,
+                    config.num_position_ids,
+                    generator,
+                    config.spread_of_coupled_ids,
+                ),  # fmt: skip
             )
 
     def _latest(self) -> str:

@@ -25,6 +25,21 @@ def test_a_table_that_just_fits_leaves_one_start() -> None:
     assert from_random_starts(COUPLED, 3, np.random.default_rng(0)).tolist() == COUPLED.tolist()
 
 
+def test_a_spread_parts_coupled_ids_by_one_skip() -> None:
+    # With 5 position IDs: no skip and starts 0 to 2; a skip of 1 or 2 before coupled ID 1 or 2 and what fits.
+    drawn = from_random_starts(COUPLED.repeat(1000, axis=0), 5, np.random.default_rng(0), "pose")
+    assert sorted(set(map(tuple, drawn.tolist()))) == [
+        (1, 2, 0, 1, 2), (1, 3, 0, 1, 3), (1, 4, 0, 1, 4), (2, 3, 0, 2, 3), (2, 3, 1, 2, 3),
+        (2, 4, 1, 2, 4), (3, 4, 0, 3, 4), (3, 4, 1, 3, 4), (3, 4, 2, 3, 4),
+    ]  # fmt: skip
+
+
+def test_every_difference_of_ids_is_drawn() -> None:
+    drawn = from_random_starts(COUPLED.repeat(3000, axis=0), 40, np.random.default_rng(0), "pose")
+    assert set((drawn[:, 1] - drawn[:, 2]).tolist()) == set(range(2, 40))
+    assert (drawn[:, :2] == drawn[:, 3:]).all() and (drawn.min(), drawn.max()) == (0, 39)
+
+
 @pytest.mark.parametrize("scheme", ["coupled", "predicted"])
 def test_coupled_schemes_keep_the_coupling(scheme: str) -> None:
     ids = example_position_ids(scheme, (4, 5), COUPLED.repeat(4, axis=0), 40, np.random.default_rng(0))
