@@ -93,13 +93,19 @@ def test_the_seed_decides(tmp_path: Path, trained: Path) -> None:
 
 
 def test_the_spread_of_coupled_ids_changes_training_and_not_testing(tmp_path: Path, trained: Path) -> None:
-    train(tmp_path / "spread", "spread_of_coupled_ids=pose")
-    assert fingerprint(tmp_path / "spread")["weights"] != fingerprint(trained)["weights"]
+    train(tmp_path / "close", "spread_of_coupled_ids=contiguous")
+    assert fingerprint(tmp_path / "close")["weights"] != fingerprint(trained)["weights"]
     batch = draw_batch(task_called("copy"), 5, [None] * 50, np.random.default_rng(0))
-    config = find_task_run(tmp_path / "spread", "copy").config
+    config = find_task_run(trained, "copy").config
+    assert config.spread_of_coupled_ids == "pose"
     ids_BS = position_ids_in_testing(batch, config, np.random.default_rng(0))
     assert batch.coupled_ids_BS is not None
     assert (ids_BS - ids_BS.min(axis=1, keepdims=True) == batch.coupled_ids_BS).all()
+
+
+def test_the_spread_is_no_setting_of_other_schemes() -> None:
+    config = load_task_config(CONFIG, TINY, task="copy", positions="pose")
+    assert config.spread_of_coupled_ids == "contiguous"
 
 
 def test_metrics_are_a_row_a_step(trained: Path) -> None:

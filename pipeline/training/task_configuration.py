@@ -214,7 +214,10 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     task_called(task)
     own = of_tasks.get(task) or {}
     chosen = OmegaConf.from_dotlist(_checked(overrides))
-    return _complete(path, OmegaConf.merge(given, own, chosen, {"task": task, "positions": positions}))
+    flags = {"task": task, "positions": positions}
+    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
+        given.pop("spread_of_coupled_ids", None)
+    return _complete(path, OmegaConf.merge(given, own, chosen, flags))
 
 
 def _checked(overrides: Sequence[str]) -> list[str]:
