@@ -4,8 +4,6 @@ A line is the mean over seeds, its band their range; a line is dashed where a se
 distribution, for what it does beyond then shows nothing. A dotted upright line is the largest training size.
 """
 
-from collections.abc import Hashable, Iterator
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -30,8 +28,10 @@ def accuracy_by_sparsity(cells: pd.DataFrame, ax: Axes) -> None:
 def accuracy_by_positions(cells: pd.DataFrame, ax: Axes) -> None:
     """Exact match against size, a line a position scheme: of one task."""
     _mark_training(cells, ax)
-    for index, (positions, of_scheme) in enumerate(_in_order(cells)):
-        _line(of_scheme, ax, str(positions), POSITION_COLORS[str(positions)], _look(index)[1])
+    for positions, marker in zip(POSITION_COLORS, MODEL_MARKERS, strict=False):
+        of_scheme = cells[cells["positions"] == positions]
+        if len(of_scheme):
+            _line(of_scheme, ax, positions, POSITION_COLORS[positions], marker)
     _finish(ax, str(cells["task"].iloc[0]))
 
 
@@ -48,14 +48,6 @@ def largest_solved_size(solved: pd.DataFrame, ax: Axes) -> None:
     ax.set_xlabel("k in testing")
     ax.set_ylabel("$K_{train}$")
     ax.set_title("Largest size solved")
-
-
-def _in_order(cells: pd.DataFrame) -> Iterator[tuple[Hashable, pd.DataFrame]]:
-    """The schemes that there are, in the order of `POSITION_COLORS`."""
-    for positions in POSITION_COLORS:
-        of_scheme = cells[cells["positions"] == positions]
-        if len(of_scheme):
-            yield positions, of_scheme
 
 
 def _look(index: int) -> tuple[str, str]:
