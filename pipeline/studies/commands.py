@@ -163,7 +163,9 @@ class _Place:
         names = [command.name for command in measuring]
         analysing = []
         if "run_notebooks" in asked:
-            analysing.append(self._analyse("run_notebooks", names, self._roles()))
+            analysing.append(
+                self._analyse("run_notebooks", names, ["--data", str(self.data), *self._roles()])
+            )
             names = [analysing[0].name]
         if "summary" in asked:
             analysing.append(self._analyse("summary", names, []))

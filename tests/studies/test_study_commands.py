@@ -41,7 +41,7 @@ def test_a_tiny_study_word_for_word(study_file: Callable[..., Path]) -> None:
         f" --results run/results/tiny --short-context-length 8 {LENGTHS}"
         " --rules leave_one_out nearest --k 1 4",
         "python analysis/run_notebooks.py --results run/results/tiny --figures run/figures/tiny"
-        " --long-models tiny-long-seed1 --short-models tiny-short-seed0"
+        " --data run/data --long-models tiny-long-seed1 --short-models tiny-short-seed0"
         " --train-context-lengths tiny-short-seed0=16 tiny-long-seed1=64",
         "python analysis/summary.py --results run/results/tiny --figures run/figures/tiny",
         "python pipeline/loss_differences.py --data run/data"
