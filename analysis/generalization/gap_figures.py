@@ -8,13 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import BLACK, BLUE, GREEN, ORANGE, TEXT_WIDTH, VERMILION, panels
-from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE
+from analysis.figures import BLACK, BLUE, GREEN, ORANGE, PURPLE, TEXT_WIDTH, VERMILION, panels
+from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE, WITH_GAIN
 
 ADJUSTMENT_STYLES: dict[str, dict[str, Any]] = {
     NO_CONTROLS: {"color": VERMILION, "marker": "o", "markerfacecolor": "white"},
     SURFACE: {"color": ORANGE, "marker": "s"},
     ALL_CONTROLS: {"color": BLUE, "marker": "D"},
+    WITH_GAIN: {"color": PURPLE, "marker": "v"},
     RANDOM_EFFECTS: {"color": GREEN, "marker": "^"},
 }
 _ROW_HEIGHT = 0.55  # inches a measure
@@ -52,7 +53,7 @@ def slopes_by_measure(slopes: pd.DataFrame, ax: Axes, with_names: bool = True) -
     for place, (adjustment, style) in enumerate(ADJUSTMENT_STYLES.items()):
         rows = slopes[slopes["adjustment"] == adjustment].set_index("measure").loc[measures]
         ends = np.array([rows["slope"] - rows["slope_low"], rows["slope_high"] - rows["slope"]])
-        y = np.arange(len(measures)) + 0.18 * (place - 1.5)
+        y = np.arange(len(measures)) + 0.15 * (place - 2)
         ax.errorbar(rows["slope"], y, xerr=ends, linestyle="none", elinewidth=0.9, label=adjustment, **style)
     ax.axvline(0, color=BLACK, linewidth=0.6)
     counts = slopes.groupby("measure")["num_targets"].first()

@@ -2,7 +2,8 @@
 
 A row of most tables here is a slope: nats of generalization gap a doubling of k*. Sparse targets may simply
 be easy ones, so each slope stands beside those with controls: how frequent the target's token is, where in
-the chunk it stands, and its loss under the short context.
+the chunk it stands, and its loss under the short context; and, as who gains much from the long context has
+much to lose, what it gains.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -19,13 +20,16 @@ from pipeline.errors import InputError
 
 FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"
 NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "frequency, position, short loss"
-RANDOM_EFFECTS = "the same, document effects"
+WITH_GAIN = "the same, gain"
+RANDOM_EFFECTS = "the same without gain, document effects"
+GAIN = "loss_difference"
 ADJUSTMENTS = {
     NO_CONTROLS: (),
     SURFACE: (FREQUENCY, POSITION),
     ALL_CONTROLS: (FREQUENCY, POSITION, DIFFICULTY),
+    WITH_GAIN: (FREQUENCY, POSITION, DIFFICULTY, GAIN),
 }
-"""Name -> the columns held constant. `RANDOM_EFFECTS` has all of them and an intercept a document."""
+"""Name -> the columns held constant. `RANDOM_EFFECTS`: as `ALL_CONTROLS`, and an intercept a document."""
 NUM_DIFFICULTY_STRATA = 3
 """Equal parts by L_short within which, and within a document, k* is permuted."""
 
@@ -36,6 +40,7 @@ def gap_targets(
     short_models: Sequence[str],
     reference_model: str,
     difficulty_model: str,
+    gain_model: str,
     token_counts_V: np.ndarray | None,
 ) -> pd.DataFrame:
     """The generalization gap of every target beside what it is to be controlled for.
@@ -45,12 +50,15 @@ def gap_targets(
         short_models: models trained at a short context.
         reference_model: the long-trained model that the gap is measured from.
         difficulty_model: whose L_short says how hard a target is; not the model that k* is read from.
+        gain_model: whose L_short - L_long says what a target gains; the model that k* is read from, as the
+            gain of the reference model shares its long-context loss with the gap.
         token_counts_V: how often each token ID occurs in the training text; None where that is not known, and
             then the column is missing and no regression controls for it.
 
     Returns:
         model, document_id, chunk_index, target_position, generalization_gap (nats), log_token_count (of the
-        target's token: natural log of count + 1), num_long_context_tokens, short_context_loss (nats).
+        target's token: natural log of count + 1), num_long_context_tokens, short_context_loss and
+        loss_difference (nats).
 
     Raises:
         InputError: no results of one of the models, or token IDs beyond the counts.
@@ -58,6 +66,7 @@ def gap_targets(
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
     columns = [*TARGET, "target_token_id", POSITION, DIFFICULTY]
     targets = gaps.merge(rows_of(loss_differences, difficulty_model)[columns], on=TARGET)
+    targets = targets.merge(rows_of(loss_differences, gain_model)[[*TARGET, GAIN]], on=TARGET)
     token_ids = targets.pop("target_token_id")
     if token_counts_V is None:
         return targets
@@ -92,6 +101,7 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
             controls = _controls(chosen, names)
             slope = cluster_robust_slope(gaps, sparsity, controls, documents)
             rows.append({**labels, "adjustment": adjustment, **interval_columns("slope", slope)})
+        controls = _controls(chosen, ADJUSTMENTS[ALL_CONTROLS])
         found = random_effects_slope(gaps, sparsity, controls, documents)
         columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
         rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS
+from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, WITH_GAIN
 from analysis.generalization.sparsity_measures import AMONG_REACHED
 from pipeline.results.bootstrap import Interval
 
@@ -33,8 +33,9 @@ def slope_sentences(slopes: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
         of = {row["adjustment"]: row for row in rows.to_dict("records")}
         sentences.append(
             f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
-            f" gap by {_slope(of[NO_CONTROLS])} without controls, {_slope(of[ALL_CONTROLS])} with them and"
-            f" {_slope(of[RANDOM_EFFECTS])} with document effects too; permutation"
+            f" gap by {_slope(of[NO_CONTROLS])} without controls, {_slope(of[ALL_CONTROLS])} with them,"
+            f" {_slope(of[WITH_GAIN])} with the gain held constant too, and {_slope(of[RANDOM_EFFECTS])} with"
+            " document effects and without the gain; permutation"
             f" p = {p_value[model, measure, AMONG_REACHED]:.4f}."
         )
     sentences += [_count_of_readings(str(model), rows) for model, rows in slopes.groupby("model", sort=False)]
@@ -51,7 +52,7 @@ def _slope(row: Row) -> str:
 def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
     """How many readings of k*, a measure and a coding each, agree."""
     parts = []
-    for adjustment in (NO_CONTROLS, ALL_CONTROLS):
+    for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
         directions = [direction(row) for row in rows[rows["adjustment"] == adjustment].to_dict("records")]
         parts.append(
             f"the gap clearly rises with k* in {directions.count('rises')} and falls in"

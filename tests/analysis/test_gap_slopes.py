@@ -22,7 +22,7 @@ COUNTS = np.array([1, 2, 4, 8, 16, 32, 64])  # of the seven token IDs of the syn
 def targets(loss_differences: pd.DataFrame) -> pd.DataFrame:
     return gap_slopes.gap_targets(
         loss_differences, short_models=SHORT_MODELS, reference_model="long-seed1",
-        difficulty_model="long-seed1", token_counts_V=COUNTS,
+        difficulty_model="long-seed1", gain_model="long-seed0", token_counts_V=COUNTS,
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_controls_are_those_of_the_target(targets: pd.DataFrame) -> None:
 def test_every_estimate_finds_the_planted_slope(slopes: pd.DataFrame) -> None:
     # The gap was planted as so much a doubling of k* + 1, censored targets and those without a gain too.
     chosen = slopes[slopes["coding"] == ALL_TARGETS]
-    assert len(chosen) == 2 * 4
+    assert len(chosen) == 2 * 5
     for row in chosen.to_dict("records"):
         assert row["slope"] == pytest.approx(MEAN_GAP[row["model"]], abs=0.002), row["adjustment"]
         assert row["slope_low"] < row["slope"] < row["slope_high"]
@@ -96,11 +96,28 @@ def test_a_slope_that_is_only_hardness_goes_when_hardness_is_held_constant(
         assert slopes.loc[adjustment, "slope"] == pytest.approx(0, abs=0.02)
 
 
+def test_a_slope_that_is_only_gain_goes_when_the_gain_is_held_constant(
+    targets: pd.DataFrame, measured: pd.DataFrame
+) -> None:
+    one = targets[targets["model"] == "short-pose"].merge(
+        measured[[*TARGET, "dependency_sparsity"]], on=TARGET
+    )
+    generator = np.random.default_rng(0)
+    gain = np.log2(one["dependency_sparsity"].fillna(1)) + generator.normal(size=len(one))
+    gap = 0.3 * gain + 0.05 * generator.normal(size=len(one))
+    only_gain = one.assign(loss_difference=gain, generalization_gap=gap)
+    slopes = gap_slopes.gap_slopes(only_gain, measured, KS[-1])
+    slopes = slopes[slopes["coding"] == AMONG_REACHED].set_index("adjustment")
+    assert slopes.loc[gap_slopes.ALL_CONTROLS, "slope_low"] > 0.2
+    assert slopes.loc[gap_slopes.WITH_GAIN, "slope"] == pytest.approx(0, abs=0.02)
+
+
 def test_without_token_counts_frequency_is_no_control(loss_differences: pd.DataFrame) -> None:
     settings = {
         "short_models": ["short-pose"],
         "reference_model": "long-seed1",
         "difficulty_model": "long-seed1",
+        "gain_model": "long-seed0",
     }
     targets = gap_slopes.gap_targets(loss_differences, **settings, token_counts_V=None)
     assert gap_slopes.FREQUENCY not in targets
