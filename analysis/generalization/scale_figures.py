@@ -27,12 +27,13 @@ def scale_figure(sparsity: pd.DataFrame, gaps: pd.DataFrame, by: str) -> Figure:
     gain = sparsity.drop_duplicates([SIZE, STEP]).assign(what="long-trained")
     lines_by_scale(gain, gain_ax, by, "loss_difference", "what", "gain of the long context (nats)")
     lines_by_scale(sparsity, share_ax, by, "share", "measure", f"k* <= {k}, of targets that gain")
-    share_ax.set_ylim(0, 1)
+    share_ax.set_ylim(0, 1.5)  # room for the legend above every share
+    share_ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     lines_by_scale(gaps, gap_ax, by, "generalization_gap", "kind", "generalization gap (nats)")
     label = f"gap: k* > {k} less k* <= {k} (nats)"
     lines_by_scale(gaps, difference_ax, by, "dense_minus_sparse", "kind", label)
     for ax in (share_ax, gap_ax):
-        ax.legend(loc="best")
+        ax.legend(loc="upper left" if ax is share_ax else "best")
     return figure
 
 
