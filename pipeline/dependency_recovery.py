@@ -119,7 +119,11 @@ def _measure(
     arguments: argparse.Namespace,
     generator: np.random.Generator,
 ) -> dict[str, list[Any]]:
-    """A row a target, selection and rank."""
+    """A row a target, selection and rank.
+
+    Raises:
+        InputError: no target has a true dependency in its far context.
+    """
     import torch
 
     from pipeline.models.memory import keep_freed_memory
@@ -130,7 +134,7 @@ def _measure(
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
     lengths = _lengths(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
-    num_examples = len(batch.token_ids_BS)
+    num_examples, num_tokens = batch.token_ids_BS.shape
     rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
@@ -148,6 +152,11 @@ def _measure(
         for row in _rows(example, dependencies, long_losses_T, found):
             token = vocabulary[example.token_ids_L[row["context_position"]]]
             rows.append({"example_index": index, **row, "context_token": token})
+    if not rows:
+        raise InputError(
+            f"no answer of the {num_examples} test examples of {num_tokens} tokens depends on its far"
+            " context; choose larger --sizes, a smaller --short-context-length or more --num-examples"
+        )
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 

@@ -103,6 +103,15 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not (tmp_path / "results").exists()
 
 
+def test_examples_without_a_far_dependency_are_refused(chains: Path, tmp_path: Path) -> None:
+    # With 7 tokens seen anyway both sides of a restated assignment may be near; of 2 assignments all are.
+    words = ["--sizes", "2", "--largest-k", "1", "--short-context-length", "7"]
+    with pytest.raises(InputError, match="depends on its far context; choose larger --sizes"):
+        for seed in range(20):
+            measure(chains, tmp_path / str(seed), "variable_assignment", *words, "--num-examples", "1",
+                    "--test-seed", str(seed))  # fmt: skip
+
+
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on the task sparse_parity, not on copy"):
         measure(parity, tmp_path, "copy", "--sizes", "8", "--largest-k", "4")
