@@ -7,6 +7,9 @@ on a laptop, one after the other; what is finished is not trained again:
   python pipeline/plan_synthetic.py olmo_configs/synthetic/small.yaml --tasks variable_assignment \\
       --positions pose coupled predicted --seeds 0 1 2 --models runs/demo/synthetic | sh
 
+two at a time, on two cores with one thread each: export OMP_NUM_THREADS=1, and instead of | sh
+  … | xargs -d '\\n' -n 1 -P 2 sh -c
+
 on a cluster, one array of jobs:
   python pipeline/plan_synthetic.py olmo_configs/synthetic/paper.yaml --tasks sparse_parity \\
       --positions pose --largest-sparsities 4 6 8 10 12 --seeds 0 1 2 --models runs/synthetic --slurm | sh
