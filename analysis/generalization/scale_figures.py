@@ -23,6 +23,7 @@ def scale_figure(sparsity: pd.DataFrame, gaps: pd.DataFrame, by: str) -> Figure:
         by: `SIZE` or `STEP`, the horizontal axis.
     """
     figure, ((gain_ax, share_ax), (gap_ax, difference_ax)) = panels(2, 2, TEXT_WIDTH, 5.2)
+    gaps = gaps.sort_values("kind", kind="stable")  # so that a kind has its colour in every figure
     k = sparsity["k"].iloc[0]
     gain = sparsity.drop_duplicates([SIZE, STEP]).assign(what="long-trained")
     lines_by_scale(gain, gain_ax, by, "loss_difference", "what", "gain of the long context (nats)")
