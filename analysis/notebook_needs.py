@@ -13,9 +13,6 @@ def what_lacks(notebook: str, arguments: argparse.Namespace) -> str | None:
     Args:
         notebook: its name.
         arguments: of run_notebooks.py.
-
-    Raises:
-        InputError: no results of influential tokens, for selection_rules.
     """
     return _NEEDS[notebook](arguments) if notebook in _NEEDS else None
 
@@ -39,6 +36,8 @@ def compares_scales(folders: Sequence[Path]) -> bool:
 
 
 def _several_rules(arguments: argparse.Namespace) -> str | None:
+    if lacks := _artefact("sparse_context_losses")(arguments):
+        return lacks
     return None if compares_rules(arguments.results) else "only one selection rule beside the controls"
 
 
@@ -49,10 +48,13 @@ def _several_scales(arguments: argparse.Namespace) -> str | None:
 
 
 def _artefact(artefact: str) -> Callable[[argparse.Namespace], str | None]:
-    """The notebook reads an artefact that the study does not measure."""
+    """The notebook is about an artefact that not every study measures."""
 
     def lacks(arguments: argparse.Namespace) -> str | None:
-        return None if artefact in artefacts_in(arguments.results) else "the results hold nothing of it"
+        present = artefacts_in(arguments.results)
+        if artefact in present:
+            return None
+        return f"the results hold no '{artefact}'; they hold {', '.join(present) or 'nothing'}"
 
     return lacks
 
@@ -76,6 +78,12 @@ def _planted_needles(arguments: argparse.Namespace) -> str | None:
 
 
 _NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
+    "loss_differences": _artefact("loss_differences"),
+    "long_perplexity": _artefact("loss_differences"),
+    "length_losses": _artefact("length_losses"),
+    "influential_tokens": _artefact("sparse_context_losses"),
+    "dependency_sparsity": _artefact("dependency_sparsity"),
+    "sparsity_and_generalization": _artefact("dependency_sparsity"),
     "selection_rules": _several_rules,
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),

@@ -5,11 +5,10 @@
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
 A notebook whose results, code and parameters are those of its last execution is skipped, and so is one for
-which something lacks (analysis/notebook_needs.py): several selection rules (selection_rules), model sizes or
-training steps, those of --also-results counted (model_scale), the tokenized data, beside the results or as
---data (token_categories, influential_places), planted needles, as --needles (needles), fits of the theory's
-class (sparse_functional_attention). To execute some notebooks only, on results that lack what the others
-need:
+which something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
+(selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the tokenized
+data, beside the results or as --data (token_categories, influential_places), planted needles, as --needles
+(needles). To execute some notebooks only, which must then lack nothing:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -35,6 +34,7 @@ from nbclient.exceptions import CellExecutionError
 from analysis.notebook_needs import what_lacks
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
+from pipeline.results.folder import artefacts_in
 from pipeline.stage import progress, run_stage, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,6 +120,8 @@ def main(arguments: argparse.Namespace) -> None:
     logging.getLogger("traitlets").setLevel(logging.WARNING)  # nbclient announces each kernel
     if not arguments.results.is_dir():
         raise InputError(f"--results {arguments.results} is not a folder; name one that the stages wrote to")
+    if not artefacts_in(arguments.results):
+        raise InputError(f"--results {arguments.results} holds no results; name a folder of a stage's")
     arguments.figures.mkdir(parents=True, exist_ok=True)
     given = {
         "results": str(arguments.results.resolve()),

@@ -27,11 +27,12 @@ FIGURES = {
 }
 
 
-def run(results: Path, figures: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(results: Path, figures: Path, cwd: Path, *further: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, ROOT / "analysis" / "run_notebooks.py", "--results", results, "--figures", figures,
         "--long-models", "long-seed0", "long-seed1", "--short-models", "short-contiguous", "short-pose",
         "--train-context-lengths", "short-contiguous=32", "short-pose=32", "long-seed0=256", "long-seed1=256",
+        *further,
     ]  # fmt: skip
     return subprocess.run(
         command, cwd=cwd, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
@@ -48,7 +49,7 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
     skipped = {"selection_rules", "model_scale", "sparse_functional_attention", "synthetic_tasks"}
     skipped |= {"token_categories", "influential_places", "needles", "dependency_recovery"}
     executed = {path.name for path in NOTEBOOKS if path.stem not in skipped}
-    assert "sparse_functional_attention.ipynb: the results hold nothing of it, skipped" in done.stderr
+    assert "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold" in done.stderr
     assert "model_scale.ipynb: the results tell of only one model size and training step" in done.stderr
     assert "influential_places.ipynb: no tokenized data beside the results" in done.stderr
     assert "needles.ipynb: no planted needles" in done.stderr
@@ -92,12 +93,33 @@ def test_a_deleted_figure_is_drawn_again(tmp_path: Path) -> None:
     assert not run_notebooks.is_up_to_date(tmp_path / "b.ipynb", "f")
 
 
-def test_a_missing_artefact_is_one_sentence_and_code_two(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, tmp_path / "figures", tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "dependency_sparsity.ipynb: " in done.stderr
-    assert "holds no 'sparse_context_losses' results" in done.stderr
+    assert f"--results {tmp_path} holds no results" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "figures").exists()
+
+
+def test_losses_alone_are_shown_and_a_notebook_asked_for_by_name_lacks_nothing(
+    results: Path, tmp_path: Path
+) -> None:
+    """As of the novels in the reference study, of which no influential tokens are measured."""
+    losses = tmp_path / "results"
+    for artefact in ("loss_differences", "length_losses"):
+        shutil.copytree(results / artefact, losses / artefact)
+        shutil.copytree(results / "_stages" / artefact, losses / "_stages" / artefact)
+    done = run(losses, tmp_path / "figures", tmp_path)
+    assert done.returncode == 0, done.stderr
+    present = "they hold loss_differences, length_losses"
+    for name in ("dependency_sparsity", "sparsity_and_generalization"):
+        assert f"{name}.ipynb: the results hold no 'dependency_sparsity'; {present}, skipped" in done.stderr
+    executed = {path.stem for path in (tmp_path / "figures").glob("*.ipynb")}
+    assert executed == {"length_losses", "loss_differences", "long_perplexity"}
+
+    asked = run(losses, tmp_path / "figures", tmp_path, "--notebooks", "dependency_sparsity")
+    assert asked.returncode == 2
+    assert f"dependency_sparsity.ipynb: the results hold no 'dependency_sparsity'; {present}" in asked.stderr
 
 
 @pytest.mark.parametrize(
