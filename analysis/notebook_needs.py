@@ -89,7 +89,7 @@ _NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),
     "dependency_recovery": _artefact("dependency_recovery"),
-    "token_categories": _text,
+    "token_categories": _text_and_selections,
     "influential_places": _text_and_selections,
     "needles": _planted_needles,
 }

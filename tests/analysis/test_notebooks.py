@@ -109,8 +109,10 @@ def test_losses_alone_are_shown_and_a_notebook_asked_for_by_name_lacks_nothing(
     for artefact in ("loss_differences", "length_losses"):
         shutil.copytree(results / artefact, losses / artefact)
         shutil.copytree(results / "_stages" / artefact, losses / "_stages" / artefact)
-    done = run(losses, tmp_path / "figures", tmp_path)
+    done = run(losses, tmp_path / "figures", tmp_path, "--data", str(tmp_path))
     assert done.returncode == 0, done.stderr
+    for name in ("token_categories", "influential_places"):
+        assert f"{name}.ipynb: the results do not tell which tokens were selected, skipped" in done.stderr
     present = "they hold loss_differences, length_losses"
     for name in ("dependency_sparsity", "sparsity_and_generalization"):
         assert f"{name}.ipynb: the results hold no 'dependency_sparsity'; {present}, skipped" in done.stderr
