@@ -119,12 +119,15 @@ choice among another document's tokens: what it recovers is owed to choosing wit
 the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain, short - long, is not above 0,
 and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
 """
-    parquet = [f"  {results / artefact / 'model=*' / '*.parquet'}" for artefact in artefacts_in(results)]
+    artefacts = artefacts_in(results)
+    selected = "sparse_context_losses" in artefacts
+    recovered = recovered_table(results, rule) if selected else "not measured: no influential tokens\n"
+    parquet = [f"  {results / artefact / 'model=*' / '*.parquet'}" for artefact in artefacts]
     drawn = [f"  {path}" for path in sorted(figures.glob("*.png"))] or [f"  none in {figures}"]
     return "\n".join(
         [
             "What the long context is worth", models_table(results),
-            f"What k tokens of it recover (rule {rule})", recovered_table(results, rule),
+            f"What k tokens of it recover (rule {rule})", recovered,
             notes,
             "Figures (a PDF beside each)", *drawn, "",
             "Data (RESULTS.md says what the columns mean)", *parquet, "",

@@ -1,6 +1,7 @@
 """The closing table: its numbers are those of the statistics, and no nonsense fraction stands in it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_runs_as_a_file_from_any_directory(results: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert f"{results}/loss_differences/model=*/*.parquet" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 200
+
+
+def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results / "loss_differences", tmp_path / "loss_differences")
+    text = summary.closing_text(tmp_path, tmp_path / "figures", "leave_one_out")
+    assert summary.models_table(tmp_path) in text
+    assert "not measured: no influential tokens" in text
 
 
 def test_missing_results_are_one_sentence_and_code_two(tmp_path: Path) -> None:
