@@ -25,7 +25,13 @@ from analysis.statistics import (
 )
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
-from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts, read_settings
+from pipeline.results.folder import (
+    artefacts_in,
+    read_artefact,
+    read_model_facts,
+    read_settings,
+    read_settings_of,
+)
 
 NEEDED_FACTS = ("num_parameters", "train_step", "train_context_length")
 
@@ -67,7 +73,6 @@ def compared_models(folders: Sequence[Path]) -> list[ComparedModels]:
 
 
 def _facts(results: Path) -> Iterator[dict[str, Any]]:
-    settings = read_settings(results, "loss_differences")
     all_facts = read_model_facts(results, "loss_differences")
     if not all_facts:
         raise InputError(f"{results} holds no 'loss_differences' results; name folders that do")
@@ -77,7 +82,8 @@ def _facts(results: Path) -> Iterator[dict[str, Any]]:
                 f"{results} does not tell {', '.join(NEEDED_FACTS)} of {model}: it is no OLMo checkpoint of"
                 " pretrain.py, or was measured before results told them; measure it again"
             )
-        is_long = facts["train_context_length"] >= settings[model]["long_context_length"]
+        settings = read_settings_of(results, "loss_differences", model)
+        is_long = facts["train_context_length"] >= settings["long_context_length"]
         kind = f"{facts['train_context_length']} tokens, {facts.get('position_scheme') or 'contiguous'}"
         yield {**facts, "results": str(results), "model": model, "is_long": is_long, "kind": kind}
 

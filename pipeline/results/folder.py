@@ -201,6 +201,21 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
 
 
+def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
+    """What a stage was run with for one model.
+
+    Raises:
+        InputError: the folder does not tell, as where Parquet files were copied without it.
+    """
+    settings = read_settings(results, stage)
+    if model not in settings:
+        raise InputError(
+            f"{results / '_stages' / stage} does not tell how '{model}' was measured; copy a results folder"
+            " with its _stages"
+        )
+    return settings[model]
+
+
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """What the files of one artefact tell of each model, its size and training; empty where they are older.
 

@@ -1,5 +1,6 @@
 """Sizes and training steps: who is compared with whom, tables against the planted truth, and the notebook."""
 
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -76,6 +77,15 @@ def test_results_that_do_not_tell_their_size_are_refused(results: Path, tmp_path
         model_scale.compared_models([results])
     with pytest.raises(InputError, match="holds no 'loss_differences' results"):
         model_scale.compared_models([tmp_path])
+
+
+def test_results_copied_without_their_settings_are_refused(folders: list[Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[0] / "loss_differences", copy / "loss_differences")
+    with pytest.raises(
+        InputError, match="does not tell how 'long-seed0' was measured; copy a results folder"
+    ):
+        model_scale.compared_models([copy])
 
 
 def test_only_results_of_several_scales_are_compared(folders: list[Path], results: Path) -> None:
