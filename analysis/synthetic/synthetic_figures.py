@@ -4,16 +4,55 @@ A line is the mean over seeds, its band their range; a line is dashed where a se
 distribution, for what it does beyond then shows nothing. A dotted upright line is the largest training size.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import BLUE, GREEN, GREY, MODEL_COLORS, MODEL_MARKERS, ORANGE, VERMILION
+from analysis.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    MODEL_COLORS,
+    MODEL_MARKERS,
+    ORANGE,
+    TEXT_WIDTH,
+    VERMILION,
+    panels,
+)
 
 POSITION_COLORS = {
     "contiguous": GREY, "pose": VERMILION, "randomized": ORANGE, "coupled": GREEN, "predicted": BLUE,
 }  # fmt: skip
+
+
+def rows_of_panels(num_panels: int, per_row: int, row_height: float = 2.6) -> tuple[Figure, list[Axes]]:
+    """A figure at text width of so many panels, with no empty ones.
+
+    Args:
+        num_panels: at least one.
+        per_row: at most.
+        row_height: inches.
+    """
+    num_columns = min(num_panels, per_row)
+    num_rows = -(-num_panels // num_columns)
+    figure, axes = panels(num_rows, num_columns, TEXT_WIDTH, 0.4 + row_height * num_rows)
+    of_all = np.atleast_1d(axes).ravel()
+    for ax in of_all[num_panels:]:
+        ax.remove()
+    return figure, list(of_all[:num_panels])
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend below all panels: every label of any of them, once."""
+    handles = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
 
 
 def accuracy_by_sparsity(cells: pd.DataFrame, ax: Axes) -> None:
@@ -36,13 +75,15 @@ def accuracy_by_positions(cells: pd.DataFrame, ax: Axes) -> None:
 
 
 def largest_solved_size(solved: pd.DataFrame, ax: Axes) -> None:
-    """A heat map, K_train by k, of the largest solved size; an empty cell: not even the smallest is."""
+    """A heat map, K_train by k, of the largest solved size; a dash: not even the smallest is."""
     table = solved.pivot(index="largest_train_sparsity", columns="sparsity", values="largest_solved_size")
     numbers = table.astype("float64").to_numpy()
-    ax.imshow(numbers, cmap="viridis", origin="lower", aspect="auto")
+    image = ax.imshow(numbers, cmap="cividis", origin="lower", aspect="auto")
+    middle = sum(image.get_clim()) / 2
     for (row, column), number in np.ndenumerate(numbers):
-        if not np.isnan(number):
-            ax.text(column, row, f"{int(number)}", ha="center", va="center", color="white")
+        text = "-" if np.isnan(number) else f"{int(number)}"
+        color = "white" if number < middle else "black"  # white on the dark half of the colours
+        ax.text(column, row, text, ha="center", va="center", color=color)
     ax.set_xticks(range(len(table.columns)), [f"{int(k)}" for k in table.columns])
     ax.set_yticks(range(len(table.index)), [f"{int(k)}" for k in table.index])
     ax.set_xlabel("k in testing")
@@ -73,5 +114,4 @@ def _finish(ax: Axes, title: str) -> None:
     ax.set_xlabel("size of test examples")
     ax.set_ylabel("exact match")
     ax.set_ylim(-0.03, 1.03)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend()
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

@@ -72,9 +72,19 @@ def test_schemes_are_drawn_in_one_order(cells: pd.DataFrame, ax: Axes) -> None:
     assert ax.get_legend_handles_labels()[1] == ["contiguous", "predicted"]
 
 
+def test_panels_fill_rows_and_share_one_legend(cells: pd.DataFrame) -> None:
+    figure, axes = synthetic_figures.rows_of_panels(3, 2)
+    assert len(figure.axes) == len(axes) == 3
+    for ax, sparsities in zip(axes, ([1], [1, 2], [3]), strict=True):
+        synthetic_figures.accuracy_by_sparsity(cells[cells["sparsity"].isin(sparsities)], ax)
+    synthetic_figures.legend_below(figure, axes)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["k = 1", "k = 2", "k = 3"]
+
+
 def test_the_heat_map_says_its_numbers(cells: pd.DataFrame, ax: Axes) -> None:
     synthetic_figures.largest_solved_size(synthetic_accuracy.largest_solved_sizes(cells), ax)
-    assert [text.get_text() for text in ax.texts] == ["40", "10"]
+    assert [text.get_text() for text in ax.texts] == ["40", "10", "-"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "3"]
 
 
