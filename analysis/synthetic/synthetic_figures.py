@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -48,7 +49,7 @@ def rows_of_panels(num_panels: int, per_row: int, row_height: float = 2.6) -> tu
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend below all panels: every label of any of them, once."""
-    handles = {}
+    handles: dict[str, Artist] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
