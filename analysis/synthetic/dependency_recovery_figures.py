@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import GREY, MODEL_MARKERS, RULE_COLORS
@@ -51,8 +50,3 @@ def _condition(cells: pd.DataFrame) -> str:
     first = cells.iloc[0]
     of_k = "" if pd.isna(first["sparsity"]) else f", k = {int(first['sparsity'])}"
     return f"{first['task']}, size {first['size']}{of_k}\n{first['positions']}"
-
-
-def legend_below(figure: Figure, ax: Axes) -> None:
-    """One legend below all panels, with the labels of one."""
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)

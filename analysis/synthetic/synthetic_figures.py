@@ -47,13 +47,13 @@ def rows_of_panels(num_panels: int, per_row: int, row_height: float = 2.6) -> tu
     return figure, list(of_all[:num_panels])
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+def legend_below(figure: Figure, axes: Sequence[Axes], num_columns: int = 5) -> None:
     """One legend below all panels: every label of any of them, once."""
     handles: dict[str, Artist] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=num_columns)
 
 
 def accuracy_by_sparsity(cells: pd.DataFrame, ax: Axes) -> None:
