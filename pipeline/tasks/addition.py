@@ -10,6 +10,9 @@ number of digits of each operand); no token marks begin or end (the prompt says 
 digit of the sum depends on the two digits above it and on the carry, which the three digits of the place
 before determine: a + b - s of that place is 9 or 10 where something is carried, -1 or 0 where not.
 
+No token of the prompt has the last digit's ID, 0. Parted from the others at random (`spread_of_coupled_ids`),
+it cannot be predicted; predictive position coupling is trained here with spread_of_coupled_ids=contiguous.
+
     >>> example = lay_out([1, 7], [0, 5])
     >>> example.text(VOCABULARY)
     '1 7 + 0 5 = | 2 2 0'
