@@ -6,6 +6,9 @@ from pathlib import Path
 
 from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
 
+_Need = Callable[[argparse.Namespace], str | None]
+"""What lacks, for the arguments of run_notebooks.py; None where nothing does."""
+
 
 def what_lacks(notebook: str, arguments: argparse.Namespace) -> str | None:
     """What the notebook of this name would need and the results lack; None where it can be executed.
@@ -35,9 +38,12 @@ def compares_scales(folders: Sequence[Path]) -> bool:
     return len({(of_model.get("num_parameters"), of_model.get("train_step")) for of_model in facts}) >= 2
 
 
+def _all(*needs: _Need) -> _Need:
+    """All of these; the first that lacks is told."""
+    return lambda arguments: next((lacks for need in needs if (lacks := need(arguments))), None)
+
+
 def _several_rules(arguments: argparse.Namespace) -> str | None:
-    if lacks := _artefact("sparse_context_losses")(arguments):
-        return lacks
     return None if compares_rules(arguments.results) else "only one selection rule beside the controls"
 
 
@@ -47,7 +53,7 @@ def _several_scales(arguments: argparse.Namespace) -> str | None:
     return "the results tell of only one model size and training step"
 
 
-def _artefact(artefact: str) -> Callable[[argparse.Namespace], str | None]:
+def _artefact(artefact: str) -> _Need:
     """The notebook is about an artefact that not every study measures."""
 
     def lacks(arguments: argparse.Namespace) -> str | None:
@@ -65,31 +71,25 @@ def _text(arguments: argparse.Namespace) -> str | None:
     return "no tokenized data beside the results; name it with --data"
 
 
-def _text_and_selections(arguments: argparse.Namespace) -> str | None:
-    if "influential_tokens" in artefacts_in(arguments.results):
-        return _text(arguments)
-    return _text(arguments) or "the results do not tell which tokens were selected"
-
-
 def _planted_needles(arguments: argparse.Namespace) -> str | None:
     if arguments.needles is not None:
         return None
     return "no planted needles; name the folder of plant_needles with --needles"
 
 
-_NEEDS: dict[str, Callable[[argparse.Namespace], str | None]] = {
+_NEEDS: dict[str, _Need] = {
     "loss_differences": _artefact("loss_differences"),
     "long_perplexity": _artefact("loss_differences"),
     "length_losses": _artefact("length_losses"),
     "influential_tokens": _artefact("sparse_context_losses"),
     "dependency_sparsity": _artefact("dependency_sparsity"),
     "sparsity_and_generalization": _artefact("dependency_sparsity"),
-    "selection_rules": _several_rules,
+    "selection_rules": _all(_artefact("sparse_context_losses"), _several_rules),
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),
     "dependency_recovery": _artefact("dependency_recovery"),
-    "token_categories": _text_and_selections,
-    "influential_places": _text_and_selections,
+    "token_categories": _all(_text, _artefact("sparse_context_losses")),
+    "influential_places": _all(_text, _artefact("influential_tokens")),
     "needles": _planted_needles,
 }

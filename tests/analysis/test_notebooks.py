@@ -111,11 +111,15 @@ def test_losses_alone_are_shown_and_a_notebook_asked_for_by_name_lacks_nothing(
         shutil.copytree(results / "_stages" / artefact, losses / "_stages" / artefact)
     done = run(losses, tmp_path / "figures", tmp_path, "--data", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    for name in ("token_categories", "influential_places"):
-        assert f"{name}.ipynb: the results do not tell which tokens were selected, skipped" in done.stderr
     present = "they hold loss_differences, length_losses"
-    for name in ("dependency_sparsity", "sparsity_and_generalization"):
-        assert f"{name}.ipynb: the results hold no 'dependency_sparsity'; {present}, skipped" in done.stderr
+    for name, artefact in (
+        ("dependency_sparsity", "dependency_sparsity"),
+        ("sparsity_and_generalization", "dependency_sparsity"),
+        ("selection_rules", "sparse_context_losses"),
+        ("token_categories", "sparse_context_losses"),
+        ("influential_places", "influential_tokens"),
+    ):
+        assert f"{name}.ipynb: the results hold no '{artefact}'; {present}, skipped" in done.stderr
     executed = {path.stem for path in (tmp_path / "figures").glob("*.ipynb")}
     assert executed == {"length_losses", "loss_differences", "long_perplexity"}
 
