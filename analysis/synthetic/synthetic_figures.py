@@ -30,17 +30,16 @@ POSITION_COLORS = {
 }  # fmt: skip
 
 
-def rows_of_panels(num_panels: int, per_row: int, row_height: float = 2.6) -> tuple[Figure, list[Axes]]:
+def rows_of_panels(num_panels: int, per_row: int) -> tuple[Figure, list[Axes]]:
     """A figure at text width of so many panels, with no empty ones.
 
     Args:
         num_panels: at least one.
         per_row: at most.
-        row_height: inches.
     """
     num_columns = min(num_panels, per_row)
     num_rows = -(-num_panels // num_columns)
-    figure, axes = panels(num_rows, num_columns, TEXT_WIDTH, 0.4 + row_height * num_rows)
+    figure, axes = panels(num_rows, num_columns, TEXT_WIDTH, 0.4 + 2.6 * num_rows)  # inches
     of_all = np.atleast_1d(axes).ravel()
     for ax in of_all[num_panels:]:
         ax.remove()
