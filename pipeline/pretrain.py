@@ -48,8 +48,8 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from pipeline.results.folder_lock import FolderLock
 from pipeline.stage import run_stage, stage_parser
-from pipeline.training.run_lock import RunLock
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -89,7 +89,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     # One rank stands for the run. torchrun and accelerate both number them so.
     is_first_rank = os.environ.get("RANK", "0") == "0"
-    with RunLock(folder) if is_first_rank else nullcontext():
+    with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():
         trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
         if is_first_rank:
             write_run_config(folder, config)

@@ -36,8 +36,8 @@ from pathlib import Path
 if not __package__:  # run as a file: put the repository, not pipeline/, on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from pipeline.results.folder_lock import FolderLock
 from pipeline.stage import run_stage, stage_parser
-from pipeline.training.run_lock import RunLock
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -84,7 +84,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.training.task_runs import LEARNT
     from pipeline.training.task_trainer import TaskTrainer
 
-    with RunLock(folder):
+    with FolderLock(folder, "--save-folder"):
         write_run_config(folder, config)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ from measured_documents import command_line, contents, measure, stage_name, writ
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.results import files
+from pipeline.results import parquet
 from pipeline.results.folder import read_artefact
 from pipeline.stage import run_stage
 
@@ -191,7 +191,7 @@ def test_no_space_left(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         write_table(table, path, **options)
 
-    monkeypatch.setattr(files.pq, "write_table", write_until_full)
+    monkeypatch.setattr(parquet.pq, "write_table", write_until_full)
     said = run_refused(stage, *flags)
     assert "no space left on the device while writing" in said
     assert "free some and run the same command again" in said

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.errors import InputError
-from pipeline.results.files import read_parquet
+from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text import manifest, sources
 from pipeline.text.documents import Document

@@ -21,7 +21,7 @@ from analysis.statistics import (
     sample_counts,
     with_recovered_losses,
 )
-from pipeline.results.files import make_table, write_parquet
+from pipeline.results.parquet import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.studies.rule_costs import RuleCosts
 

@@ -23,7 +23,7 @@ import pandas as pd
 from analysis.measured_text import MeasuredText
 from analysis.tokens import parts_of_speech
 from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, Word, first_characters, words_of
-from pipeline.results.files import make_table, write_parquet
+from pipeline.results.parquet import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
 
 WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"

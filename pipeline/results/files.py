@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+_TEMPORARY = ".part"
 
 
 @contextmanager
@@ -16,10 +16,10 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The
-    temporary file is removed when writing fails (no space left, say).
+    temporary file is removed when writing fails (no space left, say); its name is no other writer's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}{_TEMPORARY}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -35,6 +35,16 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         os.close(folder)
 
 
+def remove_leftovers(folder: Path, *patterns: str) -> None:
+    """Remove what killed writers left in a folder, not below it: half-written files, or those of `patterns`.
+
+    Only for whoever holds the folder's lock, or that of the files named: another writer's are not leftovers.
+    """
+    for pattern in patterns or (f".*{_TEMPORARY}",):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary path that becomes `path` once it is whole."""
     with whole_or_absent(path) as temporary:
@@ -45,18 +55,3 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as indented JSON, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write `table` as zstd Parquet, atomically."""
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
-
-
-def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """The table of column -> values, typed and ordered by `schema`, whose metadata it carries."""
-    return pa.Table.from_pydict(dict(columns), schema=schema)
-
-
-def read_parquet(path: Path, columns: Sequence[str]) -> pa.Table:
-    """The named columns of one Parquet file."""
-    return pq.read_table(path, columns=list(columns))

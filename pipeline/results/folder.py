@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from pipeline.errors import InputError
-from pipeline.results.files import write_json, write_parquet
+from pipeline.results.files import write_json
 from pipeline.results.missing import as_ranges
 from pipeline.results.mixture import differences_between_models, differences_within_models, origins
+from pipeline.results.parquet import write_parquet
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 

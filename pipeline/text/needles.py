@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.evaluation_documents import EvaluationDocument
 from pipeline.text.tokenizer import DocumentTokenizer

@@ -12,7 +12,7 @@ from pipeline.models.olmo_trunk import OLMoTrunk, new_olmo
 from pipeline.models.task_model import PositionIDs, TaskModel
 from pipeline.models.trunk import Trunk
 from pipeline.positions.coupling import COUPLED_SCHEMES
-from pipeline.results.files import read_parquet
+from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
 from pipeline.tasks.registry import task_called
 from pipeline.training.checkpoints import checkpoints_of

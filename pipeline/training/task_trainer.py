@@ -15,7 +15,7 @@ from olmo.optim import LinearWithWarmup
 
 from pipeline.errors import InputError
 from pipeline.positions.coupling import example_position_ids
-from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.stage import progress_bar
 from pipeline.tasks.example_batch import ExampleBatch

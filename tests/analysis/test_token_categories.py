@@ -28,7 +28,7 @@ from analysis.tokens.token_categories import (
 )
 from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
 from pipeline.errors import InputError
-from pipeline.results.files import read_parquet
+from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text.tokenizer import train_bpe
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.results.files import write_parquet
+from pipeline.results.parquet import write_parquet
 from pipeline.results.provenance import package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.query import connect, run_query
-from pipeline.results import files
+from pipeline.results import parquet
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import StageOutput, artefacts_in, read_artefact, read_made_by
 from pipeline.results.missing import as_ranges
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     output = open_output(tmp_path)
-    monkeypatch.setattr(files.pq, "write_table", fill_up)
+    monkeypatch.setattr(parquet.pq, "write_table", fill_up)
     with pytest.raises(OSError, match="No space left"):
         output.write_shard(0, rows(1.0))
     assert output.pending_shards() == [0, 1]
