@@ -40,19 +40,19 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.influence.recovery import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
 from pipeline.stage import logger, positive_int, run_stage, stage_parser
-from pipeline.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.training.task_evaluation import (
+from pipeline.synthetic.evaluation import (
     Cell,
     add_task_evaluation_arguments,
     evaluate_task_runs,
     task_and_cells,
 )
+from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
+from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 
 if TYPE_CHECKING:
-    from pipeline.models.task_model import TaskModel
-    from pipeline.training.task_runs import TaskRun
+    from pipeline.synthetic.runs import TaskRun
+    from pipeline.synthetic.task_model import TaskModel
 
 INTERVENTIONS = ("remove", "substitute")
 TOKENS_PER_BATCH = 8192
@@ -127,8 +127,8 @@ def _measure(
     import torch
 
     from pipeline.models.memory import keep_freed_memory
-    from pipeline.models.task_lm import TaskCausalLM
-    from pipeline.training.task_accuracy import position_ids_in_testing
+    from pipeline.synthetic.accuracy import position_ids_in_testing
+    from pipeline.synthetic.task_lm import TaskCausalLM
 
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))

@@ -29,13 +29,13 @@ import numpy as np
 
 from pipeline.results.wilson import wilson_interval
 from pipeline.stage import logger, positive_int, run_stage, stage_parser
-from pipeline.tasks.example_batch import ExampleBatch
-from pipeline.training.task_evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs
+from pipeline.synthetic.evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
-    from pipeline.models.task_model import TaskModel
-    from pipeline.training.task_accuracy import Answers
-    from pipeline.training.task_runs import TaskRun
+    from pipeline.synthetic.accuracy import Answers
+    from pipeline.synthetic.runs import TaskRun
+    from pipeline.synthetic.task_model import TaskModel
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
     ) -> dict[str, list[Any]]:
-        from pipeline.training.task_accuracy import answers  # late, for a --help at once
+        from pipeline.synthetic.accuracy import answers  # late, for a --help at once
 
         found = answers(model, batch, run.config, generator, arguments.examples_per_batch)
         row = _row(batch, found)

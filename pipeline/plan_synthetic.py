@@ -27,9 +27,9 @@ if not __package__:  # run as a file: put the repository, not pipeline/, on the 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
-from pipeline.positions.coupling import COUPLED_SCHEMES
 from pipeline.stage import run_stage, stage_parser
-from pipeline.tasks.registry import task_called
+from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
+from pipeline.synthetic.tasks.registry import task_called
 
 _STAGE = "pipeline/train_synthetic.py"
 
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Print the jobs, or the array of them, or run one."""
     # Imported late, for a --help at once.
-    from pipeline.training.task_configuration import load_task_config
+    from pipeline.synthetic.configuration import load_task_config
 
     jobs = list(grid(arguments))
     if not jobs:

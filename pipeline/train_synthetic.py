@@ -2,9 +2,10 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, copy; each file of pipeline/tasks shows an example. Positions: contiguous,
-pose, randomized; coupled, where the response's coupled IDs are given in training and, as an oracle, in
-testing; predicted (PPC), where the model must predict them in testing, and learns to in training.
+variable_assignment, addition, copy; each file of pipeline/synthetic/tasks shows an example. Positions:
+contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and, as an
+oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
+training.
 
 A laptop-size run, minutes on two cores:
 
@@ -68,8 +69,8 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     import torch
 
     from pipeline.models.memory import keep_freed_memory
+    from pipeline.synthetic.configuration import load_task_config
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
-    from pipeline.training.task_configuration import load_task_config
 
     folder = arguments.save_folder
     config = load_task_config(
@@ -81,8 +82,8 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
         logger.info("already finished: %s", finished)
         return True
 
-    from pipeline.training.task_runs import LEARNT
-    from pipeline.training.task_trainer import TaskTrainer
+    from pipeline.synthetic.runs import LEARNT
+    from pipeline.synthetic.trainer import TaskTrainer
 
     with FolderLock(folder, "--save-folder"):
         write_run_config(folder, config)

@@ -11,8 +11,8 @@ from test_train_synthetic import train
 from pipeline import dependency_recovery
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
-from pipeline.tasks.example_batch import draw_batch
-from pipeline.tasks.registry import task_called
+from pipeline.synthetic.tasks.example_batch import draw_batch
+from pipeline.synthetic.tasks.registry import task_called
 
 SHORT_CONTEXT_LENGTH = 2
 

@@ -14,13 +14,13 @@ import torch
 from pipeline import evaluate_synthetic, plan_synthetic, train_synthetic
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
-from pipeline.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.tasks.registry import task_called
+from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
+from pipeline.synthetic.configuration import load_task_config
+from pipeline.synthetic.runs import find_task_run
+from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.trainer import TaskTrainer
 from pipeline.training.stop_request import StopRequest
-from pipeline.training.task_accuracy import Answers, position_ids_in_testing
-from pipeline.training.task_configuration import load_task_config
-from pipeline.training.task_runs import find_task_run
-from pipeline.training.task_trainer import TaskTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -130,7 +130,7 @@ def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: 
         is_right = np.full((num_examples, 1), size <= 5)
         return Answers(is_right, is_right)
 
-    monkeypatch.setattr("pipeline.training.task_trainer.answers", right_up_to_size_5)
+    monkeypatch.setattr("pipeline.synthetic.trainer.answers", right_up_to_size_5)
     assert trainer.exact_match() == 0.5  # of the sizes 1 to 10 of small.yaml
     assert drawn == [(size, 3) for size in range(1, 11)]
 

@@ -46,7 +46,7 @@ _LOSS_COLUMNS = [
 ]
 
 _SYNTHETIC_COLUMNS = [
-    _column("task", pa.string(), "the synthetic task, a name of pipeline/tasks/registry.py"),
+    _column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
     _column("positions", pa.string(), "the position scheme that the model was trained with"),
     _column("seed", pa.int64(), "of the training run"),
     _column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),

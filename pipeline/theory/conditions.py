@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
 from pipeline.theory.subsets import PositionIds
 
 

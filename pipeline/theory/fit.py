@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.tasks.planted_correlation import PlantedCorrelation
+from pipeline.synthetic.tasks.planted_correlation import PlantedCorrelation
 from pipeline.theory.attention import SparseFunctionalAttention
 from pipeline.theory.conditions import Condition, Lengths
 from pipeline.theory.subsets import PositionIds

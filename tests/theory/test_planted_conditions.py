@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
 from pipeline.theory.conditions import (
     CONDITIONS,
     Lengths,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.tasks.addition import lay_out as lay_out_addition
-from pipeline.tasks.example import Example
-from pipeline.tasks.planted_correlation import LocalPlaces, PlantedCorrelation, uniform_places
-from pipeline.tasks.registry import TASKS, Task, task_called
+from pipeline.synthetic.tasks.addition import lay_out as lay_out_addition
+from pipeline.synthetic.tasks.example import Example
+from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PlantedCorrelation, uniform_places
+from pipeline.synthetic.tasks.registry import TASKS, Task, task_called
 
 COUPLED = [name for name, task in TASKS.items() if task.has_coupled_ids]
 
@@ -21,7 +21,7 @@ def drawn(task: Task, seed: int, size: int = 8) -> Example:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_worked_example_in_the_docstring_is_true(name: str) -> None:
-    module = importlib.import_module(f"pipeline.tasks.{name}")
+    module = importlib.import_module(f"pipeline.synthetic.tasks.{name}")
     result = doctest.testmod(module)
     assert result.attempted >= 3 and result.failed == 0
 

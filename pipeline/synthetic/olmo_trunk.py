@@ -11,7 +11,7 @@ from pipeline.models.causal_lm import Prefix
 from pipeline.models.olmo import logits_of
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
-from pipeline.models.trunk import Trunk
+from pipeline.synthetic.trunk import Trunk
 
 
 class OLMoTrunk(Trunk):

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import InputError, omegaconf_sentence, unknown_name
-from pipeline.positions.coupling import COUPLED_SCHEMES, EXAMPLE_SCHEMES, example_position_ids
-from pipeline.tasks.example_batch import TrainingDistribution, draw_batch
-from pipeline.tasks.registry import TASKS, Task, task_called
+from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES, EXAMPLE_SCHEMES, example_position_ids
+from pipeline.synthetic.tasks.example_batch import TrainingDistribution, draw_batch
+from pipeline.synthetic.tasks.registry import TASKS, Task, task_called
 from pipeline.training.given_settings import read_yaml, refuse_unknown_fields
 
 ARCHITECTURES = ("gpt_neox", "olmo")
@@ -41,7 +41,7 @@ class TaskConfig:
     """One run."""
 
     task: str
-    """A name of pipeline/tasks/registry.py."""
+    """A name of pipeline/synthetic/tasks/registry.py."""
     positions: str
     """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
     seed: int = 0

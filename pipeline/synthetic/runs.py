@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 
 from pipeline.errors import InputError
-from pipeline.models.gpt_neox import GPTNeoXTrunk
-from pipeline.models.olmo_trunk import OLMoTrunk, new_olmo
-from pipeline.models.task_model import PositionIDs, TaskModel
-from pipeline.models.trunk import Trunk
-from pipeline.positions.coupling import COUPLED_SCHEMES
 from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
-from pipeline.tasks.registry import task_called
+from pipeline.synthetic.configuration import TaskConfig, read_task_config
+from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
+from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
+from pipeline.synthetic.olmo_trunk import OLMoTrunk, new_olmo
+from pipeline.synthetic.task_model import PositionIDs, TaskModel
+from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.trunk import Trunk
 from pipeline.training.checkpoints import checkpoints_of
-from pipeline.training.task_configuration import TaskConfig, read_task_config
 
 METRICS_FILE = "synthetic_training.parquet"
 LEARNT = 0.99

@@ -14,18 +14,18 @@ import torch
 from olmo.optim import LinearWithWarmup
 
 from pipeline.errors import InputError
-from pipeline.positions.coupling import example_position_ids
 from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.stage import progress_bar
-from pipeline.tasks.example_batch import ExampleBatch
+from pipeline.synthetic.accuracy import answers
+from pipeline.synthetic.configuration import TaskConfig
+from pipeline.synthetic.coupled_positions import example_position_ids
+from pipeline.synthetic.response_loss import response_losses
+from pipeline.synthetic.runs import METRICS_FILE, new_task_model
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
 from pipeline.training.checkpoints import checkpoint_folder, checkpoints_of, load_state, save_checkpoint
 from pipeline.training.prefetch import Prefetch
-from pipeline.training.response_loss import response_losses
 from pipeline.training.stop_request import StopRequest
-from pipeline.training.task_accuracy import answers
-from pipeline.training.task_configuration import TaskConfig
-from pipeline.training.task_runs import METRICS_FILE, new_task_model
 
 logger = logging.getLogger("pipeline")
 

@@ -8,8 +8,8 @@ Shapes: B batch, P rows of the prompt, T tokens of the response, S = P + T.
 
 import torch
 
-from pipeline.models.task_model import TaskModel
-from pipeline.models.trunk import joined
+from pipeline.synthetic.task_model import TaskModel
+from pipeline.synthetic.trunk import joined
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.tasks.example import Example, Vocabulary, refuse_size
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size
 
 VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
 _NUM_SIGNALS, _NUM_NOISES = 2, 8

@@ -6,7 +6,7 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.models.task_model import TaskModel
+from pipeline.synthetic.task_model import TaskModel
 
 
 def response_losses(

@@ -8,7 +8,7 @@ import transformers
 
 from pipeline.models.causal_lm import Prefix, causal_visibility
 from pipeline.models.huggingface import PassCache, added_to_scores
-from pipeline.models.trunk import Trunk
+from pipeline.synthetic.trunk import Trunk
 
 
 class GPTNeoXTrunk(Trunk):

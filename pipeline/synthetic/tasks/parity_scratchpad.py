@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.tasks.example import Example, Vocabulary, refuse_size
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size
 
 VOCABULARY: Vocabulary = ("0", "1", "=")
 

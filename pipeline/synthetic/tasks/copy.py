@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.tasks.example import Example, Vocabulary, refuse_size
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size
 
 NUM_LETTERS = 10
 VOCABULARY: Vocabulary = (*"abcdefghij", "=")

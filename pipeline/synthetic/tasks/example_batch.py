@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.tasks.example import Example
-from pipeline.tasks.registry import Task
+from pipeline.synthetic.tasks.example import Example
+from pipeline.synthetic.tasks.registry import Task
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.models.generation import generate
-from pipeline.models.task_model import TaskModel
-from pipeline.positions.coupling import example_position_ids, scheme_in_testing
-from pipeline.tasks.example_batch import ExampleBatch
-from pipeline.training.task_configuration import TaskConfig
+from pipeline.synthetic.configuration import TaskConfig
+from pipeline.synthetic.coupled_positions import example_position_ids, scheme_in_testing
+from pipeline.synthetic.generation import generate
+from pipeline.synthetic.task_model import TaskModel
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 
 @dataclass(frozen=True)

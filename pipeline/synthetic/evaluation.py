@@ -13,13 +13,13 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
 from pipeline.stage import logger, positive_int, progress
-from pipeline.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.tasks.registry import Task, task_called
+from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.synthetic.tasks.registry import Task, task_called
 
 if TYPE_CHECKING:
-    from pipeline.models.task_model import TaskModel
-    from pipeline.training.task_configuration import TaskConfig
-    from pipeline.training.task_runs import TaskRun
+    from pipeline.synthetic.configuration import TaskConfig
+    from pipeline.synthetic.runs import TaskRun
+    from pipeline.synthetic.task_model import TaskModel
 
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
@@ -92,7 +92,7 @@ def evaluate_task_runs(
     # Imported late, for a --help at once.
     import torch
 
-    from pipeline.training.task_runs import find_task_run
+    from pipeline.synthetic.runs import find_task_run
 
     task, cells = task_and_cells(arguments)
     runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
@@ -152,7 +152,7 @@ def _refuse_equal_names(runs: Sequence["TaskRun"]) -> None:
 
 def _refuse_impossible(run: "TaskRun", cells: Sequence[Cell]) -> None:
     """Raise for the first size or k that the task or the model's position table has no room for."""
-    from pipeline.training.task_accuracy import position_ids_in_testing
+    from pipeline.synthetic.accuracy import position_ids_in_testing
 
     for size, sparsity in cells:
         generator = np.random.default_rng(0)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.tasks.example import Example, Vocabulary, refuse_size, sorted_places
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size, sorted_places
 
 VOCABULARY: Vocabulary = ("0", "1", ".", "*")
 _UNMARKED, _MARKED = 2, 3

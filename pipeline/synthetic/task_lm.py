@@ -10,7 +10,7 @@ V vocabulary, T query rows, N any number of rows.
 import torch
 
 from pipeline.models.causal_lm import Prefix, rows_of
-from pipeline.models.task_model import TaskModel
+from pipeline.synthetic.task_model import TaskModel
 
 _VALUES_PER_ROW = 16
 """In widths: the stream and its norm; queries, keys and values, or the feed-forward layer twice."""

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.tasks.example import Example, Vocabulary, refuse_size, token_ids
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size, token_ids
 
 VOCABULARY: Vocabulary = (*"0123456789", "+", "=")
 

@@ -7,7 +7,7 @@ from hand_made_models import EvidenceLM
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.influence.recovery import RECOVERY_RULES, RecoveryExample, far_dependencies
+from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, far_dependencies
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.tasks.example import Example, Vocabulary, refuse_size, sorted_places, token_ids
+from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size, sorted_places, token_ids
 
 NUM_NAMES = 256
 _NAMES = tuple(f"v{number}" for number in range(NUM_NAMES))

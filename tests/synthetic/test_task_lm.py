@@ -5,7 +5,7 @@ import torch
 from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
 
 from pipeline.models.causal_lm import causal_visibility, target_losses
-from pipeline.models.task_lm import TaskCausalLM
+from pipeline.synthetic.task_lm import TaskCausalLM
 
 NUM_TOKENS = 13
 

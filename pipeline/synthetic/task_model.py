@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pipeline.models.causal_lm import Prefix
-from pipeline.models.trunk import Trunk
+from pipeline.synthetic.trunk import Trunk
 
 _INITIAL_STD = 0.02  # as GPT-NeoX's token embedding
 

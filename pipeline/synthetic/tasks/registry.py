@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.tasks import (
+from pipeline.synthetic.tasks import (
     addition,
     copy,
     parity_scratchpad,
@@ -14,7 +14,7 @@ from pipeline.tasks import (
     sparse_parity,
     variable_assignment,
 )
-from pipeline.tasks.example import Example, Vocabulary
+from pipeline.synthetic.tasks.example import Example, Vocabulary
 
 
 @dataclass(frozen=True)
