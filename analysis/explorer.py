@@ -16,8 +16,11 @@ else it does not hold. Fewer --models or --rules leave room for more documents.
 import sys
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
 
 import argparse
 import base64
@@ -38,7 +41,7 @@ from analysis.explorer_records import (
 from analysis.measured_text import data_of
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
-from pipeline.stage import logger, positive_int, progress, run_stage, stage_parser
+from pipeline.stage import logger, positive_int, progress, stage_parser
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
@@ -177,7 +180,3 @@ def _part(name: str) -> str:
 
 def _csp_hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

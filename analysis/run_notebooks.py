@@ -17,8 +17,11 @@ data, beside the results or as --data (token_categories, influential_places), pl
 import sys
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
 
 import argparse
 import hashlib
@@ -35,7 +38,7 @@ from analysis.notebook_needs import what_lacks
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import artefacts_in
-from pipeline.stage import progress, run_stage, stage_parser
+from pipeline.stage import progress, stage_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 logger = logging.getLogger("analysis")
@@ -167,11 +170,13 @@ def _model_and_length(text: str) -> tuple[str, int]:
     return model, int(train_context_length)
 
 
-if __name__ == "__main__":
-    parser = stage_parser(__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="a results folder")
-    parser.add_argument("--figures", type=Path, required=True, help="where executed notebooks and figures go")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--results", type=Path, required=True, help="a results folder")
+    add("--figures", type=Path, required=True, help="where executed notebooks and figures go")
+    add(
         "--long-models",
         nargs="+",
         default=(),
@@ -179,14 +184,14 @@ if __name__ == "__main__":
         help="models trained at the long context; k* from the first, gap from the last; the demo's if not"
         " given",
     )
-    parser.add_argument(
+    add(
         "--short-models",
         nargs="+",
         default=(),
         metavar="MODEL",
         help="models trained at a short context; the demo's if not given",
     )
-    parser.add_argument(
+    add(
         "--train-context-lengths",
         nargs="*",
         type=_model_and_length,
@@ -194,8 +199,8 @@ if __name__ == "__main__":
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
     )
-    parser.add_argument("--needles", type=Path, help="a folder of plant_needles.py, measured")
-    parser.add_argument(
+    add("--needles", type=Path, help="a folder of plant_needles.py, measured")
+    add(
         "--also-results",
         nargs="+",
         type=Path,
@@ -203,17 +208,17 @@ if __name__ == "__main__":
         metavar="FOLDER",
         help="further results folders, of other sizes or steps, for the notebook model_scale",
     )
-    parser.add_argument(
+    add(
         "--data",
         type=Path,
         help="folder of tokenize_c4.py that was measured, for its text and the counts of its tokens; data"
         " beside --results where not given, and no control for token frequency where there is none",
     )
-    parser.add_argument(
+    add(
         "--notebooks",
         nargs="+",
         default=(),
         metavar="NAME",
         help="the notebooks to execute; all if not given",
     )
-    run_stage(parser, main)
+    return program

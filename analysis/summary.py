@@ -6,8 +6,11 @@ python analysis/summary.py --results runs/demo/results --figures runs/demo/figur
 import sys
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
 
 import argparse
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +22,7 @@ from analysis.statistics import NULL, OWN, excess_over_null, recovered_losses, s
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
-from pipeline.stage import run_stage, stage_parser
+from pipeline.stage import stage_parser
 
 Row = Mapping[Hashable, Any]  # of one of the tables of statistics
 _ABSENT = "-"
@@ -141,11 +144,11 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write(closing_text(arguments.results, figures, arguments.rule))
 
 
-if __name__ == "__main__":
-    parser = stage_parser(__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="a results folder")
-    parser.add_argument(
-        "--figures", type=Path, help="the folder of figures; beside the results where not given"
-    )
-    parser.add_argument("--rule", default="leave_one_out", help="the selection rule shown")
-    run_stage(parser, main)
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--results", type=Path, required=True, help="a results folder")
+    add("--figures", type=Path, help="the folder of figures; beside the results where not given")
+    add("--rule", default="leave_one_out", help="the selection rule shown")
+    return program

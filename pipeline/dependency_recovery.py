@@ -26,21 +26,25 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
       --results runs/demo/synthetic/results --sizes 5 10 --largest-k 4 --num-examples 20
 """
 
-import argparse
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
-from pipeline.stage import logger, positive_int, run_stage, stage_parser
+from pipeline.stage import logger, positive_int, stage_parser
 from pipeline.synthetic.evaluation import (
     Cell,
     add_task_evaluation_arguments,
@@ -201,7 +205,3 @@ def _in_words(columns: dict[str, list[Any]]) -> str:
     return "found of the true dependencies at their number: " + ", ".join(
         f"{name} {np.mean(values):.3f}" for name, values in found.items()
     )
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -1,7 +1,23 @@
 """Errors that are the user's to mend: one sentence saying what was wrong, where, and what would be right."""
 
+import errno
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+_OF_PATHS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "lies below a file, where a folder is wanted; name another path",
+    errno.EEXIST: "exists and is no folder; name another path, or move it away",
+    errno.EISDIR: "is a folder, and a file is wanted; name another path, or move it away",
+    errno.ELOOP: "is a loop of links; name another path, or remove the link",
+    errno.ENAMETOOLONG: "is too long a name; name a shorter path",
+    errno.EROFS: "lies on a read-only file system; name another path",
+    errno.EACCES: "is not yours to read or write; name another path, or have its permissions changed",
+    errno.EPERM: "is not yours to read or write; name another path, or have its permissions changed",
+    errno.EIO: "cannot be read or written: the device reports an error",
+    errno.ESTALE: "has vanished from the file server; run the same command again",
+    errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
+}
+"""What a path that the system refused is, and what would be right."""
 
 
 class InputError(Exception):
@@ -10,6 +26,8 @@ class InputError(Exception):
 
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:
     """The error for a `kind` (such as "rule") called `name`, naming the nearest of `valid_names`."""
+    from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong
+
     valid_names = sorted(valid_names)
     nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"
@@ -21,3 +39,19 @@ def omegaconf_sentence(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     fields = [line for line in lines[1:] if line.startswith("full_key:")]
     return " ".join([lines[0], *(f"({line.replace('full_key: ', '')})" for line in fields)])
+
+
+def os_error_sentence(error: OSError) -> str | None:
+    """What the system refused, where, and what would be right; None for what is not about files or output."""
+    path = error.filename if error.filename2 is None else error.filename2
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"no space left on the device while writing {path or 'the output'};"
+            " free some and run the same command again"
+        )
+    if error.errno == errno.EBADF and path is None:
+        return "standard output is closed, so there is nowhere to write to; leave it open, or say > /dev/null"
+    if error.errno not in _OF_PATHS:
+        return None
+    # pyarrow names the path in its message only.
+    return f"{path} {_OF_PATHS[error.errno]}" if path else str(error)

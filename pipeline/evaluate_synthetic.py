@@ -17,18 +17,22 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
       --results runs/demo/synthetic/results --sizes 5 10 20 30 --num-examples 100
 """
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.results.wilson import wilson_interval
-from pipeline.stage import logger, positive_int, run_stage, stage_parser
+from pipeline.stage import logger, positive_int, stage_parser
 from pipeline.synthetic.evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
@@ -85,7 +89,3 @@ def _in_words(cell: Cell, row: dict[str, Any], is_learnt: bool) -> str:
     interval = f"[{row['exact_match_low']:.3f}, {row['exact_match_high']:.3f}]"
     learnt = "" if is_learnt else " (the task was not learnt in distribution)"
     return f"size {size}{of_k}: exact match {row['exact_match']:.3f} {interval}{learnt}"
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -17,14 +17,18 @@ refuses  a model that Hugging Face's class cannot express (another norm or activ
          another tokenizer, and an --out that exists
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
 
-from pipeline.stage import logger, run_stage, stage_parser
+    start(__file__)
+
+import argparse
+
+from pipeline.stage import logger, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,7 +63,3 @@ def main(arguments: argparse.Namespace) -> None:
         model, data.folder / TOKENIZER_FILE, data.eos_token_id, arguments.out
     )
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -39,12 +39,16 @@ on a laptop, after `make demo` (half a minute):
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 8
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
 
 import numpy as np
 
@@ -58,7 +62,7 @@ from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, 
 from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.models.causal_lm import CausalLM
-from pipeline.stage import fraction, positive_float, positive_int, run_stage, stage_parser
+from pipeline.stage import fraction, positive_float, positive_int, stage_parser
 from pipeline.text.chunks import Chunk, Columns, append_columns
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
@@ -209,7 +213,3 @@ def _measure(
                 )  # fmt: skip
                 append_columns(tables, sparsity_rows(chunk, targets_T, rule, short_T - long_T, sparsity))
     return tables
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -19,12 +19,16 @@ on a laptop, after `make demo` (seconds):
       --results runs/try/results --long-context-length 256 --max-documents 16
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
@@ -33,7 +37,7 @@ from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_che
 from pipeline.models.causal_lm import CausalLM
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.results.folder import read_artefact
-from pipeline.stage import logger, positive_int, run_stage, stage_parser
+from pipeline.stage import logger, positive_int, stage_parser
 from pipeline.text.chunks import Chunk, Columns
 
 _SHORTEST = 8
@@ -99,7 +103,3 @@ def _log_means(results: Path, model: str) -> None:
         sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()
         interval = ratio_of_sums(sums["loss_sum"].to_numpy(), sums["num_targets"].to_numpy())
         logger.info("%s: %5d tokens of context: mean loss %s nats", model, context_length, interval)
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

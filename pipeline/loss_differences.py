@@ -33,19 +33,23 @@ LongPPL over all tokens with a far context, m = ℓ - s - 1, and w a quarter of 
       --targets-per-chunk 239 --windowed-stride 4 --max-chunks-per-document 1 --max-documents 60
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
 from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.causal_lm import CausalLM
-from pipeline.stage import positive_int, run_stage, stage_parser
+from pipeline.stage import positive_int, stage_parser
 from pipeline.text.chunks import Chunk, Columns
 
 
@@ -99,7 +103,3 @@ def main(arguments: argparse.Namespace) -> None:
         "windowed_stride": arguments.windowed_stride,
     }
     evaluate_checkpoints(arguments, "loss_differences", settings, measure)
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -11,15 +11,19 @@ the size of `make demo`:
   python pipeline/plan_study.py olmo_configs/tiny.yaml --vocabulary-size 1024      # of runs/demo/data
 """
 
-import argparse
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
 from typing import TYPE_CHECKING
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
-from pipeline.stage import fraction, positive_int, run_stage, stage_parser
+from pipeline.stage import fraction, positive_int, stage_parser
 
 if TYPE_CHECKING:
     from pipeline.training.estimates import Estimate
@@ -68,7 +72,3 @@ def in_words(run: "Estimate") -> str:
         f" {run.chinchilla_tokens / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"
         f" {run.num_steps:,} steps take {run.memory_bytes / 1e9:,.1f} GB and {run.seconds / 3600:,.2f} hours"
     )
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

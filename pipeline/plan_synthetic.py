@@ -15,19 +15,23 @@ on a cluster, one array of jobs:
       --positions pose --largest-sparsities 4 6 8 10 12 --seeds 0 1 2 --models runs/synthetic --slurm | sh
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
-from pipeline.stage import run_stage, stage_parser
+from pipeline.stage import stage_parser
 from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
 from pipeline.synthetic.tasks.registry import task_called
 
@@ -124,7 +128,3 @@ def _run(jobs: Sequence[Job], arguments: argparse.Namespace) -> None:
     script = Path(__file__).resolve().parent.parent / _STAGE
     words = jobs[arguments.run].words(arguments.config, arguments.models)
     os.execv(sys.executable, [sys.executable, str(script), *words])
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

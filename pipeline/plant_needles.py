@@ -24,21 +24,25 @@ with the models of `make demo`; the last lines say how many targets a chunk hold
       --needles runs/needles --notebooks needles
 """
 
-import argparse
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
-from pipeline.stage import fraction, logger, positive_int, run_stage, stage_parser
+from pipeline.stage import fraction, logger, positive_int, stage_parser
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, make_manifest
 from pipeline.text.needles import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
@@ -163,7 +167,3 @@ def write(
     write_json(
         folder / MANIFEST_FILE, make_manifest(folder, configuration, tokenizer, [needles], tally, STAGE)
     )
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -38,18 +38,22 @@ its cuts and skips by (seed, step), randomized positions their subsets. Loss: me
 token, in nats.
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
 import argparse
 import logging
 import os
-import sys
 from contextlib import nullcontext
-from pathlib import Path
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import run_stage, stage_parser
+from pipeline.stage import stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -110,7 +114,3 @@ def parser() -> argparse.ArgumentParser:
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
     return stage
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -13,8 +13,11 @@ version or with other settings, are refused by name; --allow-mixed queries them 
 import sys
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
 
 import argparse
 import glob
@@ -40,7 +43,7 @@ from pipeline.results.mixture import (
 )
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.terminal_table import as_table
-from pipeline.stage import positive_int, run_stage, stage_parser
+from pipeline.stage import positive_int, stage_parser
 
 EXPORTS = {
     "csv": "FORMAT csv, HEADER",
@@ -271,7 +274,3 @@ def main(arguments: argparse.Namespace) -> None:
     if _answer(connection, sql, arguments) == 0:
         models = {path.name.removeprefix("model=") for path in arguments.results.glob("*/model=*")}
         logger.warning("no rows; the models here are %s", ", ".join(sorted(models)))
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -21,18 +21,22 @@ the figure, the table and what was found, of either:
       --notebooks sparse_functional_attention
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
-from pipeline.stage import logger, positive_float, positive_int, progress, run_stage, stage_parser
+from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser
 from pipeline.theory.attention import num_keys
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
 from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, Measurement, fit
@@ -167,7 +171,3 @@ def _log_fit(what: str, lengths: Lengths, measurements: Sequence[Measurement]) -
         last[-1].test_length,
         100 * last[-1].error_rate,
     )
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -1,19 +1,18 @@
 """What every stage shares: its command line, its exit codes, its progress bar and its log."""
 
 import argparse
-import errno
 import logging
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from tqdm.auto import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
+from pipeline.start import endings
 
-from pipeline.errors import InputError
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 Item = TypeVar("Item")
 logger = logging.getLogger("pipeline")
@@ -29,41 +28,35 @@ class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDe
         return super()._get_help_string(action)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses a command line in one sentence, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2; argparse's own method, which it calls for whatever it refuses."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; --help explains every flag\n")
+
+
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
     """A parser whose --help is the stage's docstring followed by its flags."""
-    return argparse.ArgumentParser(description=manual, formatter_class=_ManualFormatter, allow_abbrev=False)
+    return _Parser(description=manual, formatter_class=_ManualFormatter, allow_abbrev=False)
 
 
 def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None]) -> None:
-    """Parse the command line, run `main`, and turn what the user can mend into one line and exit code 2."""
-    arguments = parser.parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s", stream=sys.stderr
-    )
-    # Libraries log what only their authors need; warnings of theirs still pass.
-    for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    # ai2-olmo's own use of OmegaConf; nothing a user of a stage could mend.
-    warnings.filterwarnings("ignore", message=r"register_new_resolver")
-    try:
+    """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
+    with endings(parser.prog):
+        arguments = parser.parse_args()
+        logging.basicConfig(
+            level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s", stream=sys.stderr
+        )
+        # Libraries log what only their authors need; warnings of theirs still pass.
+        for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        # ai2-olmo's own use of OmegaConf; nothing a user of a stage could mend.
+        warnings.filterwarnings("ignore", message=r"register_new_resolver")
+        from tqdm.contrib.logging import logging_redirect_tqdm  # late, for a --help at once
+
         with logging_redirect_tqdm():
             main(arguments)
-    except InputError as error:
-        _exit_with(parser, str(error))
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _exit_with(
-            parser,
-            f"no space left on the device while writing {error.filename or 'the output'};"
-            " free some and run the same command again",
-        )
-    except KeyboardInterrupt:
-        parser.exit(130, f"{parser.prog}: interrupted; run the same command again to go on\n")
-
-
-def _exit_with(parser: argparse.ArgumentParser, sentence: str) -> None:
-    parser.exit(2, f"{parser.prog}: error: {' '.join(sentence.split())}\n")
 
 
 def progress(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
@@ -75,6 +68,8 @@ def progress_bar(
     items: Iterable[Item] | None, description: str, unit: str, total: int | None = None, initial: int = 0
 ) -> "tqdm[Item]":
     """The bar behind `progress`, for loops that advance it themselves or show a number beside it."""
+    from tqdm.auto import tqdm  # late, for a --help at once
+
     return tqdm(
         items,
         desc=description,

@@ -20,18 +20,22 @@ on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATC
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 from pipeline.errors import InputError
-from pipeline.stage import fraction, positive_float, run_stage, stage_parser
+from pipeline.stage import fraction, positive_float, stage_parser
 from pipeline.studies.commands import Command, Training, commands_of
 from pipeline.studies.running import Finished, run_all
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
@@ -164,7 +168,3 @@ def _reported(submit: Submit) -> Submit:
         return job_id
 
     return submit_and_report
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -55,20 +55,24 @@ documents are whole novels), and 4 to 8 bytes a token of the evaluation document
 8 bytes a document, 0.5 GiB at most; nothing else grows with the text.
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipeline.errors import InputError
 from pipeline.results.provenance import sha256_of_files
-from pipeline.stage import fraction, positive_int, progress, progress_bar, run_stage, stage_parser
+from pipeline.stage import fraction, positive_int, progress, progress_bar, stage_parser
 from pipeline.text.documents import Source
 from pipeline.text.encoding import first_characters
 from pipeline.text.manifest import fingerprints
@@ -274,7 +278,3 @@ def _write(writer: TokenizedDataWriter, tokenizer: DocumentTokenizer) -> dict[st
             tokenizer,
             lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
         )
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -29,16 +29,20 @@ The end says whether the task was learnt: at least 99 % of responses, as in trai
 that has not learnt its task shows nothing at other lengths.
 """
 
-import argparse
-import logging
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: put the repository, not pipeline/, on the path
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+import logging
 
 from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import run_stage, stage_parser
+from pipeline.stage import stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -98,7 +102,3 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     logger.info("finished: %s; %s: exact match in distribution %.3f", checkpoint, verdict,
                 trainer.final_exact_match)  # fmt: skip
     return True
-
-
-if __name__ == "__main__":
-    run_stage(parser(), main)

@@ -15,15 +15,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for folder in ("pipeline", "analysis") for path in (ROOT / folder).rglob("*.py"))
-PROGRAMS = sorted(path for path in (ROOT / "pipeline").glob("*.py") if "__main__" in path.read_text())
-STAGES = {path.stem for path in PROGRAMS} - {"query"}
+BEGINNING = """\
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+"""
+PROGRAMS = [
+    path
+    for folder in ("pipeline", "analysis")
+    for path in sorted((ROOT / folder).glob("*.py"))
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+]
+STAGES = {path.stem for path in PROGRAMS if path.parent.name == "pipeline"} - {"query"}
 
 # Rooms and top modules from the ground up. A room imports from the floors below, and from rooms of its own
 # floor in one direction; what stands on the top floor imports nothing of the top floor.
 STOREYS = (
-    {"errors"},
+    {"errors", "interruption", "endings"},
     {"results", "positions", "text"},
-    {"stage", "models", "training", "query"},
+    {"start", "stage", "models", "training", "query"},
     {"influence", "synthetic", "theory"},
     {"measuring", "studies"},
     {"analysis", *STAGES},
@@ -202,12 +217,13 @@ def test_help_is_a_manual(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=relative)
-def test_a_program_has_a_parser_and_a_main(path: Path) -> None:
+def test_a_program_begins_like_every_other_and_has_a_parser_and_a_main(path: Path) -> None:
+    # First of all, so that whatever happens from then on, imports included, ends in one sentence.
+    manual = ast.get_source_segment(path.read_text(encoding="utf-8"), parsed(path).body[0])
+    assert path.read_text(encoding="utf-8").startswith(f"{manual}\n\n{BEGINNING}\n")
     functions = {node.name: node for node in parsed(path).body if isinstance(node, ast.FunctionDef)}
     assert [argument.arg for argument in functions["parser"].args.args] == []
     assert [argument.arg for argument in functions["main"].args.args] == ["arguments"]
-    last = parsed(path).body[-1]
-    assert ast.unparse(last) == "if __name__ == '__main__':\n    run_stage(parser(), main)"
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

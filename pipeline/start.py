@@ -1,0 +1,156 @@
+"""How every program begins and ends: its module is imported and run; the end is a sentence and an exit code.
+
+Whatever a user can mend or asked for, at any moment, imports included, is one line on standard error. What
+is left is a mistake of ours, and keeps its traceback. Only the standard library is imported here: this must
+run where nothing is installed.
+"""
+
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline import interruption
+from pipeline.errors import InputError, os_error_sentence
+
+EXIT_BAD_INPUT = 2
+EXIT_NO_READER = 141
+"""What a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence."""
+_OURS = ("pipeline", "analysis")
+
+
+def start(file: str) -> NoReturn:
+    """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
+    path = Path(file)
+    start_module(f"{path.parent.name}.{path.stem}", path.name)
+
+
+def start_module(module_name: str, program: str) -> NoReturn:
+    """Import a program's module and run its `main` on the command line in `sys.argv`.
+
+    Args:
+        module_name: of a module with `parser()` and `main(arguments)`.
+        program: the program's name, as it was typed.
+    """
+    _use_utf8()
+    _open_closed_streams()
+    interruption.listen(program)
+    try:
+        with endings(program):
+            module = importlib.import_module(module_name)
+            from pipeline.stage import run_stage
+
+            run_stage(module.parser(), module.main)
+    finally:
+        interruption.finish()
+    sys.exit(0)
+
+
+@contextmanager
+def endings(program: str) -> Iterator[None]:
+    """Turn what ends the block, where it is no mistake of ours, into one sentence and an exit code.
+
+    Raises:
+        SystemExit: with that exit code; 2 for what the user can mend.
+    """
+    try:
+        try:
+            yield
+        finally:
+            _flush_output()
+    except KeyboardInterrupt as error:
+        is_term = isinstance(error, interruption.Terminated)
+        number = signal.SIGTERM if is_term else signal.SIGINT
+        interruption.say_ended(program, number)
+        sys.exit(interruption.exit_code(number))
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        sys.exit(EXIT_NO_READER)
+    except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
+        sentence = _sentence_of(error)
+        if sentence is None:
+            raise
+        sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def _sentence_of(error: Exception) -> str | None:
+    """What was wrong, where, and what would be right; None for a mistake of ours."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "").partition(".")[0]
+        return None if library in _OURS else _missing_library(library)
+    if isinstance(error, OSError):
+        return os_error_sentence(error)
+    # By name: torch's class of this name is a RuntimeError, and torch is not imported here.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return (
+            "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
+        )
+    return None
+
+
+def _missing_library(library: str) -> str:
+    root = Path(__file__).resolve().parent.parent
+    environment = root / ".venv"
+    if sys.prefix != sys.base_prefix:  # an environment is active, and lacks it
+        remedy = f"`{sys.executable} -m pip install --editable '{root}[analysis]'` installs it"
+    elif (environment / "bin/python").exists():
+        remedy = f"type `. {environment}/bin/activate` first, or `{environment}/bin/python` for `python`"
+    else:
+        remedy = (
+            f"type `make -C {root} install`, which makes {environment}, then `. {environment}/bin/activate`"
+        )
+    return f"the library {library} is not installed for {sys.executable}; {remedy}"
+
+
+def _use_utf8() -> None:
+    """Make every character of help, names and queries writable, and every file name readable.
+
+    Where the locale says that file names are not UTF-8, Python starts once more in its UTF-8 mode, and the
+    terminal keeps its encoding. What an encoding lacks is written as a backslash and a number.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"  # of child processes
+        if sys.stdout is not None:
+            os.environ.setdefault("PYTHONIOENCODING", sys.stdout.encoding)
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _open_closed_streams() -> None:
+    """Fill the descriptors 0, 1 and 2 where they were closed, so that no file that is written becomes one.
+
+    Writing to a closed standard output stays an error; what is said to a closed standard error is lost.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)  # takes the lowest free one
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
+
+
+def _flush_output() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Else the interpreter tries once more at its end, and complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads standard output or standard error any more, as after `| head`."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)  # errors are told unasked
+    return any(event & select.POLLERR for _, event in poll.poll(0))
