@@ -6,14 +6,13 @@ from collections.abc import Iterable
 _OF_PATHS = {
     errno.ENOENT: "does not exist",
     errno.ENOTDIR: "lies below a file, where a folder is wanted; name another path",
-    errno.EEXIST: "exists and is no folder; name another path, or move it away",
+    errno.EEXIST: "is in the way and no folder; name another path, or move it away",
     errno.EISDIR: "is a folder, and a file is wanted; name another path, or move it away",
     errno.ELOOP: "is a loop of links; name another path, or remove the link",
     errno.ENAMETOOLONG: "is too long a name; name a shorter path",
     errno.EROFS: "lies on a read-only file system; name another path",
     errno.EACCES: "is not yours to read or write; name another path, or have its permissions changed",
     errno.EPERM: "is not yours to read or write; name another path, or have its permissions changed",
-    errno.EIO: "cannot be read or written: the device reports an error",
     errno.ESTALE: "has vanished from the file server; run the same command again",
     errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
 }

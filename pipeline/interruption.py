@@ -13,13 +13,13 @@ import time
 from types import FrameType
 
 SECONDS = 1.5
-"""From the signal to the end of the process, at most: 30 times what cleaning up takes."""
+"""From the signal to the end of the process, at most: many times what cleaning up takes."""
 _SENTENCES = {
     signal.SIGINT: "interrupted; run the same command again to go on",
     signal.SIGTERM: "ended by SIGTERM; run the same command again to go on",
 }
-_has_begun = threading.Event()
-_is_said = threading.Event()
+_is_ending = threading.Event()
+_has_ended = threading.Event()
 
 
 class Terminated(KeyboardInterrupt):
@@ -27,7 +27,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def listen(program: str) -> None:
-    """From now on, until the process ends, SIGINT and SIGTERM end it in one sentence.
+    """From now on SIGINT and SIGTERM end this process in one sentence.
 
     Args:
         program: its name, as it was typed.
@@ -43,36 +43,35 @@ def listen(program: str) -> None:
 
 def finish() -> None:
     """The work is done or given up; from now on signals interrupt the interpreter's own end no more."""
-    _has_begun.set()
+    _is_ending.set()
+    _has_ended.set()
 
 
-def exit_code(number: signal.Signals) -> int:
-    """130 for SIGINT, 143 for SIGTERM, as a shell reports them."""
-    return 128 + number
+def ending_of(interrupt: KeyboardInterrupt) -> tuple[int, str]:
+    """The exit code, 130 for SIGINT and 143 for SIGTERM as a shell has them, and the sentence."""
+    return _ending_of(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def say_ended(program: str, number: signal.Signals) -> None:
-    """One sentence on standard error, once only."""
-    if not _is_said.is_set():
-        _is_said.set()
-        # Not sys.stderr: the main thread may hold its lock.
-        os.write(2, f"{program}: {_SENTENCES[number]}\n".encode(errors="backslashreplace"))
+def _ending_of(number: signal.Signals) -> tuple[int, str]:
+    return 128 + number, _SENTENCES[number]
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if not _has_begun.is_set():  # a second Ctrl-C must not end the cleaning up that the first began
-        _has_begun.set()
+    if not _is_ending.is_set():  # a second Ctrl-C must not end the cleaning up that the first began
+        _is_ending.set()
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _end_in_time(reader: int, program: str) -> None:
-    number = _next_signal(reader)
+    exit_code, sentence = _ending_of(_next_signal(reader))
     time.sleep(SECONDS)
-    say_ended(program, number)
+    if not _has_ended.is_set():
+        # Not by sys.stderr, whose lock the main thread may hold.
+        os.write(2, f"{program}: {sentence}\n".encode(errors="backslashreplace"))
     if "multiprocessing" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():
             child.kill()
-    os._exit(exit_code(number))
+    os._exit(exit_code)
 
 
 def _next_signal(reader: int) -> signal.Signals:

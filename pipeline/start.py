@@ -8,7 +8,6 @@ run where nothing is installed.
 import importlib
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,11 +62,10 @@ def endings(program: str) -> Iterator[None]:
             yield
         finally:
             _flush_output()
-    except KeyboardInterrupt as error:
-        is_term = isinstance(error, interruption.Terminated)
-        number = signal.SIGTERM if is_term else signal.SIGINT
-        interruption.say_ended(program, number)
-        sys.exit(interruption.exit_code(number))
+    except KeyboardInterrupt as interrupt:
+        exit_code, sentence = interruption.ending_of(interrupt)
+        sys.stderr.write(f"{program}: {sentence}\n")
+        sys.exit(exit_code)
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
