@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from pipeline.start import endings
+from pipeline.endings import endings
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
