@@ -50,9 +50,10 @@ from pipeline.synthetic.evaluation import (
     add_task_evaluation_arguments,
     evaluate_task_runs,
     task_and_cells,
+    test_examples,
 )
 from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
-from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.runs import TaskRun
@@ -79,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
-    _refuse_small_examples(arguments)
+    _refuse_unfit_k(arguments)
     arguments.rules = [rule for rule in RECOVERY_RULES if rule in arguments.rules]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}
@@ -99,21 +100,53 @@ def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
     return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
 
 
-def _refuse_small_examples(arguments: argparse.Namespace) -> None:
-    """Refuse what some size has no room for, before anything is measured.
+def _refuse_unfit_k(arguments: argparse.Namespace) -> None:
+    """Refuse, before anything is measured, what the examples of some size have no room or no use for.
 
     Raises:
         InputError: names the size.
     """
     task, cells = task_and_cells(arguments)
-    for size, sparsity in cells:
-        batch = draw_batch(task, size, [sparsity], np.random.default_rng(0))
-        num_far = int(_lengths(batch, arguments.short_context_length).num_far_tokens_T[0])
-        if arguments.largest_k > num_far:
-            raise InputError(
-                f"--largest-k {arguments.largest_k} is more than the {num_far} far-context tokens of the"
-                f" first answer at size {size}; choose a smaller --largest-k or larger --sizes"
-            )
+    for cell in cells:
+        batch, _ = test_examples(task, cell, arguments)
+        lengths = _lengths(batch, arguments.short_context_length)
+        found = [places for of_one in batch.dependencies for places in far_dependencies(of_one, lengths)]
+        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
+        if reason := _why_unfit(arguments.largest_k, num_far, most, f"size {cell[0]}{_of_k(cell)}"):
+            raise InputError(reason)
+
+
+def _why_unfit(largest_k: int, num_far: int, most: int, where: str) -> str | None:
+    """What is wrong with selecting `largest_k` tokens, if anything is.
+
+    Args:
+        largest_k: tokens that each rule selects. Precision and recall are equal at the number of true
+            dependencies, so it must not be below that.
+        num_far: far-context tokens of the first answer, which has the fewest.
+        most: true dependencies that an answer has in its far context.
+        where: the size and k, in words.
+    """
+    if most == 0:
+        return (
+            f"no answer of the test examples of {where} depends on its far context; choose larger --sizes, a"
+            " smaller --short-context-length or more --num-examples"
+        )
+    if most > num_far:
+        return (
+            f"an answer of {where} has {most} true dependencies in its far context, but the first answer only"
+            f" {num_far} tokens to select from; choose larger --sizes or a smaller --short-context-length"
+        )
+    if largest_k > num_far:
+        return (
+            f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer of"
+            f" {where}; choose a smaller --largest-k or larger --sizes"
+        )
+    if largest_k < most:
+        return (
+            f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where} has"
+            f" in its far context; choose --largest-k {most} or more"
+        )
+    return None
 
 
 def _measure(
@@ -123,11 +156,7 @@ def _measure(
     arguments: argparse.Namespace,
     generator: np.random.Generator,
 ) -> dict[str, list[Any]]:
-    """A row a target, selection and rank.
-
-    Raises:
-        InputError: no target has a true dependency in its far context.
-    """
+    """A row a target, selection and rank."""
     import torch
 
     from pipeline.models.memory import keep_freed_memory
@@ -138,7 +167,7 @@ def _measure(
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
     lengths = _lengths(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
-    num_examples, num_tokens = batch.token_ids_BS.shape
+    num_examples = len(batch.token_ids_BS)
     rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
@@ -156,11 +185,6 @@ def _measure(
         for row in _rows(example, dependencies, long_losses_T, found):
             token = vocabulary[example.token_ids_L[row["context_position"]]]
             rows.append({"example_index": index, **row, "context_token": token})
-    if not rows:
-        raise InputError(
-            f"no answer of the {num_examples} test examples of {num_tokens} tokens depends on its far"
-            " context; choose larger --sizes, a smaller --short-context-length or more --num-examples"
-        )
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 

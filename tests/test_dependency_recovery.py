@@ -3,7 +3,6 @@
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from test_train_synthetic import train
@@ -11,6 +10,7 @@ from test_train_synthetic import train
 from pipeline import dependency_recovery
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
+from pipeline.synthetic.random_streams import of_test_examples
 from pipeline.synthetic.tasks.example_batch import draw_batch
 from pipeline.synthetic.tasks.registry import task_called
 
@@ -47,9 +47,8 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
     rows = read_artefact(tmp_path, "dependency_recovery")
     assert set(rows["size"]) == {4, 5} and set(rows["positions"]) == {"predicted"}
     for size in (4, 5):
-        batch = draw_batch(
-            task_called("variable_assignment"), size, [None] * 3, np.random.default_rng([0, size, 0])
-        )
+        generator = of_test_examples(0, size, None)
+        batch = draw_batch(task_called("variable_assignment"), size, [None] * 3, generator)
         of_size = rows[rows["size"] == size]
         for (example, target), of_target in of_size.groupby(["example_index", "target_index"]):
             num_far = batch.num_prompt_tokens + target - SHORT_CONTEXT_LENGTH
@@ -89,9 +88,13 @@ def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--largest-k", "9"], "--largest-k 9 is more than the 8 far-context tokens of the first answer at"),
+        (["--largest-k", "9"], "--largest-k 9 is more than the 8 far-context tokens of the first answer of"),
         (["--short-context-length", "10"], "leaves no far context"),
         (["--sparsities", "6"], "k is at most 5 at --sizes 10"),
+        (
+            ["--sparsities", "1", "2", "--largest-k", "3"],
+            "--largest-k 3 is less than the 4 true dependencies",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -103,13 +106,24 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not (tmp_path / "results").exists()
 
 
-def test_examples_without_a_far_dependency_are_refused(chains: Path, tmp_path: Path) -> None:
-    # With 7 tokens seen anyway both sides of a restated assignment may be near; of 2 assignments all are.
-    words = ["--sizes", "2", "--largest-k", "1", "--short-context-length", "7"]
-    with pytest.raises(InputError, match="depends on its far context; choose larger --sizes"):
-        for seed in range(20):
-            measure(chains, tmp_path / str(seed), "variable_assignment", *words, "--num-examples", "1",
-                    "--test-seed", str(seed))  # fmt: skip
+@pytest.mark.parametrize(
+    ("test_seed", "sentence"),
+    [
+        # With 7 tokens seen anyway both sides of a restated assignment may be near.
+        ("2", "no answer of the test examples of size 2 depends on its far context; choose larger --sizes"),
+        (
+            "0",
+            "has 2 true dependencies in its far context, but the first answer only 1 tokens to select from",
+        ),
+    ],
+)
+def test_examples_that_cannot_be_judged_are_refused(
+    chains: Path, tmp_path: Path, test_seed: str, sentence: str
+) -> None:
+    words = ["--sizes", "2", "--largest-k", "1", "--short-context-length", "7", "--num-examples", "1"]
+    with pytest.raises(InputError, match=sentence):
+        measure(chains, tmp_path / "results", "variable_assignment", *words, "--test-seed", test_seed)
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
 from pipeline.stage import logger, positive_int, progress
+from pipeline.synthetic.random_streams import TEST_STREAM, of_test_examples
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import Task, task_called
 
@@ -71,12 +72,19 @@ def task_and_cells(arguments: argparse.Namespace) -> tuple[Task, list[Cell]]:
     ]
 
 
+def test_examples(
+    task: Task, cell: Cell, arguments: argparse.Namespace
+) -> tuple[ExampleBatch, np.random.Generator]:
+    """The examples of a cell, the same for every model, and the generator that has drawn them."""
+    size, sparsity = cell
+    generator = of_test_examples(arguments.test_seed, size, sparsity)
+    return draw_batch(task, size, [sparsity] * arguments.num_examples, generator), generator
+
+
 def evaluate_task_runs(
     arguments: argparse.Namespace, stage: str, artefact: str, settings: Mapping[str, Any], measure: Measure
 ) -> None:
     """Run `measure` on the examples of every cell with every model, writing a shard a cell.
-
-    Examples are drawn by (test seed, size, k), the same for every model.
 
     Args:
         arguments: of `add_task_evaluation_arguments`.
@@ -100,7 +108,11 @@ def evaluate_task_runs(
     for run in runs:
         _refuse_impossible(run, cells)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    of_examples = {"num_examples": arguments.num_examples, "test_seed": arguments.test_seed}
+    of_examples = {
+        "num_examples": arguments.num_examples,
+        "test_seed": arguments.test_seed,
+        "test_stream": TEST_STREAM,
+    }
     for run in runs:
         every_setting = {
             "task": task.name,
@@ -117,9 +129,8 @@ def evaluate_task_runs(
         if pending:
             model, is_learnt = run.load(device), run.is_learnt
             for shard in progress(pending, f"{stage} {run.name}", "cells"):
-                size, sparsity = cell = cells[shard]
-                generator = np.random.default_rng([arguments.test_seed, size, sparsity or 0])
-                batch = draw_batch(task, size, [sparsity] * arguments.num_examples, generator)
+                cell = cells[shard]
+                batch, generator = test_examples(task, cell, arguments)
                 columns = measure(run, model, cell, batch, generator)
                 num_rows = len(next(iter(columns.values())))
                 shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}

@@ -20,6 +20,7 @@ from pipeline.stage import progress_bar
 from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.coupled_positions import example_position_ids
+from pipeline.synthetic.random_streams import of_measuring_in_training, of_training_step
 from pipeline.synthetic.response_loss import response_losses
 from pipeline.synthetic.runs import METRICS_FILE, new_task_model
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
@@ -31,7 +32,6 @@ logger = logging.getLogger("pipeline")
 
 Part = tuple[ExampleBatch, np.ndarray]
 """Examples of one size, and their position IDs [B, S]."""
-_OF_EVALUATION = 0  # steps are counted from 1, so no training example is drawn with this seed
 
 
 class TaskTrainer:
@@ -95,7 +95,7 @@ class TaskTrainer:
         """Share of responses that are wholly right in distribution, each training size counting alike."""
         self._model.eval()
         config = self._config
-        generator = np.random.default_rng([config.seed, _OF_EVALUATION])
+        generator = of_measuring_in_training(config.seed)
         sizes = config.distribution.sizes
         num_examples = -(-config.eval_num_examples // len(sizes))
         is_right = [
@@ -151,8 +151,7 @@ class TaskTrainer:
         return token_loss_nats, position_id_loss_nats
 
     def _draw(self, step: int) -> list[Part]:
-        """The examples of a step, which seed and step alone decide: nothing else is needed to resume."""
-        return list(self._draw_parts(np.random.default_rng([self._config.seed, step])))
+        return list(self._draw_parts(of_training_step(self._config.seed, step)))
 
     def _draw_parts(self, generator: np.random.Generator) -> Iterator[Part]:
         config = self._config
