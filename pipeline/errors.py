@@ -23,6 +23,10 @@ class InputError(Exception):
     """Bad input. A stage prints its message as one line and exits with code 2."""
 
 
+class UnfinishedError(InputError):
+    """Something from outside ended the work: what is written stays, and the same command goes on from it."""
+
+
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:
     """The error for a `kind` (such as "rule") called `name`, naming the nearest of `valid_names`."""
     from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong

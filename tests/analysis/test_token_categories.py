@@ -30,7 +30,7 @@ from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
 from pipeline.errors import InputError
 from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.tokenizer import train_bpe
+from pipeline.text.bpe import train_bpe
 
 TEXTS = [
     "The old house of Mary stood by the old house of John, and the naïve café 😀 had 42 seats in 1990. " * 3,

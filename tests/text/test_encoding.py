@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.text import documents
+from pipeline.text.bpe import train_bpe
 from pipeline.text.documents import Source
 from pipeline.text.encoding import Encoder, first_characters
-from pipeline.text.tokenizer import train_bpe
 
 TEXTS = [f"{'na' * (number % 5)} batman {number}" for number in range(60)]
 
