@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.errors import UnfinishedError
 from pipeline.text.documents import RecordBatch, Source, record_batches
 from pipeline.text.tokenizer import DocumentTokenizer
-from pipeline.text.worker_processes import kill, leave_with_parent, undisturbed, worker_context
+from pipeline.text.worker_processes import kill, leave_with_parent, worker_context
 
 _THREADS = 2  # one in the tokenizer, which then holds no lock of Python's, while the other parses
 _PATIENCE_SECONDS = 0.5  # after which a batch that is not done yet is told by its characters
@@ -145,11 +145,10 @@ class Encoder:
         if error is None:
             self._pool.shutdown(cancel_futures=True)
             return
-        with undisturbed():
-            self._is_stopped = True
-            if isinstance(self._pool, ProcessPoolExecutor):
-                kill((self._pool._processes or {}).values())
-            self._pool.shutdown(cancel_futures=True)
+        self._is_stopped = True
+        if isinstance(self._pool, ProcessPoolExecutor):
+            kill((self._pool._processes or {}).values())
+        self._pool.shutdown(cancel_futures=True)
 
     def _advance(self, num_characters: int) -> None:
         self._num_characters.value += num_characters

@@ -3,27 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """While cleaning up: a second Ctrl-C changes nothing."""
-    if threading.current_thread() is not threading.main_thread():  # only that one sets handlers
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def worker_context() -> ForkServerContext:
@@ -54,7 +39,6 @@ def _await_parent() -> None:
 
 def kill(processes: Iterable[BaseProcess]) -> None:
     """End workers at once, and take them off the list of processes."""
-    with undisturbed():
-        for process in list(processes):
-            process.kill()
-            process.join()
+    for process in list(processes):
+        process.kill()
+        process.join()
