@@ -9,6 +9,7 @@ epochs. `save_interval` counts steps between checkpoints, which are always unsha
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from olmo.config import DistributedStrategy, TrainConfig
@@ -187,6 +188,11 @@ def plain_values(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
 
 
+@cache
+def _olmo_defaults() -> dict[str, Any]:
+    return plain_values(TrainConfig())
+
+
 def refuse_ignored_fields(given: dict[str, Any]) -> None:
     """Refuse a setting of OLMo's that this stage would not act on.
 
@@ -196,7 +202,7 @@ def refuse_ignored_fields(given: dict[str, Any]) -> None:
     Raises:
         InputError: names the field.
     """
-    defaults = plain_values(TrainConfig())
+    defaults = _olmo_defaults()
     for name, value in given.items():
         if name not in HONOURED_FIELDS and value is not None and value != defaults[name]:
             raise InputError(

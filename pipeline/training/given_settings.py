@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -59,16 +60,22 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
     """
     try:
         given = _read_given(path, overrides)
-        refuse_unknown_fields(given, OmegaConf.structured(PretrainConfig))
+        refuse_unknown_fields(given, _schema())
         refuse_ignored_fields(given)
         _take_from_data(given, data)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PretrainConfig), given))
+        config = OmegaConf.to_object(OmegaConf.merge(_schema(), given))
         assert isinstance(config, PretrainConfig)
         _derive_sequences(config, given)
     except OmegaConfBaseException as error:
         raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
     config.validate()
     return config
+
+
+@cache
+def _schema() -> DictConfig:
+    """All fields with their types and defaults, built once: a study loads a dozen configurations."""
+    return OmegaConf.structured(PretrainConfig)
 
 
 def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from torch import nn
 
 from pipeline.training.configuration import PretrainConfig
 
-_CPU_MATRIX_SIZE, _GPU_MATRIX_SIZE = 1024, 8192
+_CPU_MATRIX_SIZES, _GPU_MATRIX_SIZES = (256, 512, 1024), (1024, 4096, 8192)
 _NUM_REPETITIONS = 5
+_LONG_PRODUCT_SECONDS = 0.1
 
 
 class Throughput:
@@ -67,11 +68,20 @@ def model_without_weights(config: ModelConfig) -> OLMo:
 
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs a second of a large square matrix product, the best of a few: what this device does at most."""
-    size = _GPU_MATRIX_SIZE if device.type == "cuda" else _CPU_MATRIX_SIZE
-    first, second = torch.ones(2, size, size, device=device, dtype=dtype)
-    seconds = [_seconds_of_product(first, second) for _ in range(_NUM_REPETITIONS + 1)]
-    return 2 * size**3 / min(seconds[1:])  # the first one also sets the library up
+    """FLOPs a second of a square matrix product, the best of a few: what this device does at most.
+
+    The products grow until one takes a tenth of a second: a processor that emulates bfloat16 would need
+    seconds for each of the largest, and does no more FLOPs a second in them.
+    """
+    peak_flops = 0.0
+    for size in _GPU_MATRIX_SIZES if device.type == "cuda" else _CPU_MATRIX_SIZES:
+        first, second = torch.ones(2, size, size, device=device, dtype=dtype)
+        _seconds_of_product(first, second)  # the first one also sets the library up
+        fastest = min(_seconds_of_product(first, second) for _ in range(_NUM_REPETITIONS))
+        peak_flops = max(peak_flops, 2 * size**3 / fastest)
+        if fastest > _LONG_PRODUCT_SECONDS:
+            break
+    return peak_flops
 
 
 def _seconds_of_product(first: torch.Tensor, second: torch.Tensor) -> float:
