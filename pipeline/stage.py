@@ -98,6 +98,14 @@ def positive_float(text: str) -> float:
     return number
 
 
+def positive_fraction(text: str) -> float:
+    """An argparse type: a number above 0, and at most 1."""
+    number = fraction(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def fraction(text: str) -> float:
     """An argparse type: a number from 0 to 1."""
     number = float(text)

@@ -4,8 +4,10 @@ A study file (olmo_configs/studies/) says which text, model sizes, lengths, seed
 makes commands of it and runs them one after another, each printed as it would be typed. What has finished is
 not run again; where a command fails it stops with that command's exit code, and the same again goes on.
 SIGTERM and SIGUSR1 are passed on: training is saved, and the exit code is 75. Any field can be overridden as
-field.subfield=value. Paths are relative to the folder that this is typed in; the files of
-olmo_configs/studies/ are meant for the repository's root.
+field.subfield=value. All commands are checked before the first one runs.
+
+Paths are relative to the folder that this is typed in. A study file that is not there is looked for in this
+repository; a configuration (sizes.<name>.config), beside the study file and then in this repository.
 
 on a laptop, 11 minutes on two cores; what `make demo` runs:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
@@ -35,14 +37,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.stage import fraction, positive_float, stage_parser
-from pipeline.studies.commands import Command, Training, commands_of
+from pipeline.stage import positive_float, positive_fraction, stage_parser
+from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.running import Finished, run_all
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
-from pipeline.studies.study_file import Evaluation, Study, load_study
+from pipeline.studies.study_fields import Evaluation, Study
+from pipeline.studies.study_file import load_study
 
 if TYPE_CHECKING:
-    from pipeline.training.configuration import PretrainConfig
+    from pipeline.studies.costs import Configs
+    from pipeline.training.given_settings import DataFacts
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
         " of the first of this script; what slurm/job.sh asks for",
     )
-    add("--utilization", type=fraction, default=0.4, help="of the peak, as the estimates assume")
+    add("--utilization", type=positive_fraction, default=0.4, help="of the peak, as the estimates assume")
     add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     program.parse_args = program.parse_intermixed_args  # type: ignore[method-assign]
@@ -83,74 +87,81 @@ def main(arguments: argparse.Namespace) -> None:
         words = [str(logs_of(study)), *arguments_of(commands, study, arguments.job)]
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
-    if any(command.writes and command not in finished for command in commands):
-        _refuse_what_cannot_run(study, commands)
+    to_run = [command for command in commands if command.writes and command not in finished]
+    if arguments.dry_run:
+        _print_plan(study, commands, to_run, arguments)
+        return
+    if to_run:
+        _refuse_what_cannot_run(study, commands, to_run)
+        _refuse_missing_text(study, to_run, arguments)
     if arguments.slurm:
-        submit_chain(commands, study, _print_job if arguments.dry_run else _reported(sbatch(study)))
-    elif arguments.dry_run:
-        _print_plan(study, commands, finished, arguments)
+        submit_chain(commands, study, _reported(sbatch(study)))
     else:
         sys.exit(run_all(commands, finished))
 
 
-def _refuse_what_cannot_run(study: Study, commands: Sequence[Command]) -> None:
-    """Check, before hours of work, what the stages would refuse when their turn comes."""
+def _refuse_what_cannot_run(
+    study: Study, commands: Sequence[Command], to_run: Sequence[Command]
+) -> "tuple[Configs, DataFacts]":
+    """Check, before hours of work, what stages would refuse; returns what a plan is made from."""
     # Imported late, for a --help at once, and nothing at all once a study has finished.
+    from pipeline.studies.checks import checked_configs, refuse_what_cannot_run
     from pipeline.studies.costs import data_facts
-    from pipeline.training.given_settings import load_config
 
     facts = data_facts(study.data, Path(study.run) / "data")
-    trainings = [command.about for command in commands if isinstance(command.about, Training)]
-    configs = {of.name: load_config(of.config, of.overrides, facts) for of in trainings}
-    for evaluation in study.evaluations.values():
-        _refuse_lengths(evaluation)
-        for step in evaluation.steps or ():
-            for name, config in configs.items():
-                _refuse_step(step, name, config)
+    configs = checked_configs(commands, facts)
+    refuse_what_cannot_run(Path(study.run), to_run, configs, _refuse_measuring)
+    return configs, facts
 
 
-def _refuse_step(step: int, name: str, config: "PretrainConfig") -> None:
-    """A checkpoint along training must be saved, and kept."""
-    interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
-    if not interval or step % interval:
-        raise InputError(
-            f"step {step} is to be measured, but {name} is saved every {interval} steps; choose multiples of"
-            " that, or another save_interval"
-        )
-    if num_kept is not None and num_kept > 0:
-        raise InputError(
-            f"step {step} is to be measured, but {name} keeps its last {num_kept} checkpoints only; set"
-            " save_num_unsharded_checkpoints_to_keep=null"
-        )
+def _refuse_missing_text(study: Study, to_run: Sequence[Command], arguments: argparse.Namespace) -> None:
+    from pipeline.studies.checks import refuse_missing_text
+
+    refuse_missing_text(study, to_run, study.slurm.tokenize if arguments.slurm else 1)
 
 
-def _refuse_lengths(evaluation: Evaluation) -> None:
+def _print_plan(
+    study: Study, commands: Sequence[Command], to_run: Sequence[Command], arguments: argparse.Namespace
+) -> None:
+    """Print the commands with what they take, or the jobs, and only then look for the text.
+
+    So a study can be planned where its text is not; the last line says what is missing.
+    """
+    from pipeline.studies.costs import Cost, Machine, cost_of, in_words
+
+    configs, facts = _refuse_what_cannot_run(study, commands, to_run)
+    if arguments.slurm:
+        submit_chain(commands, study, _print_job)
+    else:
+        machine, total = Machine(arguments.utilization, arguments.peak_flops), Cost()
+        for command in commands:
+            cost = cost_of(command, configs, facts, machine)
+            is_finished = command.writes and command not in to_run
+            total += Cost() if is_finished else cost
+            state = ", finished before" if is_finished else ""
+            sys.stdout.write(f"# {command.name}: {in_words(cost)}{state}\n{command}\n")
+        sys.stdout.write(f"# in all, of what has not finished: {in_words(total)}; at {machine}\n")
+    _refuse_missing_text(study, to_run, arguments)
+
+
+def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
+    """Refuse lengths, rules and k that the stage would refuse."""
     from pipeline.influence.context_loss import ContextLengths
+    from pipeline.influence.leave_one_out_search import refuse_small_budget
     from pipeline.influence.rules import find_rule
+    from pipeline.studies.costs import SEARCH_BUDGET
 
-    lengths = ContextLengths(
-        evaluation.short_context_length, evaluation.long_context_length, evaluation.targets_per_chunk
-    )
+    short = 1 if stage == "length_losses" else evaluation.short_context_length
+    lengths = ContextLengths(short, evaluation.long_context_length, evaluation.targets_per_chunk)
+    if stage != "influential_tokens":
+        return
     fewest = int(lengths.num_far_tokens_T[0])
     if max(evaluation.k) > fewest:
         raise InputError(f"k {max(evaluation.k)} is more than the {fewest} far tokens of the first target")
     for rule in evaluation.rules:
         find_rule(rule)
-
-
-def _print_plan(
-    study: Study, commands: Sequence[Command], finished: Finished, arguments: argparse.Namespace
-) -> None:
-    from pipeline.studies.costs import Cost, Machine, cost_of, data_facts, in_words
-
-    machine = Machine(arguments.utilization, arguments.peak_flops)
-    facts, total = data_facts(study.data, Path(study.run) / "data"), Cost()
-    for command in commands:
-        cost = cost_of(command, facts, machine)
-        total += Cost() if command in finished else cost
-        state = ", finished before" if command in finished else ""
-        sys.stdout.write(f"# {command.name}: {in_words(cost)}{state}\n{command}\n")
-    sys.stdout.write(f"# in all, of what has not finished: {in_words(total)}; at {machine}\n")
+    if "leave_one_out_search" in evaluation.rules:
+        refuse_small_budget(SEARCH_BUDGET, lengths, max(evaluation.k))
 
 
 def _print_job(name: str, words: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ from pipeline.text.encoding import first_characters
 from pipeline.text.manifest import fingerprints
 from pipeline.text.merging import merge_shards, refuse_other_shards
 from pipeline.text.sharding import Shard, name_files
-from pipeline.text.sources import open_sources
+from pipeline.text.sources import open_sources_of_both_parts
 from pipeline.text.tokenized_data import is_complete
 from pipeline.text.tokenized_data_writer import TokenizedDataWriter
 from pipeline.text.tokenizer import (
@@ -202,20 +202,10 @@ def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
 def _open_sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Source]]:
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
-    streams_c4 = "c4" in arguments.source
     has_end = (
         arguments.num_shards > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
     )
-    if streams_c4 and not has_end:
-        raise InputError(
-            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
-            " or divide it with --num-shards"
-        )
-    evaluation_names = arguments.evaluation_source or (["c4"] if streams_c4 else [])
-    return (
-        open_sources(arguments.source, c4_split="train"),
-        open_sources(evaluation_names, c4_split="validation"),
-    )
+    return open_sources_of_both_parts(arguments.source, arguments.evaluation_source, has_end=has_end)
 
 
 def _parse_tokenizer_name(arguments: argparse.Namespace) -> Path | int:

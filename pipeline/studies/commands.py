@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pipeline.studies.study_file import ANALYSING, Evaluation, Study, Text
+from pipeline.studies.study_fields import ANALYSING, Evaluation, Study, Text
+from pipeline.studies.study_file import ROOT
 
 _TOKENIZE = "tokenize_c4"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,13 @@ class Training:
     config: Path
     overrides: tuple[str, ...]
     folder: Path
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """A text to tokenize."""
+
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,8 @@ class Command:
     """Names of commands that must have finished before."""
     writes: tuple[Path, ...]
     """What is there once it has finished; empty for a command that always runs."""
-    about: Training | Measuring | None = None
-    """What its cost is estimated from."""
+    about: Tokenizing | Training | Measuring | None = None
+    """What it is checked by before it runs, and what its cost is estimated from."""
 
     @property
     def stage(self) -> str:
@@ -60,8 +67,8 @@ class Command:
 
     def words(self) -> list[str]:
         """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
-        is_in_root = Path.cwd() == _ROOT or Path(self.program).is_file()
-        return [self.program if is_in_root else str(_ROOT / self.program), *self.arguments]
+        is_in_root = Path.cwd() == ROOT or Path(self.program).is_file()
+        return [self.program if is_in_root else str(ROOT / self.program), *self.arguments]
 
     def __str__(self) -> str:
         """As it would be typed."""
@@ -111,6 +118,7 @@ def _tokenize(name: str, text: Text, folder: Path, after: Command | None = None)
         arguments=("--out", str(folder), *flags(text)),
         needs=() if after is None else (after.name,),
         writes=(folder / "manifest.json",),
+        about=Tokenizing(text),
     )
 
 

@@ -10,9 +10,11 @@ chunks times checkpoints. Of a chunk of l tokens with m targets, short context s
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
 vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it
-is rather too much. Hours are FLOPs over the machine's measured peak times an assumed utilization.
+is rather too much. Hours are FLOPs over the machine's peak, measured in the precision that it would compute
+in, times an assumed utilization.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,17 +23,22 @@ import torch
 
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.rule_costs import RuleCosts
-from pipeline.studies.study_file import Evaluation, Text
+from pipeline.studies.study_fields import Evaluation, Text
 from pipeline.text.manifest import read_manifest
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.estimates import Device, estimate
-from pipeline.training.given_settings import AssumedData, DataFacts, load_config
+from pipeline.training.given_settings import AssumedData, DataFacts
+from pipeline.training.precision import has_fast_bfloat16
+from pipeline.training.schedule import counts_epochs
 from pipeline.training.throughput import flops_per_token, measured_peak_flops
 
 SEARCH_BUDGET = 0.2
 """The default of influential_tokens.py."""
+
+Configs = Mapping[str, PretrainConfig]
+"""The name of a training -> its configuration."""
 
 
 class Cost(NamedTuple):
@@ -42,7 +49,7 @@ class Cost(NamedTuple):
     flops: float = 0
     seconds: float = 0
     num_unknown: int = 0
-    """Commands whose number of chunks nobody knows yet."""
+    """Commands that are as long as the data, which is not there yet."""
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Of both."""
@@ -72,13 +79,22 @@ class Machine:
         self._measured[dtype] = peak
         return Device(torch_device.type, peak, self.utilization)
 
+    def device_of_training(self, precision: str | None) -> Device:
+        """The same for a run of OLMo's `precision`, which is float32 where bfloat16 would be emulated."""
+        return self.device(
+            torch.bfloat16 if precision == "amp_bf16" and has_fast_bfloat16() else torch.float32
+        )
+
     def __str__(self) -> str:
         """The peaks that were used."""
+        use = f"of which {self.utilization:.0%} are assumed to be used"
+        if self.peak_flops is not None:
+            return f"{self.peak_flops / 1e9:,.0f} GFLOP/s, as given, {use}"
         peaks = [
             f"{peak / 1e9:,.0f} GFLOP/s in {str(dtype).removeprefix('torch.')}"
             for dtype, peak in self._measured.items()
         ]
-        return f"{' and '.join(peaks)}, of which {self.utilization:.0%} are assumed to be used"
+        return f"{' and '.join(peaks)}, {use}"
 
 
 def data_facts(data: Text, folder: Path) -> DataFacts:
@@ -95,16 +111,19 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
     return AssumedData(load_tokenizer(path_or_size).vocabulary_size)
 
 
-def cost_of(command: Command, facts: DataFacts, machine: Machine) -> Cost:
+def cost_of(command: Command, configs: Configs, facts: DataFacts, machine: Machine) -> Cost:
     """Of one command; nothing for those that neither train nor measure.
 
-    Raises:
-        InputError: a configuration is not valid, or its max_duration counts epochs.
+    Args:
+        command: of a study.
+        configs: of the study's trainings, checked.
+        facts: of the study's data.
+        machine: where it would run.
     """
     if isinstance(command.about, Training):
-        return _training_cost(command.about, facts, machine)
+        return _training_cost(configs[command.about.name], facts, machine)
     if isinstance(command.about, Measuring):
-        return _measuring_cost(command.about, facts, machine)
+        return _measuring_cost(command.about, configs, machine)
     return Cost()
 
 
@@ -116,9 +135,7 @@ def in_words(cost: Cost) -> str:
         f"trains on {cost.train_tokens / 1e6:,.1f} M tokens" if cost.train_tokens else "",
         f"{cost.token_forwards / 1e6:,.2f} M token-forwards" if cost.token_forwards else "",
         f"{cost.flops:.2g} FLOPs, {cost.seconds / 3600:,.2f} hours" if cost.flops else "",
-        f"{cost.num_unknown} not counted, as only the data tells how many chunks there are"
-        if cost.num_unknown
-        else "",
+        f"{cost.num_unknown} not counted, as only the data tells how long" if cost.num_unknown else "",
     ]
     return ", ".join(filter(None, words))
 
@@ -142,28 +159,29 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
     max_documents, max_chunks = evaluation.max_documents, evaluation.max_chunks_per_document
     if read_manifest(data) is None:
         return None if max_documents is None or max_chunks is None else max_documents * max_chunks
-    documents = TokenizedData.open(data).evaluation_documents()
-    chunks = [len(document.token_ids) // evaluation.long_context_length for document in documents]
+    lengths = TokenizedData.open(data).evaluation_lengths()
+    chunks = [num_tokens // evaluation.long_context_length for num_tokens in lengths]
     long_enough = [number for number in chunks if number][:max_documents]
     return sum(number if max_chunks is None else min(number, max_chunks) for number in long_enough)
 
 
-def _training_cost(training: Training, facts: DataFacts, machine: Machine) -> Cost:
-    config = load_config(training.config, training.overrides, facts)
-    dtype = torch.bfloat16 if config.precision == "amp_bf16" else torch.float32
-    run = estimate(config, machine.device(dtype))
+def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -> Cost:
+    if counts_epochs(config.max_duration) and facts.num_train_tokens is None:
+        return Cost(num_unknown=1)
+    run = estimate(config, machine.device_of_training(config.precision), facts.num_train_tokens)
     return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
 
 
-def _measuring_cost(measuring: Measuring, facts: DataFacts, machine: Machine) -> Cost:
+def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) -> Cost:
     evaluation = measuring.evaluation
     chunks = num_chunks(evaluation, measuring.data)
     if chunks is None:
         return Cost(num_unknown=1)
     of_a_checkpoint = chunks * token_forwards_of_chunk(measuring.stage, evaluation)
-    configs = [load_config(training.config, training.overrides, facts) for training in measuring.trainings]
     length = evaluation.long_context_length
-    flops = of_a_checkpoint * sum(_forward_flops(config, length) for config in configs)
+    names = {training.name for training in measuring.trainings}
+    flops_of = {name: _forward_flops(configs[name], length) for name in names}
+    flops = of_a_checkpoint * sum(flops_of[training.name] for training in measuring.trainings)
     device = machine.device(torch.bfloat16 if evaluation.dtype == "bfloat16" else torch.float32)
     return Cost(
         token_forwards=of_a_checkpoint * len(measuring.trainings),

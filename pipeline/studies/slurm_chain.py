@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.studies.commands import Command
-from pipeline.studies.study_file import ANALYSING, MEASURING, Study
+from pipeline.studies.study_fields import ANALYSING, MEASURING, Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")
 Submit = Callable[[str, Sequence[str]], str]

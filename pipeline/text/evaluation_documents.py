@@ -83,3 +83,8 @@ def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
             frame["document_id"], frame["url"], frame["token_ids"], strict=True
         )
     ]
+
+
+def read_evaluation_lengths(path: Path) -> list[int]:
+    """Tokens of each document of such a file, in its order."""
+    return read_parquet(path, ["num_tokens"])["num_tokens"].to_pylist()

@@ -35,6 +35,29 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
     return sources
 
 
+def open_sources_of_both_parts(
+    source: Sequence[str], evaluation_source: Sequence[str] | None, *, has_end: bool
+) -> tuple[list[Source], list[Source]]:
+    """The sources that train, and those that evaluate; none of the latter where they are split off.
+
+    Args:
+        source: names, as of `open_sources`.
+        evaluation_source: the same; where None, C4's own validation split, if C4 is streamed.
+        has_end: whether a limit or a division says where a stream of C4 stops.
+
+    Raises:
+        InputError: a source cannot be read, or has no end.
+    """
+    streams_c4 = "c4" in source
+    if streams_c4 and not has_end:
+        raise InputError(
+            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
+            " or divide it with --num-shards"
+        )
+    evaluation_names = evaluation_source or (["c4"] if streams_c4 else [])
+    return open_sources(source, c4_split="train"), open_sources(evaluation_names, c4_split="validation")
+
+
 def _paths_of(name: str) -> list[Path]:
     if Path(name).exists() or not has_magic(name):
         return [Path(name)]

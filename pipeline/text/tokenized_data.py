@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.text.evaluation_documents import EvaluationDocument, read_evaluation_documents
+from pipeline.text.evaluation_documents import (
+    EvaluationDocument,
+    read_evaluation_documents,
+    read_evaluation_lengths,
+)
 from pipeline.text.manifest import EVALUATION_FILE, changed_settings, check_sizes, read_manifest
 from pipeline.text.sharding import SHARDS_FOLDER
 
@@ -57,6 +61,10 @@ class TokenizedData:
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order."""
         return read_evaluation_documents(self.folder / EVALUATION_FILE)
+
+    def evaluation_lengths(self) -> list[int]:
+        """Tokens of each of them, in their order, without reading the tokens."""
+        return read_evaluation_lengths(self.folder / EVALUATION_FILE)
 
 
 def _what_to_run(folder: Path) -> str:

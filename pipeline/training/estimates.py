@@ -13,8 +13,9 @@ Assumptions, each a number below or a flag of plan_study.py:
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pipeline.errors import InputError
 from pipeline.training.configuration import PretrainConfig
-from pipeline.training.schedule import num_training_steps
+from pipeline.training.schedule import counts_epochs, num_training_steps
 from pipeline.training.throughput import flops_per_token, model_without_weights
 
 TOKENS_PER_PARAMETER = 20
@@ -53,15 +54,26 @@ class Estimate:
         return TOKENS_PER_PARAMETER * self.num_parameters
 
 
-def estimate(config: PretrainConfig, device: Device = H100) -> Estimate:
+def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: int | None = None) -> Estimate:
     """What the run of `config` needs on one `device`.
+
+    Args:
+        config: of the run.
+        device: where it runs.
+        num_train_tokens: of the data; None where there is none yet, and no epoch can be counted.
 
     Raises:
         InputError: max_duration counts epochs, and there is no data yet, or is not understood.
     """
+    if counts_epochs(config.max_duration) and num_train_tokens is None:
+        raise InputError(
+            f"max_duration '{config.max_duration}' counts epochs, and there is no data yet to count them of;"
+            " give steps (1000) or tokens ('2e6T')"
+        )
+    steps_per_epoch = (num_train_tokens or 0) // config.tokens_per_step
     model = model_without_weights(config.model)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch=0)
+    num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
     num_tokens = num_steps * config.tokens_per_step
     flops = num_tokens * flops_per_token(config.model, config.sequence_length)
     micro_batch_tokens = config.micro_batch_size(num_ranks=1) * config.sequence_length

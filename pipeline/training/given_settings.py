@@ -36,6 +36,10 @@ class DataFacts(Protocol):
     def train_sha256(self) -> str:
         """SHA-256 of the training tokens, in hex."""
 
+    @property
+    def num_train_tokens(self) -> int | None:
+        """EOS included; None where they are not known yet."""
+
 
 @dataclass(frozen=True)
 class AssumedData:
@@ -44,6 +48,7 @@ class AssumedData:
     vocabulary_size: int
     eos_token_id: int = 0
     train_sha256: str = "unknown"
+    num_train_tokens: int | None = None
 
 
 def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> PretrainConfig:

@@ -9,6 +9,11 @@ from pipeline.errors import InputError
 from pipeline.training.configuration import PretrainConfig
 
 
+def counts_epochs(max_duration: int | str) -> bool:
+    """Whether only the data tells how long that is."""
+    return str(max_duration).strip().endswith("ep")
+
+
 def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_epoch: int) -> int:
     """OLMo's `max_duration` in optimizer steps: 1000 steps, "2e6T" tokens (rounded up), "2ep" epochs.
 
@@ -17,7 +22,7 @@ def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_
     """
     text = str(max_duration).strip()
     try:
-        if text.endswith("ep"):
+        if counts_epochs(text):
             num_steps = int(text[:-2]) * steps_per_epoch
         elif text.endswith("T"):
             num_steps = math.ceil(float(text[:-1]) / tokens_per_step)

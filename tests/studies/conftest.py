@@ -10,7 +10,7 @@ STUDY = """
 run: run
 data: {source: [train.jsonl], evaluation_source: [evaluation.jsonl], tokenizer: "bpe:300"}
 sizes:
-  tiny: {config: CONFIG, max_duration: 4, overrides: [save_interval=2]}
+  tiny: {config: CONFIG, max_duration: 4, overrides: [save_interval=2, scheduler.t_warmup=2]}
 models:
   short-seed0: {train_context_length: 16, position_scheme: pose, pose_target_length: 64}
   long-seed1: {train_context_length: 64, seed: 1}
@@ -30,9 +30,11 @@ further_evaluations:
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Callable[..., Path]:
-    """A function writing the study, with parts of its text replaced, in a folder of its own."""
+    """A function writing the study, parts of it replaced, in a folder of its own, and two texts beside it."""
 
     def write(*replaced: tuple[str, str]) -> Path:
+        for name in ("train.jsonl", "evaluation.jsonl"):
+            (tmp_path / name).write_text('{"text": "a few words"}\n')
         text = STUDY.replace("CONFIG", str(ROOT / "olmo_configs" / "tiny.yaml"))
         for old, new in replaced:
             assert old in text

@@ -29,10 +29,10 @@ def test_a_tiny_study_word_for_word(study_file: Callable[..., Path]) -> None:
         "python pipeline/tokenize_c4.py --out run/data --source train.jsonl"
         " --evaluation-source evaluation.jsonl --tokenizer bpe:300",
         f"python pipeline/pretrain.py {TINY} --data run/data --save-folder run/models/tiny-short-seed0"
-        " max_duration=4 save_interval=2 train_context_length=16 position_scheme=pose pose_target_length=64"
-        " seed=0",
+        " max_duration=4 save_interval=2 scheduler.t_warmup=2 train_context_length=16 position_scheme=pose"
+        " pose_target_length=64 seed=0",
         f"python pipeline/pretrain.py {TINY} --data run/data --save-folder run/models/tiny-long-seed1"
-        " max_duration=4 save_interval=2 train_context_length=64 seed=1",
+        " max_duration=4 save_interval=2 scheduler.t_warmup=2 train_context_length=64 seed=1",
         f"python pipeline/loss_differences.py --data run/data --checkpoints {BOTH} --results run/results/tiny"
         f" --short-context-length 8 {LENGTHS}",
         f"python pipeline/length_losses.py --data run/data --checkpoints {BOTH} --results run/results/tiny"

@@ -8,6 +8,8 @@ import torch
 from measured_documents import write_data
 
 from pipeline.length_losses import default_context_lengths
+from pipeline.studies import costs
+from pipeline.studies.checks import checked_configs
 from pipeline.studies.commands import commands_of
 from pipeline.studies.costs import (
     Cost,
@@ -18,7 +20,8 @@ from pipeline.studies.costs import (
     num_chunks,
     token_forwards_of_chunk,
 )
-from pipeline.studies.study_file import Evaluation, Text, load_study
+from pipeline.studies.study_fields import Evaluation, Text
+from pipeline.studies.study_file import load_study
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import AssumedData
@@ -62,9 +65,10 @@ def test_chunks_are_counted_as_the_stages_cut_them(
 def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
     commands = {command.name: command for command in commands_of(load_study(study_file()))}
     facts, machine = AssumedData(300), Machine(utilization=0.5, peak_flops=1e9)
+    configs = checked_configs(list(commands.values()), facts)
 
     def cost(name: str) -> Cost:
-        return cost_of(commands[name], facts, machine)
+        return cost_of(commands[name], configs, facts, machine)
 
     # tiny.yaml with 300 tokens, padded to 384: two layers of 128, each 4 D D for attention, 6 D D for SwiGLU.
     without_vocabulary, vocabulary = 2 * 10 * 128 * 128, 384 * 128
@@ -84,9 +88,19 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
 def test_what_only_the_data_tells_is_said_and_not_guessed(study_file: Callable[..., Path]) -> None:
     study = load_study(study_file(), ["evaluation.max_documents=null"])
     (command,) = [one for one in commands_of(study) if one.name == "loss_differences-tiny"]
-    unknown = cost_of(command, AssumedData(300), Machine(0.5, 1e9))
+    unknown = cost_of(command, {}, AssumedData(300), Machine(0.5, 1e9))
     assert unknown == Cost(num_unknown=1)
-    assert in_words(unknown) == "1 not counted, as only the data tells how many chunks there are"
+    assert in_words(unknown) == "1 not counted, as only the data tells how long"
+
+
+def test_epochs_are_counted_once_there_is_data(study_file: Callable[..., Path]) -> None:
+    commands = commands_of(load_study(study_file(), ["sizes.tiny.max_duration=2ep"]))
+    (command,) = [one for one in commands if one.name == "tiny-long-seed1"]
+    for num_train_tokens, cost in ((None, Cost(num_unknown=1)), (3 * 4096 + 5, None)):
+        facts = AssumedData(300, num_train_tokens=num_train_tokens)
+        configs = checked_configs(commands, facts)
+        found = cost_of(command, configs, facts, Machine(0.5, 1e9))
+        assert found == cost if cost else found.train_tokens == 2 * 3 * 4096
 
 
 def test_the_vocabulary_is_the_tokenizers_until_there_is_data(tmp_path: Path) -> None:
@@ -103,3 +117,12 @@ def test_a_peak_is_measured_once() -> None:
     assert first.peak_flops > 1e8
     assert machine.device(torch.float32) == first
     assert "GFLOP/s in float32, of which 40% are assumed to be used" in str(machine)
+
+
+def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {torch.float32: 4e10, torch.bfloat16: 4e8}  # emulated
+    monkeypatch.setattr(costs, "measured_peak_flops", lambda device, dtype: peaks[dtype])
+    for is_fast, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        monkeypatch.setattr(costs, "has_fast_bfloat16", lambda is_fast=is_fast: is_fast)
+        assert Machine(0.5).device_of_training("amp_bf16").peak_flops == peaks[dtype]
+        assert Machine(0.5).device_of_training("fp32").peak_flops == peaks[torch.float32]

@@ -35,6 +35,39 @@ StudyFile = Callable[..., Path]
         ("influential_models: [long-seed1]", "influential_models: [long]", r"did you mean 'long-seed1'"),
         ("  influential_models: [long-seed1]\n", "", r"influential_models names no model .* long-seed1"),
         ("run: run", "- run", r"not a readable YAML file"),
+        ("run: run", "run: ''", r"run is empty; give it a value"),
+        ("max_documents: 6", "max_documents: 0", r"evaluation.max_documents has 0; it must be at least 1"),
+        (
+            "max_documents: 3",
+            "max_documents: -3",
+            r"along_training.max_documents has -3; it must be at least 1",
+        ),
+        ("k: [1, 4]", "k: []", r"evaluation.k is empty"),
+        ("k: [1, 4]", "k: [1, 0]", r"evaluation.k has 0"),
+        ("rules: [leave_one_out, nearest]", "rules: ['']", r"evaluation.rules has an empty entry"),
+        ("steps: [2]", "steps: [2, -1]", r"steps has -1"),
+        (
+            "train_context_length: 16",
+            "train_context_length: 0",
+            r"models.short-seed0.train_context_length has 0",
+        ),
+        ("seed: 1", "seed: -1", r"models.long-seed1.seed has -1; it must be at least 0"),
+        ("data: {", "data: {evaluation_fraction: .nan, ", r"data.evaluation_fraction has nan"),
+        ("data: {", "data: {evaluation_fraction: 1.5, ", r"evaluation_fraction is 1.5; it is a share"),
+        ("data: {", "data: {max_tokens: 1.5e99, ", r"max_tokens"),
+        ("along_training:", "models:", r"an evaluation cannot be named models"),
+        (
+            "along_training:",
+            "'../up':",
+            r"further_evaluations has the name '../up', which becomes a folder's",
+        ),
+        ("  tiny: {", "  a=b: {", r"sizes has the name 'a=b', which becomes a folder's"),
+        ("run: run", "run: ${run", r"study.yaml: "),
+        ("run: run", "run: ${run}", r"study.yaml: .*[Rr]ecursi"),
+        ("run: run", "run: {a: 1}", r"study.yaml: .*\(run\)"),
+        ("run: run", "run: run\nmodels: 3", r"study.yaml"),
+        ("run: run", "run: run\nslurm: {measure: many}", r"slurm.measure"),
+        ("run: run", "run: run\nfurther_evaluations: [1]", r"study.yaml"),
     ],
 )
 def test_a_bad_file_is_refused_in_a_sentence(
@@ -50,6 +83,52 @@ def test_no_file_and_no_fields_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(InputError, match="does not hold the fields of a study"):
         load_study(tmp_path / "list.yaml")
+    for content in (b"", b"\x00\xff\xfe", b"\xff" * 50, b"a: &a [*a]", b"run: 3\nrun: 4", b"- 1\n- {"):
+        (tmp_path / "odd.yaml").write_bytes(content)
+        with pytest.raises(InputError):
+            load_study(tmp_path / "odd.yaml")
+    with pytest.raises(InputError, match="Is a directory"):
+        load_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["k=[1", "=3", "sizes=3", "sizes.tiny=3", "data=null", "evaluation=1"],
+)
+def test_a_bad_override_is_refused_in_a_sentence(study_file: StudyFile, override: str) -> None:
+    with pytest.raises(InputError) as refused:
+        load_study(study_file(), [override])
+    assert "study.yaml" in str(refused.value)
+
+
+def test_an_evaluation_that_is_null_is_left_out(study_file: StudyFile) -> None:
+    study = load_study(study_file(), ["further_evaluations.along_training=null"])
+    assert list(study.evaluations) == [""]
+
+
+def test_files_by_pattern_and_those_that_are_nice_to_have(study_file: StudyFile, tmp_path: Path) -> None:
+    (tmp_path / "c4-extra-1.json.gz").touch()
+    patterns = [str(tmp_path / f"c4-{kind}*.json*") for kind in ("extra", "other")]
+    study = load_study(study_file(), [f"data.further_source=[{','.join(patterns)}]"])
+    assert (study.data.source, study.data.further_source) == (["train.jsonl", patterns[0]], None)
+
+
+def test_a_configuration_is_found_from_any_folder(
+    study_file: StudyFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def config_of(name: str, path: Path) -> str:
+        return load_study(path, [f"sizes.tiny.config={name}"]).sizes["tiny"].config
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    path = study_file()
+    assert config_of("olmo_configs/tiny.yaml", path) == str(ROOT / "olmo_configs" / "tiny.yaml")
+    (tmp_path / "own.yaml").touch()
+    assert config_of("own.yaml", path) == str(tmp_path / "own.yaml")
+    (elsewhere / "own.yaml").touch()
+    assert config_of("own.yaml", path) == "own.yaml"
+    assert load_study(Path("olmo_configs/studies/demo.yaml")).run == "runs/demo"
 
 
 def test_sizes_must_not_share_the_names_of_their_models(study_file: StudyFile) -> None:
@@ -76,8 +155,11 @@ def test_an_override_wins_before_the_environment_is_asked(monkeypatch: pytest.Mo
         InputError, match="takes text_folder from the environment variable C4, which is not set"
     ):
         load_study(path)
-    assert load_study(path, ["text_folder=/c4"]).data.source[0] == "/c4/c4-train.jsonl.gz"
+    assert load_study(path, ["text_folder=/c4"]).data.source == ["/c4/c4-train*.json*"]
+    monkeypatch.setenv("C4", "")
+    with pytest.raises(InputError, match="the environment variable C4, which is empty"):
+        load_study(path)
     monkeypatch.setenv("C4", "/elsewhere")
-    assert load_study(path).data.evaluation_source == ["/elsewhere/c4-validation.jsonl.gz"]
+    assert load_study(path).data.evaluation_source == ["/elsewhere/c4-validation*.json*"]
     with pytest.raises(InputError, match="override 'run' has no '='"):
         load_study(path, ["run"])

@@ -112,13 +112,35 @@ def test_a_request_to_stop_reaches_the_stage(number: signal.Signals, tmp_path: P
         (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
         (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
         (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
-        (["sizes.tiny.config=none.yaml"], "no configuration file none.yaml"),
+        (["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),
         (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 steps"),
         (
-            ["sizes.tiny.overrides=[save_interval=2,save_num_unsharded_checkpoints_to_keep=1]"],
-            "step 2 is to be measured, but tiny-short-seed0 keeps its last 1 checkpoints only",
+            [
+                "sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,save_num_unsharded_checkpoints_to_keep=1]"
+            ],
+            "step 2 is to be measured, but tiny-long-seed1 keeps its last 1 checkpoints only",
         ),
         (["data.tokenizer=bpe:7"], "the size of a BPE is a whole number of at least"),
+        # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
+        (
+            ["sizes.tiny.overrides=[save_interval=2]"],
+            r"tiny-short-seed0: scheduler.t_warmup is 100 steps, lon",
+        ),
+        (["further_evaluations.along_training.steps=[8]"], "step 8 is .*trained for 4 steps only"),
+        (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
+        (["data.source=['c4/*.json.gz']"], r"no file matches --source 'c4/\*.json.gz'"),
+        (["data.source=[c4]"], "streams 156 billion tokens"),
+        (["data.tokenizer=none.json"], "there is no tokenizer file none.json"),
+        (["data.tokenizer=train.jsonl"], "train.jsonl is not a tokenizer.json"),
+        (
+            ["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
+            "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
+        ),
+        (["evaluation.dtype=float23"], "unknown dtype 'float23'; did you mean 'float32'"),
+        (["evaluation.rules=[leave_one_out_search]", "evaluation.k=[40]"], "does not pay for rule"),
+        (["sizes.tiny.overrides=['trackers=[wandbe]']"], "did you mean 'wandb'"),
+        (["run=train.jsonl"], "cannot write into train.jsonl; choose another folder"),
+        (["run=train.jsonl/run"], "cannot write into .*train.jsonl"),
     ],
 )
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
@@ -128,7 +150,15 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     monkeypatch.chdir(path.parent)
     with pytest.raises(InputError, match=sentence):
         main(parser().parse_args([str(path), *overrides]))
-    assert list(path.parent.iterdir()) == [path]
+    assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
+
+
+@pytest.mark.parametrize("flags", [["--utilization", "0"], ["--peak-flops", "-1"], ["--peak-flops", "nan"]])
+def test_a_plan_of_no_speed_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parser().parse_args(["study.yaml", "--dry-run", *flags])
+    assert stopped.value.code == 2
+    assert "above 0" in capsys.readouterr().err
 
 
 def test_the_plan_is_a_script_with_estimates(
@@ -142,4 +172,19 @@ def test_the_plan_is_a_script_with_estimates(
     assert lines[2].startswith("# tiny-short-seed0: trains on 0.0 M tokens, ")
     assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
     assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.04 M token")
-    assert list(path.parent.iterdir()) == [path]
+    assert not (path.parent / "run").exists()
+
+
+def test_a_study_is_planned_where_its_text_is_not_and_the_plan_says_so(
+    study_file: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    (path.parent / "train.jsonl").unlink()
+    with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
+        main(parser().parse_args([str(path), "--dry-run", "--peak-flops", "1e9"]))
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("at 1 GFLOP/s, as given, of which 40% are assumed to be used")
+    )

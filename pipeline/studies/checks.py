@@ -1,0 +1,161 @@
+"""What the stages would refuse when their turn comes, hours later: refused before the first command runs.
+
+Values that a study file alone decides are refused where it is read (study_file.py). Here are those that need
+the text, a tokenizer or a training configuration; none needs a model, or more than a look at a file.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import InputError, unknown_name
+from pipeline.models.loading import DTYPES
+from pipeline.studies.commands import Command, Measuring, Tokenizing, Training
+from pipeline.studies.costs import Configs
+from pipeline.studies.study_fields import Evaluation, Study, Text
+from pipeline.text.sharding import Shard
+from pipeline.text.sources import open_sources_of_both_parts
+from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
+from pipeline.training.configuration import PretrainConfig
+from pipeline.training.given_settings import DataFacts, load_config
+from pipeline.training.schedule import Schedule, counts_epochs
+from pipeline.training.trackers import refuse_missing_trackers
+
+
+def checked_configs(commands: Sequence[Command], facts: DataFacts) -> Configs:
+    """The configuration of every training, complete and checked as far as it can be before the data is there.
+
+    Raises:
+        InputError: names the training, the field and what would be right.
+    """
+    trainings = [command.about for command in commands if isinstance(command.about, Training)]
+    configs = {}
+    for training in trainings:
+        with _told_of(training.name):
+            config = load_config(training.config, training.overrides, facts)
+            _refuse_durations(config, facts)
+            refuse_missing_trackers(config)
+            configs[training.name] = config
+    return configs
+
+
+def refuse_what_cannot_run(
+    run: Path,
+    commands: Sequence[Command],
+    configs: Configs,
+    refuse_measuring: Callable[[str, Evaluation], None],
+) -> None:
+    """Refuse a command that its stage would refuse, whatever the text.
+
+    Args:
+        run: the study's folder.
+        commands: those that are still to run.
+        configs: of the study's trainings.
+        refuse_measuring: raises where a stage could not measure what an evaluation says: its lengths, rules
+            and k.
+
+    Raises:
+        InputError: names the command and what would be right.
+    """
+    _refuse_unwritable(run)
+    for command in commands:
+        if isinstance(command.about, Measuring):
+            with _told_of(command.name):
+                refuse_measuring(command.about.stage, command.about.evaluation)
+                _refuse_unknown_dtype(command.about.evaluation.dtype)
+                _refuse_unsaved_steps(command.about, configs)
+
+
+def refuse_missing_text(study: Study, commands: Sequence[Command], num_shards: int = 1) -> None:
+    """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'.
+
+    Args:
+        study: the whole of it.
+        commands: those of it that are still to run.
+        num_shards: in how many the study's own text is tokenized.
+
+    Raises:
+        InputError: names the command and what would be right.
+    """
+    for command in commands:
+        if isinstance(command.about, Tokenizing):
+            with _told_of(command.name):
+                _refuse_text(command.about.text, study, num_shards)
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """Put the command's name before a refusal."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def _refuse_unwritable(run: Path) -> None:
+    nearest = next((path for path in (run, *run.absolute().parents) if path.exists()), Path("/"))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write into {nearest}; choose another folder, as in run=FOLDER")
+
+
+def _refuse_durations(config: PretrainConfig, facts: DataFacts) -> None:
+    if counts_epochs(config.max_duration) and facts.num_train_tokens is None:
+        return
+    Schedule(config, steps_per_epoch=(facts.num_train_tokens or 0) // config.tokens_per_step)
+
+
+def _refuse_text(text: Text, study: Study, num_shards: int) -> None:
+    is_studys_own = text is study.data
+    num_shards = num_shards if is_studys_own else 1
+    has_end = num_shards > 1 or text.max_documents is not None or text.max_tokens is not None
+    sources, _ = open_sources_of_both_parts(text.source, text.evaluation_source, has_end=has_end)
+    written_here = [Path(study.run) / "data" / name for name in ("", "tokenizer.json")]
+    if not is_studys_own and Path(text.tokenizer) in written_here:
+        return
+    path_or_size = parse_tokenizer_name(text.tokenizer)
+    if isinstance(path_or_size, Path):
+        load_tokenizer(path_or_size)
+    elif not is_studys_own:
+        raise InputError(
+            f"tokenizer {text.tokenizer} would be another one than the models were trained with; use"
+            f" {written_here[1]}, as in tokenizer: ${{run}}/data/tokenizer.json"
+        )
+    elif num_shards > 1:
+        raise InputError(
+            f"slurm.tokenize is {num_shards}, but tokenizer {text.tokenizer} is trained on the whole text;"
+            " set slurm.tokenize=1, or name a tokenizer.json"
+        )
+    Shard(0, num_shards).sources_of(sources)
+
+
+def _refuse_unknown_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+
+
+def _refuse_unsaved_steps(measuring: Measuring, configs: Configs) -> None:
+    """A checkpoint along training must be saved, and kept."""
+    for step in measuring.evaluation.steps or ():
+        for training in dict.fromkeys(measuring.trainings):
+            _refuse_step(step, training.name, configs[training.name])
+
+
+def _refuse_step(step: int, name: str, config: PretrainConfig) -> None:
+    interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
+    if not counts_epochs(config.max_duration):
+        last = Schedule(config, steps_per_epoch=0).num_steps
+        if step > last:
+            raise InputError(f"step {step} is to be measured, but {name} is trained for {last} steps only")
+        if step == last:
+            return
+    if not interval or step % interval:
+        raise InputError(
+            f"step {step} is to be measured, but {name} is saved every {interval} steps; choose multiples of"
+            " that, or another save_interval"
+        )
+    if num_kept is not None and num_kept > 0:
+        raise InputError(
+            f"step {step} is to be measured, but {name} keeps its last {num_kept} checkpoints only; set"
+            " save_num_unsharded_checkpoints_to_keep=null"
+        )

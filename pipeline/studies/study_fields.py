@@ -1,0 +1,113 @@
+"""What a study is: text, sizes, models, evaluations, as a file of olmo_configs/studies/ gives them.
+
+Field names are those of the stages' flags and of pretrain.py's overrides. Lengths count tokens.
+"""
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+MEASURING = ("loss_differences", "length_losses", "influential_tokens")
+ANALYSING = ("run_notebooks", "summary")
+
+
+@dataclass
+class Text:
+    """What is tokenized: flags of tokenize_c4.py. None: the flag is left out."""
+
+    source: list[str] = MISSING
+    further_source: list[str] | None = None
+    """Globs of files that are read after those of `source`; one that matches none is left out."""
+    evaluation_source: list[str] | None = None
+    evaluation_fraction: float | None = None
+    tokenizer: str = MISSING
+    max_documents: int | None = None
+    max_tokens: int | None = None
+    max_evaluation_documents: int | None = None
+
+
+@dataclass
+class Size:
+    """One model size, of which all models of the study are trained."""
+
+    config: str = MISSING
+    """A file such as olmo_configs/tiny.yaml."""
+    max_duration: str | None = None
+    """Steps (1000) or tokens (2e9T). None: as the file says."""
+    overrides: list[str] = field(default_factory=list)
+    """Further overrides of pretrain.py, as they would be typed."""
+
+
+@dataclass
+class Model:
+    """How one model of each size is trained: overrides of pretrain.py. None: the override is left out."""
+
+    train_context_length: int = MISSING
+    position_scheme: str | None = None
+    pose_target_length: int | None = None
+    randomized_target_length: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Evaluation:
+    """What is measured of the models, into a results folder a size."""
+
+    stages: list[str] = field(default_factory=lambda: [*MEASURING, *ANALYSING])
+    """Programs to run, of `MEASURING` and `ANALYSING`."""
+    data: Text | None = None
+    """Text of its own to measure on. None: the evaluation documents of the study's."""
+    models: list[str] | None = None
+    """Names of the study's models that are measured. None: all."""
+    influential_models: list[str] = field(default_factory=list)
+    """Those whose influential tokens are measured; it is the dearest stage. The first gives k*."""
+    steps: list[int] | None = None
+    """Checkpoints along training that are measured. None: the last one."""
+    short_context_length: int = MISSING
+    long_context_length: int = MISSING
+    targets_per_chunk: int = 16
+    max_documents: int | None = None
+    max_chunks_per_document: int | None = None
+    dtype: str | None = None
+    rules: list[str] = field(default_factory=lambda: ["leave_one_out", "random", "nearest"])
+    k: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+
+
+@dataclass
+class SlurmTasks:
+    """Tasks of each array under --slurm."""
+
+    tokenize: int = 1
+    """For the study's own text: at most one a file, and 1 where a BPE is trained."""
+    measure: int = 1
+    """For each measuring stage; its numbers and bytes do not depend on it."""
+
+
+@dataclass
+class Study:
+    """A whole study."""
+
+    run: str = MISSING
+    """The folder for its data, models, results, figures and logs."""
+    text_folder: str | None = None
+    """For ${text_folder} in sources, so that one override moves them all."""
+    data: Text = field(default_factory=Text)
+    sizes: dict[str, Size] = MISSING
+    sizes_in_names: bool = True
+    """Whether a model is named <size>-<model>; false, where there is one size, for <model>."""
+    models: dict[str, Model] = MISSING
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
+    slurm: SlurmTasks = field(default_factory=SlurmTasks)
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All of them; the first is named ""."""
+        return {"": self.evaluation, **self.further_evaluations}
+
+    @property
+    def texts(self) -> list[Text]:
+        """The study's own, and those of evaluations."""
+        of_evaluations = {id(one.data): one.data for one in self.evaluations.values() if one.data}
+        return [self.data, *of_evaluations.values()]

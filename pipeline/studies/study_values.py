@@ -1,0 +1,96 @@
+"""Values of a study that could not be meant, refused when its file is read: numbers, names, what is empty."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from pipeline.errors import InputError, unknown_name
+from pipeline.studies.study_fields import ANALYSING, MEASURING, Evaluation, Study
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_MAY_BE_ZERO = ("seed", "evaluation_fraction")
+_MAY_BE_EMPTY = ("overrides", "influential_models", "stages", "further_source")
+_TAKEN = ("data", "models", "results", "figures", "logs")
+"""Folders of a run: no evaluation may be named so."""
+
+
+def refuse_bad_values(study: Study) -> None:
+    """Refuse what needs no look at any file.
+
+    Raises:
+        InputError: names the field, its value and what would be right.
+    """
+    _refuse_values("", study, ("run",))
+    for size_name, size in study.sizes.items():
+        _refuse_values(f"sizes.{size_name}.", size)
+    for model_name, model in study.models.items():
+        _refuse_values(f"models.{model_name}.", model)
+    _refuse_values("slurm.", study.slurm)
+    _refuse_values("data.", study.data)
+    for name, evaluation in study.evaluations.items():
+        of = f"further_evaluations.{name}." if name else "evaluation."
+        _refuse_values(of, evaluation)
+        if evaluation.data is not None:
+            _refuse_values(f"{of}data.", evaluation.data)
+    _refuse_names(study)
+    for evaluation in study.evaluations.values():
+        _refuse_unknown_names(study, evaluation)
+
+
+def _refuse_values(prefix: str, part: Any, names: Iterable[str] | None = None) -> None:
+    """Numbers below one, and words and lists that are empty."""
+    for name in names or [known.name for known in fields(part)]:
+        value = getattr(part, name)
+        if value in ("", []) and name not in _MAY_BE_EMPTY:
+            raise InputError(f"{prefix}{name} is empty; give it a value, or leave it out")
+        for one in value if isinstance(value, list) else [value]:
+            if one == "" or one is None and isinstance(value, list):
+                raise InputError(f"{prefix}{name} has an empty entry; leave it out")
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                _refuse_number(f"{prefix}{name}", one, 0 if name in _MAY_BE_ZERO else 1)
+        if name == "evaluation_fraction" and value is not None and not value <= 1:
+            raise InputError(f"{prefix}{name} is {value}; it is a share, at most 1")
+
+
+def _refuse_number(name: str, number: float, least: int) -> None:
+    if not least <= number < math.inf:
+        raise InputError(f"{name} has {number}; it must be at least {least}")
+
+
+def _refuse_names(study: Study) -> None:
+    """Names that could not be those of folders, or would be shared."""
+    kinds = {"sizes": study.sizes, "models": study.models, "further_evaluations": study.further_evaluations}
+    for kind, named in kinds.items():
+        if not named and kind != "further_evaluations":
+            raise InputError(f"{kind} names none; a study has at least one")
+        for name in named:
+            if not _NAME.fullmatch(str(name)):
+                raise InputError(
+                    f"{kind} has the name '{name}', which becomes a folder's: choose letters, digits, and"
+                    " _ . - within"
+                )
+    for name in study.further_evaluations:
+        if name in _TAKEN:
+            raise InputError(f"an evaluation cannot be named {name}, as the study has a folder {name} itself")
+    if not study.sizes_in_names and len(study.sizes) > 1:
+        raise InputError(
+            f"sizes_in_names is false, and the models of the sizes {', '.join(study.sizes)} would share their"
+            " names; leave it out"
+        )
+
+
+def _refuse_unknown_names(study: Study, evaluation: Evaluation) -> None:
+    """Of programs and models."""
+    for stage in evaluation.stages:
+        if stage not in (*MEASURING, *ANALYSING):
+            raise unknown_name("stage of an evaluation", stage, (*MEASURING, *ANALYSING))
+    for name in (*(evaluation.models or ()), *evaluation.influential_models):
+        if name not in study.models:
+            raise unknown_name("model of an evaluation", name, study.models)
+    if "influential_tokens" in evaluation.stages and not evaluation.influential_models:
+        raise InputError(
+            "influential_tokens is to run, but influential_models names no model for it; name one of"
+            f" {', '.join(study.models)}"
+        )
