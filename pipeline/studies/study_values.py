@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -61,7 +61,11 @@ def _refuse_number(name: str, number: float, least: int) -> None:
 
 def _refuse_names(study: Study) -> None:
     """Names that could not be those of folders, or would be shared."""
-    kinds = {"sizes": study.sizes, "models": study.models, "further_evaluations": study.further_evaluations}
+    kinds: dict[str, Collection[str]] = {
+        "sizes": study.sizes,
+        "models": study.models,
+        "further_evaluations": study.further_evaluations,
+    }
     for kind, named in kinds.items():
         if not named and kind != "further_evaluations":
             raise InputError(f"{kind} names none; a study has at least one")
