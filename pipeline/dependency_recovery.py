@@ -42,8 +42,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.stage import logger, positive_int, stage_parser
 from pipeline.synthetic.evaluation import (
     Cell,
@@ -159,6 +158,7 @@ def _measure(
     """A row a target, selection and rank."""
     import torch
 
+    from pipeline.influence.batching import Batching
     from pipeline.models.memory import keep_freed_memory
     from pipeline.synthetic.accuracy import position_ids_in_testing
     from pipeline.synthetic.task_lm import TaskCausalLM

@@ -32,8 +32,8 @@ def endings(program: str) -> Iterator[None]:
         finally:
             _flush_output()
     except KeyboardInterrupt as interrupt:
-        exit_code, sentence = interruption.ending_of(interrupt)
-        sys.stderr.write(f"{program}: {sentence}\n")
+        exit_code, said = interruption.ending_of(interrupt)
+        sys.stderr.write(f"{program}: {said}\n")
         sys.exit(exit_code)
     except BrokenPipeError:
         if not _reader_has_gone():

@@ -49,23 +49,22 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, window_losses
-from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
-from pipeline.influence.leave_one_out_search import refuse_small_budget
-from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
-from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
-from pipeline.influence.sparsity import dependency_sparsity
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.flags import add_evaluation_arguments
 from pipeline.stage import fraction, positive_float, positive_int, stage_parser
-from pipeline.text.chunks import Chunk, Columns, append_columns
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
+
+if TYPE_CHECKING:
+    from pipeline.influence.batching import Batching
+    from pipeline.models.causal_lm import CausalLM
+    from pipeline.text.chunks import Chunk, Columns
 
 INTERVENTIONS = ("remove", "substitute")
 ENGINE = "left_out_at_kept_position_ids"
@@ -132,6 +131,8 @@ def main(arguments: argparse.Namespace) -> None:
         "search_budget": arguments.search_budget,
         "engine": ENGINE,
     }
+    from pipeline.influence.evaluation import evaluate_checkpoints  # late, for a --help at once
+
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
@@ -164,19 +165,27 @@ def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> fl
     """
     if "leave_one_out_search" not in arguments.rules:
         return None
+    from pipeline.influence.leave_one_out_search import refuse_small_budget
+
     is_substituted = arguments.intervention == "substitute"
     refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)
     return arguments.search_budget
 
 
 def _measure(
-    model: CausalLM,
-    chunk: Chunk,
-    batching: Batching,
+    model: "CausalLM",
+    chunk: "Chunk",
+    batching: "Batching",
     lengths: ContextLengths,
     arguments: argparse.Namespace,
     unigram: UnigramDistribution | None,
-) -> dict[str, Columns]:
+) -> "dict[str, Columns]":
+    from pipeline.influence.context_loss import window_losses
+    from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
+    from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
+    from pipeline.influence.sparsity import dependency_sparsity
+    from pipeline.text.chunks import append_columns
+
     chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
     seed = [arguments.seed, int(chunk.document_id, 16), chunk.chunk_index]
     contexts = far_contexts(

@@ -29,16 +29,19 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, window_losses
-from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
-from pipeline.models.causal_lm import CausalLM
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.measuring.flags import add_evaluation_arguments
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.results.folder import read_artefact
 from pipeline.stage import logger, positive_int, stage_parser
-from pipeline.text.chunks import Chunk, Columns
+
+if TYPE_CHECKING:
+    from pipeline.influence.batching import Batching
+    from pipeline.models.causal_lm import CausalLM
+    from pipeline.text.chunks import Chunk, Columns
 
 _SHORTEST = 8
 
@@ -76,7 +79,11 @@ def main(arguments: argparse.Namespace) -> None:
             " tokens before it, and every length is measured on every target"
         )
 
-    def measure(model: CausalLM, chunk: Chunk, batching: Batching) -> dict[str, Columns]:
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.influence.context_loss import window_losses
+    from pipeline.influence.evaluation import evaluate_checkpoints
+
+    def measure(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> "dict[str, Columns]":
         means = [
             float(window_losses(model, chunk.token_ids_L, lengths.targets_T, context_length, batching).mean())
             for context_length in context_lengths

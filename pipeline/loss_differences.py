@@ -43,14 +43,16 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from typing import TYPE_CHECKING
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
-from pipeline.influence.evaluation import add_evaluation_arguments, evaluate_checkpoints
-from pipeline.influence.windowed_losses import windowed_losses
-from pipeline.models.causal_lm import CausalLM
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.measuring.flags import add_evaluation_arguments
 from pipeline.stage import positive_int, stage_parser
-from pipeline.text.chunks import Chunk, Columns
+
+if TYPE_CHECKING:
+    from pipeline.influence.batching import Batching
+    from pipeline.models.causal_lm import CausalLM
+    from pipeline.text.chunks import Chunk, Columns
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +74,12 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
 
-    def windowed_short_losses(model: CausalLM, chunk: Chunk, batching: Batching) -> list[float | None]:
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.influence.context_loss import long_context_losses, window_losses
+    from pipeline.influence.evaluation import evaluate_checkpoints
+    from pipeline.influence.windowed_losses import windowed_losses
+
+    def windowed_short_losses(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> list[float | None]:
         if arguments.windowed_stride is None:
             return [None] * lengths.targets_per_chunk
         return windowed_losses(
@@ -84,7 +91,7 @@ def main(arguments: argparse.Namespace) -> None:
             batching,
         ).tolist()
 
-    def measure(model: CausalLM, chunk: Chunk, batching: Batching) -> dict[str, Columns]:
+    def measure(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> "dict[str, Columns]":
         targets_T = lengths.targets_T
         short_T = window_losses(model, chunk.token_ids_L, targets_T, lengths.short_context_length, batching)
         long_T = long_context_losses(model, chunk.token_ids_L, targets_T)

@@ -33,13 +33,15 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
 from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser
-from pipeline.theory.attention import num_keys
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
-from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, Measurement, fit
+
+if TYPE_CHECKING:
+    from pipeline.theory.fit import FitSettings, Measurement
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
@@ -88,6 +90,10 @@ def main(arguments: argparse.Namespace) -> None:
     conditions = {name: condition_called(name) for name in arguments.conditions}
     _refuse_sparsity(arguments.sparsity, lengths)
     _refuse_seeds(arguments.seeds)
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.theory.attention import num_keys
+    from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, fit
+
     for condition in conditions.values():  # before the first fit, not hours into the last
         for k in arguments.sparsity:
             num_keys(k, VOCABULARY_SIZE, condition.key_reach(lengths))
@@ -142,9 +148,9 @@ def _columns(
     condition: Condition,
     k: int,
     lengths: Lengths,
-    settings: FitSettings,
+    settings: "FitSettings",
     seed: int,
-    measurements: Sequence[Measurement],
+    measurements: "Sequence[Measurement]",
 ) -> dict[str, list[object]]:
     same_in_all = {
         "seed": seed,
@@ -160,7 +166,7 @@ def _columns(
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _log_fit(what: str, lengths: Lengths, measurements: Sequence[Measurement]) -> None:
+def _log_fit(what: str, lengths: Lengths, measurements: "Sequence[Measurement]") -> None:
     last = [one for one in measurements if one.training_step == measurements[-1].training_step]
     of_training = [one.squared_error for one in last if one.test_length <= lengths.train_context_length]
     logger.info(

@@ -146,7 +146,7 @@ def _print_plan(
 
 def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
     """Refuse lengths, rules and k that the stage would refuse."""
-    from pipeline.influence.context_loss import ContextLengths
+    from pipeline.influence.context_lengths import ContextLengths
     from pipeline.influence.leave_one_out_search import refuse_small_budget
     from pipeline.influence.rules import find_rule
     from pipeline.studies.costs import SEARCH_BUDGET

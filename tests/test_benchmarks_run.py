@@ -28,7 +28,7 @@ import worker
 from problem import Problem
 
 from pipeline.errors import InputError
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 
 TINY = [
     "--layers", "2", "--width", "32", "--heads", "4", "--vocabulary", "48", "--mlp-ratio", "2",

@@ -14,7 +14,7 @@ from olmo.model import OLMo
 from pipeline import influential_tokens
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out import leave_each_out, own_context
 from pipeline.influence.rules import LEAVE_ONE_OUT_RULES, RULES
 from pipeline.models.olmo import OLMoCausalLM

@@ -17,7 +17,7 @@ from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline import influential_tokens, loss_differences, plant_needles
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.results.files import write_json
 from pipeline.text.bpe import train_bpe

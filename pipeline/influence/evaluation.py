@@ -1,27 +1,22 @@
-"""What the three measuring stages share: their flags, checkpoints, shards and progress."""
+"""What the three measuring stages share: their checkpoints, shards and progress."""
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.shares import (
-    add_share_arguments,
-    device_of_this_process,
-    share_of_this_process,
-)
+from pipeline.influence.shares import device_of_this_process, share_of_this_process
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
-from pipeline.models.loading import DTYPES, Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.models.loading import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.memory import GIBIBYTE, is_out_of_memory, keep_freed_memory, peak_bytes
 from pipeline.models.training_facts import training_facts
 from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
-from pipeline.stage import logger, positive_int, progress
+from pipeline.stage import logger, progress
 from pipeline.text.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
@@ -29,82 +24,6 @@ from pipeline.text.tokenizer import knows_token_ids
 
 Measure = Callable[[CausalLM, Chunk, Batching], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
-
-
-def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that every measuring stage has."""
-    add = parser.add_argument
-    add(
-        "--data",
-        type=Path,
-        required=True,
-        help="folder written by tokenize_c4.py; its evaluation documents are used",
-    )
-    add(
-        "--checkpoints", nargs="+", required=True, metavar="MODEL",
-        help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
-        " Hugging Face causal LMs, or their names on the hub",
-    )  # fmt: skip
-    _add_loading_arguments(parser)
-    add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
-    add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
-    add(
-        "--targets-per-chunk", type=positive_int, default=16,
-        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk",
-    )  # fmt: skip
-    add(
-        "--max-documents",
-        type=positive_int,
-        help="use the first documents only (their order is a hash's); all if not given",
-    )
-    add(
-        "--max-chunks-per-document", type=positive_int,
-        help="use the first chunks of a document only, so that no long one rules the mean; all if not given",
-    )  # fmt: skip
-    add(
-        "--documents-per-shard",
-        type=positive_int,
-        default=32,
-        help="documents a shard, which is a Parquet file; a killed run resumes there",
-    )
-    add(
-        "--memory-budget", type=gibibytes, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model; half of what is free if not given",
-    )  # fmt: skip
-    add(
-        "--tokens-per-batch", type=positive_int,
-        help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
-        " Losses depend on it in their last bits only",
-    )  # fmt: skip
-    add_share_arguments(parser)
-
-
-def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
-    add("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
-    add(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="torch device; under torchrun or `accelerate launch`, cuda means each process' own GPU",
-    )
-    add(
-        "--device-map",
-        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices",
-    )
-    add(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for",
-    )
-
-
-def gibibytes(text: str) -> float:
-    """An argparse type: a positive number of GiB, as bytes."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of GiB")
-    return number * GIBIBYTE
 
 
 def evaluate_checkpoints(
@@ -116,9 +35,9 @@ def evaluate_checkpoints(
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
     Args:
-        arguments: of `add_evaluation_arguments`.
+        arguments: of `measuring.flags.add_evaluation_arguments`.
         stage: the stage's name, as results are filed under.
-        settings: the stage's own settings, beyond those of `add_evaluation_arguments`.
+        settings: the stage's own settings, beyond those flags.
         measure: the stage's work on one chunk.
 
     Returns:
@@ -133,8 +52,8 @@ def evaluate_checkpoints(
     share = share_of_this_process(arguments)
     keep_freed_memory()
     loading = Loading(
-        _usable_device("cpu" if arguments.status else device_of_this_process(arguments.device)),
-        DTYPES[arguments.dtype],
+        _device(arguments),
+        getattr(torch, arguments.dtype),
         arguments.device_map,
         arguments.trust_remote_code,
     )
@@ -225,14 +144,22 @@ def _measured(
         ) from error
 
 
-def _usable_device(name: str) -> torch.device:
+def _device(arguments: argparse.Namespace) -> torch.device:
+    """The device that is asked for, or the best one here.
+
+    Raises:
+        InputError: it cannot be computed on.
+    """
+    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        one = torch.ones(1, device="cpu" if arguments.status else device_of_this_process(name))
+        one.item()  # of `meta`, whose tensors have no numbers, this is refused
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         reason = str(error).splitlines()[0]
         raise InputError(
             f"--device {name} cannot be used here ({reason}); leave it out, or say cpu"
         ) from None
+    return one.device
 
 
 def _named_checkpoints(arguments: argparse.Namespace) -> dict[str, Checkpoint]:

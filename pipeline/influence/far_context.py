@@ -16,7 +16,8 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, context_losses, long_context_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import context_losses, long_context_losses
 from pipeline.influence.leave_one_out import LeftOut, PackedSequence, far_context_only, leave_each_out
 from pipeline.influence.leave_one_out_search import search_influences
 from pipeline.models.causal_lm import CausalLM

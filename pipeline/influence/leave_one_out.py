@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.models.causal_lm import (
     CausalLM,
     Prefix,

@@ -15,16 +15,19 @@ Shapes: T targets, F far-context positions (of the last target), K the largest k
 from collections.abc import Callable
 from itertools import combinations
 from math import comb
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.influence.far_context import FarContext
 
-Rule = Callable[[FarContext, int, np.random.Generator], np.ndarray]
+if TYPE_CHECKING:
+    from pipeline.influence.far_context import FarContext
+
+Rule = Callable[["FarContext", int, np.random.Generator], np.ndarray]
 
 
-def leave_one_out(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def leave_one_out(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens whose removal raises the target's loss most: loss(t | long without i) - loss(t | long).
 
     It looks at the target, so it needs the null beside it (design.md 1). Cost: the leave-one-out passes,
@@ -34,7 +37,7 @@ def leave_one_out(context: FarContext, max_k: int, generator: np.random.Generato
     return ranked(context.influence_TF, max_k)
 
 
-def leave_one_out_search(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def leave_one_out_search(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """`leave_one_out` among the tokens that a search left out exactly; some of the largest may be missed.
 
     It looks at the target. Estimates that run few rows again say which tokens are left out
@@ -45,7 +48,7 @@ def leave_one_out_search(context: FarContext, max_k: int, generator: np.random.G
     return ranked(context.searched_influence_TF, max_k)
 
 
-def add_one_in(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
     It looks at the target. It takes every copy of the same evidence. Cost: F (s + 1).
@@ -53,7 +56,7 @@ def add_one_in(context: FarContext, max_k: int, generator: np.random.Generator) 
     return ranked(-context.first_addition_losses_TF, max_k)
 
 
-def greedy(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """`add_one_in` repeated: each next token is the best addition to those already chosen.
 
     It looks at the target, at k times as many alternatives as the others. Of redundant evidence it takes one
@@ -66,7 +69,7 @@ def greedy(context: FarContext, max_k: int, generator: np.random.Generator) -> n
     return chosen_TK
 
 
-def gradient(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def gradient(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """First-order estimate of leave_one_out: minus the derivative of the loss by a gate on each token.
 
     The gate multiplies exp(score) of every attention edge into the token: closing it removes the token. It
@@ -76,7 +79,7 @@ def gradient(context: FarContext, max_k: int, generator: np.random.Generator) ->
     return ranked(-context.gate_gradient_TF, max_k)
 
 
-def attention(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def attention(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that the row predicting the target attends to most, mean over layers and heads; no rollout.
 
     Blind to the target. Cost: n / m.
@@ -84,7 +87,7 @@ def attention(context: FarContext, max_k: int, generator: np.random.Generator) -
     return ranked(context.attention_TF, max_k)
 
 
-def divergence(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens whose removal moves the whole prediction most: KL(p(.|long) || p(.|long without i)).
 
     Blind to the target, so its S_k is honest by construction. Cost: the passes of leave_one_out, shared.
@@ -92,14 +95,14 @@ def divergence(context: FarContext, max_k: int, generator: np.random.Generator) 
     return ranked(context.divergence_TF, max_k)
 
 
-def random(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Control: tokens drawn uniformly without replacement. Cost: none."""
     num_far_T = context.num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
-def nearest(context: FarContext, max_k: int, generator: np.random.Generator) -> np.ndarray:
+def nearest(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Control: the tokens right before the short context. Cost: none."""
     return context.num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
@@ -148,7 +151,7 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def exhaustive(context: FarContext, k: int, max_subsets: int = 10_000) -> np.ndarray:
+def exhaustive(context: "FarContext", k: int, max_subsets: int = 10_000) -> np.ndarray:
     """The k far tokens that together lower the loss most, among all subsets of that size: int64 [T, k].
 
     The oracle of the tests. The sets of different k are not nested, so they have no ranks, and no place

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.leave_one_out import null_contexts, own_context
 from pipeline.influence.rules import find_rule

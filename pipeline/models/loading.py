@@ -10,8 +10,6 @@ from pipeline.models.causal_lm import CausalLM
 from pipeline.models.hub import is_hub_name, snapshot, weight_files
 from pipeline.models.olmo import find_checkpoint, load_olmo, model_name
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @dataclass(frozen=True)
 class Loading:

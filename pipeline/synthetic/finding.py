@@ -9,16 +9,17 @@ of substitutes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.leave_one_out import own_context
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import find_rule, ranked
-from pipeline.influence.selection import OWN
-from pipeline.models.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    from pipeline.influence.batching import Batching
+    from pipeline.influence.far_context import FarContext
+    from pipeline.models.causal_lm import CausalLM
 
 RULES_BY_LEAVING_OUT = ("leave_one_out", "divergence")
 """Rules that the intervention matters to."""
@@ -40,14 +41,19 @@ class Selection:
 class RecoveryExample:
     """An example as the rules see it: one chunk, whose last tokens, the response, are the targets."""
 
-    model: CausalLM
+    model: "CausalLM"
     token_ids_L: np.ndarray
     lengths: ContextLengths
     substitutes_RL: np.ndarray
     """int64; tokens that may stand in for those of the same places."""
-    batching: Batching
+    batching: "Batching"
 
-    def _far_context(self, with_divergence: bool, substitute_ids_L: np.ndarray | None = None) -> FarContext:
+    def _far_context(self, with_divergence: bool, substitute_ids_L: np.ndarray | None = None) -> "FarContext":
+        # Imported late: the names of the rules are wanted for a --help at once.
+        from pipeline.influence.far_context import FarContext
+        from pipeline.influence.leave_one_out import own_context
+        from pipeline.influence.selection import OWN
+
         tokens_L = self.token_ids_L
         sequences = (own_context(tokens_L, self.lengths),)
         return FarContext(
@@ -91,7 +97,7 @@ class RecoveryExample:
         return found, own.long_losses_T
 
 
-def _score(rule: str, context: FarContext) -> np.ndarray:
+def _score(rule: str, context: "FarContext") -> np.ndarray:
     return context.influence_TF if rule == "leave_one_out" else context.divergence_TF
 
 

@@ -33,7 +33,8 @@ from machine import DTYPES, machine, use_threads
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import long_context_losses, window_losses
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.causal_lm import CausalLM

@@ -64,7 +64,7 @@ from tqdm import tqdm
 from worker import UnavailableError, VariantName, Worker
 
 from pipeline.errors import InputError
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.stage import logger, positive_int, progress_bar, run_stage, stage_parser
 
 OURS = VariantName("ours", "variants", "SharedPrefixes")

@@ -11,7 +11,7 @@ from olmo.config import ModelConfig, TrainConfig
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.models.olmo import find_checkpoint
 from pipeline.text.tokenized_data import TokenizedData
 

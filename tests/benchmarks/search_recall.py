@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import estimated_losses
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.leave_one_out import PackedSequence
@@ -39,9 +39,10 @@ from pipeline.influence.leave_one_out_search import (
     rows_to_remove,
 )
 from pipeline.influence.selection import far_contexts
+from pipeline.measuring.flags import DTYPES
 from pipeline.models.causal_lm import target_losses
 from pipeline.models.inspectable_lm import InspectableLM
-from pipeline.models.loading import DTYPES, Loading, find_model, load_causal_lm
+from pipeline.models.loading import Loading, find_model, load_causal_lm
 from pipeline.results.bootstrap import Interval, ratio_of_sums
 from pipeline.stage import fraction, positive_int, progress
 from pipeline.text.chunks import chunks_of, long_enough_documents
@@ -83,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
     checkpoint = find_model(arguments.checkpoint, None, False)
-    loading = Loading(torch.device(arguments.device), DTYPES[arguments.dtype], None, False)
+    loading = Loading(torch.device(arguments.device), getattr(torch, arguments.dtype), None, False)
     model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
     documents = long_enough_documents(
         TokenizedData.open(arguments.data), arguments.long_context_length, arguments.max_documents

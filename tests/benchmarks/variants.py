@@ -21,7 +21,8 @@ from olmo.model import OLMo
 from problem import SUBSTITUTE_ID, Problem
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, long_context_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import long_context_losses
 from pipeline.influence.leave_one_out import leave_each_out, own_context
 from pipeline.models.causal_lm import CausalLM, Prefix, causal_visibility, target_losses
 from pipeline.models.olmo import OLMoCausalLM

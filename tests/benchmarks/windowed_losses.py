@@ -23,7 +23,8 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, window_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import window_losses
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.stage import positive_int

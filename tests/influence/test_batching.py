@@ -13,7 +13,8 @@ from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, window_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import window_losses
 from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.olmo import OLMoCausalLM

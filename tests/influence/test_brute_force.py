@@ -14,7 +14,8 @@ from hugging_face_families import make_model
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths, long_context_losses, window_losses
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import long_context_losses, window_losses
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.huggingface import HuggingFaceCausalLM

@@ -9,12 +9,8 @@ from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import (
-    ContextLengths,
-    context_losses,
-    long_context_losses,
-    window_losses,
-)
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import context_losses, long_context_losses, window_losses
 from pipeline.models.olmo import OLMoCausalLM
 
 

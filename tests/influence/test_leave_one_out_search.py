@@ -9,7 +9,7 @@ from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import Reruns, estimated_losses
 from pipeline.influence.leave_one_out import PackedSequence, leave_each_out, null_contexts, own_context
 from pipeline.influence.leave_one_out_search import (

@@ -8,7 +8,7 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.selection import (
     OTHER_DOCUMENT,

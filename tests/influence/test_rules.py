@@ -9,7 +9,7 @@ from hand_made_models import EvidenceLM
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, exhaustive, find_rule
 from pipeline.influence.selection import far_contexts

@@ -14,7 +14,7 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.rules import exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions

@@ -13,7 +13,7 @@ from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import RULES, exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM

@@ -6,7 +6,7 @@ import torch
 from hand_made_models import EvidenceLM
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import ContextLengths
+from pipeline.influence.context_lengths import ContextLengths
 from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, far_dependencies
 
 SURE = 4.0
