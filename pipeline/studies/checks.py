@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.models.loading import DTYPES
+from pipeline.measuring.flags import DTYPES
 from pipeline.studies.commands import Command, Measuring, Tokenizing, Training
 from pipeline.studies.costs import Configs
 from pipeline.studies.study_fields import Evaluation, Study, Text

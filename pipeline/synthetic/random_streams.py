@@ -7,7 +7,7 @@ is [0, 20]. A spawn key does, which NumPy sets behind the list, at a place of it
 import numpy as np
 
 TEST_STREAM = 1
-"""The spawn key of test examples; what is drawn in training has none. Results tell it among their settings."""
+"""The spawn key of test examples; training draws have none. Results tell it among their settings."""
 _OF_MEASURING = 0  # in place of a step; steps are counted from 1
 
 
