@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.positions.schemes import POSITION_SCHEMES, position_scheme
+from pipeline.training.value_checks import refuse_bad_numbers, refuse_bad_relations
 
 PRECISIONS = ("amp_bf16", "fp32")
 TRACKERS = ("tensorboard", "wandb")
@@ -71,7 +72,8 @@ class PretrainConfig(TrainConfig):
     @property
     def sequence_length(self) -> int:
         """Tokens of one training sequence, with the default resolved."""
-        return self.train_context_length or self.model.max_sequence_length
+        length = self.train_context_length
+        return self.model.max_sequence_length if length is None else length
 
     @property
     def tokens_per_step(self) -> int:
@@ -109,35 +111,23 @@ class PretrainConfig(TrainConfig):
         Raises:
             InputError: names the field, its value and what would be right.
         """
+        refuse_bad_numbers(self)
+        refuse_bad_relations(self)
         self._validate_positions()
         self._validate_evaluation()
-        for name in ("seed", "save_interval", "console_log_interval", "global_train_batch_size",
-                     "device_train_microbatch_size", "eval_interval", "eval_num_documents"):  # fmt: skip
-            value, least = getattr(self, name), 0 if name == "seed" else 1
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}; it must be at least {least}")
-        if self.optimizer.learning_rate <= 0:
-            raise InputError(f"optimizer.learning_rate is {self.optimizer.learning_rate}; it must be above 0")
-        if self.peak_flops is not None and self.peak_flops <= 0:
-            raise InputError(f"peak_flops is {self.peak_flops}; it must be above 0, such as 9.9e14")
         if self.precision is not None and self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
         for tracker in self.trackers or ():
             if tracker not in TRACKERS:
                 raise unknown_name("tracker", tracker, TRACKERS)
-        if self.model.init_device == "meta":
-            raise InputError(
-                "model.init_device 'meta' leaves the weights unset, but this stage sets them before it shards"
-                " them; leave it out"
-            )
         self.micro_batch_size(num_ranks=1)
 
     def _validate_positions(self) -> None:
         length, longest = self.sequence_length, self.model.max_sequence_length
-        if not 1 < length <= longest:
+        if length > longest:
             raise InputError(
-                f"train_context_length is {length} tokens; it must be at least 2 and at most"
-                f" model.max_sequence_length, {longest}"
+                f"train_context_length is {length} tokens; it must be at most model.max_sequence_length,"
+                f" {longest}"
             )
         position_scheme(self.position_scheme, self.position_target_length)
         for scheme in POSITION_SCHEMES:
@@ -153,20 +143,13 @@ class PretrainConfig(TrainConfig):
                 raise InputError(
                     f"{name} is {target_length} tokens; it must be at least train_context_length, {length}"
                 )
-        if self.model.d_model % self.model.n_heads:
-            raise InputError(
-                f"model.d_model {self.model.d_model} is not divisible by model.n_heads {self.model.n_heads}"
-            )
-        if not self.model.rope:
-            raise InputError("model.rope is false; position IDs can be chosen in models with RoPE only")
 
     def _validate_evaluation(self) -> None:
         lengths = self.eval_context_lengths or ()
         for length in lengths:
-            if length < 2 or max(lengths) % length:
+            if max(lengths) % length:
                 raise InputError(
-                    f"eval_context_lengths has {length}; each must be at least 2 and divide the longest,"
-                    f" {max(lengths)}"
+                    f"eval_context_lengths has {length}; each must divide the longest, {max(lengths)}"
                 )
 
 

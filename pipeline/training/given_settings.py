@@ -13,6 +13,7 @@ from yaml import YAMLError
 
 from pipeline.errors import InputError, omegaconf_sentence, unknown_name
 from pipeline.training.configuration import PretrainConfig, refuse_ignored_fields
+from pipeline.training.value_checks import refuse_bad_numbers
 
 _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
 _BATCH_FIELDS = {
@@ -70,10 +71,12 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         _take_from_data(given, data)
         config = OmegaConf.to_object(OmegaConf.merge(_schema(), given))
         assert isinstance(config, PretrainConfig)
+        refuse_bad_numbers(config)
         _derive_sequences(config, given)
     except OmegaConfBaseException as error:
         raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
     config.validate()
+    _refuse_impossible_model(config)
     return config
 
 
@@ -81,6 +84,19 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
 def _schema() -> DictConfig:
     """All fields with their types and defaults, built once: a study loads a dozen configurations."""
     return OmegaConf.structured(PretrainConfig)
+
+
+def _refuse_impossible_model(config: PretrainConfig) -> None:
+    """Let OLMo itself look at the model, without its weights: what it would refuse later is refused here."""
+    from olmo.exceptions import OLMoConfigurationError
+
+    from pipeline.training.throughput import model_without_weights
+
+    try:
+        model_without_weights(config.model)
+    except (OLMoConfigurationError, AssertionError, RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or ["OLMo's own check fails"])[0]
+        raise InputError(f"model: OLMo refuses this combination of settings ({reason})") from error
 
 
 def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

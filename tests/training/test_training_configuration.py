@@ -7,8 +7,9 @@ from omegaconf import OmegaConf
 
 from pipeline.errors import InputError
 from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.configuration import OUR_FIELDS, plain_values
+from pipeline.training.configuration import OUR_FIELDS, PretrainConfig, plain_values
 from pipeline.training.given_settings import load_config
+from pipeline.training.value_checks import RANGES
 
 CONFIGS = Path(__file__).parents[2] / "olmo_configs"
 TINY = CONFIGS / "tiny.yaml"
@@ -80,7 +81,26 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("seed=-1", "seed is -1; it must be at least 0"),
         ("time_limit=3", "'time_limit' is a field of OLMo's trainer that pretrain does not act on"),
         ("wandb.project=x", "'wandb' is a field"),
-        ("train_context_length=1", "train_context_length is 1 tokens"),
+        ("seed=18446744073709551616", "seed is 18446744073709551616; it must be at least 0 and at most"),
+        ("train_context_length=0", "train_context_length is 0; it must be at least 2"),
+        ("train_context_length=1", "train_context_length is 1; it must be at least 2"),
+        ("max_grad_norm=-1", "max_grad_norm is -1.0; it must be above 0"),
+        ("model.d_model=0", "model.d_model is 0; it must be at least 1"),
+        ("model.d_model=12", "gives each of model.n_heads 4 an odd width"),
+        ("model.mlp_ratio=0", "model.mlp_ratio is 0; it must be at least 1"),
+        ("model.mlp_hidden_size=7", "model: OLMo refuses this combination of settings"),
+        ("model.n_kv_heads=3", "model.n_heads 4 is not divisible by model.n_kv_heads 3"),
+        ("model.n_layers=0", "model.n_layers is 0"),
+        ("model.alibi=true", "model.alibi is true; ALiBi cannot be beside RoPE"),
+        ("model.residual_dropout=5", "model.residual_dropout is 5.0; it must be at least 0 and below 1"),
+        ("model.attention_dropout=nan", "model.attention_dropout is nan"),
+        ("optimizer.weight_decay=-0.1", "optimizer.weight_decay is -0.1; it must be at least 0"),
+        ("optimizer.weight_decay=nan", "optimizer.weight_decay is nan"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan; it must be above 0 and finite"),
+        ("optimizer.learning_rate=inf", "optimizer.learning_rate is inf"),
+        ("optimizer.betas=[0.9,1.0]", "optimizer.betas is 1.0; it must be at least 0 and below 1"),
+        ("optimizer.eps=-1", "optimizer.eps is -1"),
+        ("scheduler.alpha_f=-1", "scheduler.alpha_f is -1"),
         ("train_context_length=512", "at most model.max_sequence_length, 256"),
         ("train_context_length=48", "4096 is not a multiple of the train_context_length, 48"),
         ("global_train_batch_size=8", "makes 16 sequences, but global_train_batch_size is 8"),
@@ -90,7 +110,7 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("pose_target_length=512", "would ignore it"),
         ("randomized_target_length=512", "would ignore it"),
         ("position_scheme=randomized", "needs randomized_target_length"),
-        ("eval_context_lengths=[32,100]", "eval_context_lengths has 32; each must be at least 2 and divide"),
+        ("eval_context_lengths=[32,100]", "eval_context_lengths has 32; each must divide the longest"),
         ("eval_interval=0", "eval_interval is 0"),
         ("peak_flops=0", "peak_flops is 0.0; it must be above 0"),
         ("trackers=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
@@ -108,6 +128,16 @@ def test_bad_settings_are_refused_by_name(override: str, sentence: str, data: To
         load_config(TINY, [override], data)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_that_no_token_can_name_is_refused(data: TokenizedData) -> None:
+    with pytest.raises(InputError, match="model.vocab_size is 1000000000000; it must be at least 1 and at"):
+        load_config(TINY, [], replace(data, vocabulary_size=10**12))
+
+
+def test_every_number_of_the_table_is_a_field() -> None:
+    schema = OmegaConf.structured(PretrainConfig)
+    assert not [name for name in RANGES if OmegaConf.select(schema, name, default="no field") == "no field"]
 
 
 @pytest.mark.parametrize("scheme", ["pose", "randomized"])
