@@ -26,9 +26,14 @@ activation_checkpointing=whole_layer, device_train_microbatch_tokens (gradients 
 Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
 gradient_norm, tokens_per_second, model_flops_utilization and, every eval_interval steps,
 held_out_loss_nats_at_<context length>); and a folder step<N>-unsharded every save_interval steps and at the
-end, in OLMo's own layout. The same command run again goes on from the last of them, to the same weights, or
-says that the run is finished; with another configuration or other data, or while another job runs there, it
-is refused.
+end, in OLMo's own layout, with the sizes and SHA-256 of its files (complete.json). The same command run again
+goes on from the last of them, to the same weights, or says that the run is finished; with another
+configuration or other data, or while another job runs there, it is refused. A damaged checkpoint is passed
+over for the one before it, and that is said.
+
+precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
+the precision that its checkpoint was trained in, and another one is refused. Dropout: each process draws its
+own masks; they go on with a run on as many processes, and a change of their number is said.
 
 SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
 is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
@@ -70,7 +75,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.models.memory import keep_freed_memory
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
-    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
+    from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
     from pipeline.training.given_settings import load_config
     from pipeline.training.held_out_loss import held_out_loss_of
     from pipeline.training.schedule import Schedule
@@ -89,15 +94,14 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     refuse_missing_trackers(config)
     keep_freed_memory()
-    from pipeline.training.loop import Trainer
+    from pipeline.training.loop import Trainer, out_of_memory_in_words
 
     # One rank stands for the run. torchrun and accelerate both number them so.
     is_first_rank = os.environ.get("RANK", "0") == "0"
     with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():
         trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
-        if is_first_rank:
-            write_run_config(folder, config)
-        checkpoint = trainer.run()
+        with recorded_run(folder, config) if is_first_rank else nullcontext(), out_of_memory_in_words():
+            checkpoint = trainer.run()
     is_finished = trainer.step == schedule.num_steps
     logger.info("%s: %s", "finished" if is_finished else "saved", checkpoint)
     return is_finished

@@ -74,7 +74,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     from pipeline.models.memory import keep_freed_memory
     from pipeline.synthetic.configuration import load_task_config
-    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run, write_run_config
+    from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
 
     folder = arguments.save_folder
     config = load_task_config(
@@ -90,11 +90,11 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.synthetic.trainer import TaskTrainer
 
     with FolderLock(folder, "--save-folder"):
-        write_run_config(folder, config)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        trainer = TaskTrainer(config, folder, device, stop_request)
-        checkpoint = trainer.run()
+        with recorded_run(folder, config):
+            trainer = TaskTrainer(config, folder, device, stop_request)
+            checkpoint = trainer.run()
     if trainer.step < config.num_steps:
         logger.info("saved: %s", checkpoint)
         return False

@@ -3,6 +3,7 @@
 Shapes: B batch, S rows, K rows to look at, T query rows, D width, V vocabulary, N any number of rows.
 """
 
+import logging
 import math
 import pickle
 import re
@@ -18,9 +19,13 @@ from yaml import YAMLError
 
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
+from pipeline.models.checkpoint_files import MODEL_FILES, refuse_damaged, step_folders, unreadable
+from pipeline.models.memory import is_out_of_memory
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention
+
+logger = logging.getLogger("pipeline")
 
 
 class OLMoCausalLM:
@@ -171,23 +176,31 @@ def logits_of(model: OLMo, hidden: torch.Tensor) -> torch.Tensor:
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder.
 
+    A folder without a model is passed over, with a word in the log. Damage is told when the model is loaded:
+    to measure an earlier step in place of a damaged one would be another result under the same name.
+
     Raises:
         InputError: neither is there.
     """
-    if (path / "model.pt").is_file() and (path / "config.yaml").is_file():
+    if _holds_model(path):
         return path
-    steps = {}
-    for folder in path.glob("step*-unsharded"):
-        match = re.fullmatch(r"step(\d+)-unsharded", folder.name)
-        if match and (folder / "model.pt").is_file():
-            steps[int(match[1])] = folder
-    if not steps:
+    folders = step_folders(path)
+    with_model = [step for step, folder in folders.items() if _holds_model(folder)]
+    if not with_model:
         raise InputError(
             f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
             " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
             " config.json"
         )
-    return steps[max(steps)]
+    newest = max(with_model)
+    for step, folder in folders.items():
+        if step > newest:
+            logger.warning("%s holds no model and is passed over; taking step %d", folder, newest)
+    return folders[newest]
+
+
+def _holds_model(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in MODEL_FILES)
 
 
 def model_name(path: Path) -> str:
@@ -210,8 +223,9 @@ def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
     """Load an unsharded OLMo checkpoint; torch reads tensors only, never code, from its model.pt.
 
     Raises:
-        InputError: the folder is not an OLMo checkpoint, is truncated, or has no RoPE.
+        InputError: the folder is not an OLMo checkpoint, is damaged, or has no RoPE.
     """
+    refuse_damaged(checkpoint, MODEL_FILES)
     try:
         config = ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
     except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
@@ -223,8 +237,13 @@ def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
         raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
     try:
         return OLMo.from_checkpoint(str(checkpoint), device=str(device))
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError) as error:
+        path = checkpoint / "model.pt"
+        raise InputError(f"{path} {unreadable(path, error)}") from error
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise InputError(f"{checkpoint}: the model does not fit the memory of {device}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: "
-            f"{str(error).splitlines()[0]}"
+            f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: {reason}"
         ) from error

@@ -2,9 +2,11 @@
 
 import hashlib
 import subprocess
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 _PACKAGES = ("ai2-olmo", "accelerate", "datasets", "numpy", "pyarrow", "tokenizers", "torch", "transformers")
 
@@ -17,6 +19,14 @@ def sha256_of_files(*paths: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of files, by their names in `folder`."""
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
+        for path in paths
+    }
 
 
 @lru_cache(maxsize=1)

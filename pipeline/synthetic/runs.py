@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pipeline.errors import InputError
+from pipeline.models.checkpoint_files import newest_whole
 from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
 from pipeline.synthetic.configuration import TaskConfig, read_task_config
@@ -16,7 +17,6 @@ from pipeline.synthetic.olmo_trunk import OLMoTrunk, new_olmo
 from pipeline.synthetic.task_model import PositionIDs, TaskModel
 from pipeline.synthetic.tasks.registry import task_called
 from pipeline.synthetic.trunk import Trunk
-from pipeline.training.checkpoints import checkpoints_of
 
 METRICS_FILE = "synthetic_training.parquet"
 LEARNT = 0.99
@@ -92,13 +92,13 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
     Raises:
         InputError: there is none, or it was trained on another task than `task`.
     """
-    checkpoints = checkpoints_of(folder)
-    if not checkpoints:
+    found = newest_whole(folder)
+    if found is None:
         raise InputError(
             f"no checkpoint in {folder}: expected a folder step<N>-unsharded there, as"
             " pipeline/train_synthetic.py writes them"
         )
-    step, newest = max(checkpoints.items())
+    step, newest = found
     config = read_task_config(newest / "config.yaml")
     if config.task != task:
         raise InputError(

@@ -14,6 +14,7 @@ import torch
 from olmo.optim import LinearWithWarmup
 
 from pipeline.errors import InputError
+from pipeline.models.checkpoint_files import newest_whole
 from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.stage import progress_bar
@@ -24,7 +25,7 @@ from pipeline.synthetic.random_streams import of_measuring_in_training, of_train
 from pipeline.synthetic.response_loss import response_losses
 from pipeline.synthetic.runs import METRICS_FILE, new_task_model
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
-from pipeline.training.checkpoints import checkpoint_folder, checkpoints_of, load_state, save_checkpoint
+from pipeline.training.checkpoints import checkpoint_folder, load_state, save_checkpoint
 from pipeline.training.prefetch import Prefetch
 from pipeline.training.stop_request import StopRequest
 
@@ -188,10 +189,10 @@ class TaskTrainer:
         save_checkpoint(self._run_folder, self.step, self._config, state)
 
     def _load_newest_checkpoint(self) -> None:
-        checkpoints = checkpoints_of(self._run_folder)
-        if not checkpoints:
+        newest = newest_whole(self._run_folder)
+        if newest is None:
             return
-        self.step, folder = max(checkpoints.items())
+        self.step, folder = newest
         state = load_state(folder)
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optim"])

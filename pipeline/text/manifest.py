@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.results.provenance import git_commit, package_versions, sha256_of_files
+from pipeline.results.provenance import describe_files, git_commit, package_versions, sha256_of_files
 from pipeline.results.schemas import SCHEMA_VERSION
 from pipeline.text.documents import Source, c4_revision
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -69,14 +69,6 @@ def make_manifest(
         "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
         "git_commit": git_commit(),
         "packages": package_versions(),
-    }
-
-
-def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of files, by their names in `folder`."""
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
-        for path in paths
     }
 
 

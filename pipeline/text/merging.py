@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
 from pipeline.results.missing import as_ranges
+from pipeline.results.provenance import describe_files
 from pipeline.text.evaluation_documents import (
     EvaluationSample,
     read_evaluation_documents,
@@ -22,7 +23,6 @@ from pipeline.text.manifest import (
     TOKENIZER_FILE,
     changed_settings,
     check_sizes,
-    describe_files,
     read_manifest,
     refuse_empty_parts,
 )

@@ -5,28 +5,40 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate import Accelerator, PartialState
+from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from olmo.config import DistributedStrategy, OptimizerType
-from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.optim import Optimizer
 
 from pipeline.errors import InputError
+from pipeline.models.memory import is_out_of_memory
 from pipeline.models.rope import blocks_of
 from pipeline.training.configuration import PretrainConfig
+from pipeline.training.precision import mixed_precision_of
 from pipeline.training.sharding import shard
 from pipeline.training.trackers import FOLDER
 
 
-def make_accelerator(config: PretrainConfig, mixed_precision: str) -> Accelerator:
-    """Accelerate's view of ranks, devices and precision."""
+def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
+    """Accelerate's view of ranks, devices and precision.
+
+    Args:
+        config: the run's configuration.
+        saved_precision: what the checkpoint that the run goes on from was trained in; None: it starts.
+
+    Raises:
+        InputError: that is another precision than the configuration asks for.
+    """
     # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
     on_cpu = not torch.accelerator.is_available()
+    ranks = PartialState(cpu=on_cpu)
+    # One rank's measurement decides for all.
+    chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
     folder = str(Path(config.save_folder) / FOLDER)
     return Accelerator(
-        mixed_precision=mixed_precision,
+        mixed_precision=chosen[0],
         cpu=on_cpu,
         log_with=config.trackers,
         project_config=ProjectConfiguration(folder, logging_dir=folder),
@@ -37,14 +49,19 @@ def build_model(config: PretrainConfig) -> OLMo:
     """OLMo with its initial weights, on the CPU.
 
     Raises:
-        InputError: OLMo refuses the configuration.
+        InputError: it does not fit the memory.
     """
-    # OLMo draws its initial weights, and dropout, from the global generator.
+    # OLMo draws its initial weights from the global generator.
     torch.manual_seed(config.seed)
     try:
         model = OLMo(config.model)
-    except OLMoConfigurationError as error:
-        raise InputError(f"model: {error}") from error
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"the model does not fit the memory (model.d_model {config.model.d_model}, n_layers"
+            f" {config.model.n_layers}, vocab_size {config.model.vocab_size}); make it smaller"
+        ) from error
     model.set_activation_checkpointing(config.activation_checkpointing)
     return model.train()
 

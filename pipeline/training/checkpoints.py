@@ -4,19 +4,24 @@
 <run folder>/step1000-unsharded/
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
-    train.pt                  step, tokens, random state, and what made them
+    train.pt                  step, tokens, random states, and what made them
+    complete.json             sizes and SHA-256 of these (pipeline.models.checkpoint_files)
 """
 
 import os
-import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from pipeline.errors import InputError
+from pipeline.models.checkpoint_files import RUN_FILES, damage_of, read_tensors, step_folders, write_mark
 from pipeline.results.files import write_atomically
 from pipeline.training.configuration import plain_values
 
@@ -28,15 +33,16 @@ class RunConfig(Protocol):
         """Write them as YAML."""
 
 
-_NAME = re.compile(r"step(\d+)-unsharded")
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
 _CHANGEABLE = {
     "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
     "console_log_interval", "eval_interval", "eval_context_lengths", "eval_num_documents", "peak_flops",
     "trackers", "device_train_microbatch_size", "device_train_microbatch_tokens", "distributed_strategy",
     "compile", "activation_checkpointing",
+    "precision",  # train.pt says in which one the weights were trained; that is compared
 }  # fmt: skip
-_CONFIG_FILE = "config.yaml"
+_MOST_TOLD = 8  # changed settings in one sentence
+_CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
@@ -45,10 +51,13 @@ def checkpoint_folder(run_folder: Path, step: int) -> Path:
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Step -> folder of every complete checkpoint, ascending."""
-    folders = run_folder.iterdir() if run_folder.is_dir() else ()
-    found = [(int(match[1]), folder) for folder in folders if (match := _NAME.fullmatch(folder.name))]
-    return dict(sorted(found))
+    """Step -> folder of every checkpoint that is whole by the sizes of its files, ascending."""
+    folders = step_folders(run_folder)
+    return {
+        step: folder
+        for step, folder in folders.items()
+        if damage_of(folder, RUN_FILES, reads_all=False) is None
+    }
 
 
 def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[str, dict[str, Any]]) -> None:
@@ -70,6 +79,7 @@ def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[
         config.save(temporary / _CONFIG_FILE)
         for stem, content in state.items():
             _save(content, temporary / f"{stem}.pt")
+        write_mark(temporary)
         for path in temporary.iterdir():
             _sync(path)
         _sync(temporary)
@@ -101,11 +111,12 @@ def _sync(path: Path) -> None:
 
 
 def load_state(folder: Path) -> dict[str, dict[str, Any]]:
-    """The `state` given to `save_checkpoint`, its tensors on the CPU."""
-    return {
-        stem: torch.load(folder / f"{stem}.pt", map_location="cpu", weights_only=True)
-        for stem in ("model", "optim", "train")
-    }
+    """The `state` given to `save_checkpoint`, its tensors on the CPU.
+
+    Raises:
+        InputError: a file is damaged, or holds something else than tensors and plain values.
+    """
+    return {stem: read_tensors(folder / f"{stem}.pt") for stem in ("model", "optim", "train")}
 
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
@@ -115,28 +126,53 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
         shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
-def write_run_config(run_folder: Path, config: RunConfig) -> None:
-    """Write the run's settings, so that even a run without a checkpoint is known by them."""
+@contextmanager
+def recorded_run(run_folder: Path, config: RunConfig) -> Iterator[None]:
+    """Write the run's settings, so that even a run without a checkpoint is known by them.
+
+    Where the training inside is refused before its first checkpoint, nothing is worth keeping: the record
+    goes, so that the mended command is not refused as another run's.
+    """
     write_atomically(run_folder / _CONFIG_FILE, config.save)
+    try:
+        yield
+    except InputError:
+        if not step_folders(run_folder):
+            for name in (_CONFIG_FILE, METRICS_FILE):
+                (run_folder / name).unlink(missing_ok=True)
+        raise
 
 
 def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     """Refuse a folder whose run had another configuration, or other data, by the newest record it has.
 
     Raises:
-        InputError: names every field that changed.
+        InputError: names every field that changed, or a record that cannot be read.
     """
     folders = [*checkpoints_of(run_folder).values(), run_folder]
     records = [path for folder in folders if (path := folder / _CONFIG_FILE).is_file()]
     if not records:
         return
-    earlier = OmegaConf.to_container(OmegaConf.load(records[-1]))
-    changes = _differences(earlier, plain_values(config))
+    changes = _differences(_read_record(records[-1]), plain_values(config))
     if changes:
+        more = f"; and {len(changes) - _MOST_TOLD} more" if len(changes) > _MOST_TOLD else ""
         raise InputError(
-            f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
+            f"{run_folder} holds a run with other settings: {'; '.join(changes[:_MOST_TOLD])}{more};"
             " choose another --save-folder, or repeat the earlier settings"
         )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        record = None
+    if not isinstance(record, dict) or not record:
+        raise InputError(
+            f"{path} is damaged: it does not hold the settings of a run; put back what was there, such as the"
+            f" {_CONFIG_FILE} of the run's newest checkpoint"
+        )
+    return cast(dict[str, Any], record)
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:

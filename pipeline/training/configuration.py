@@ -19,7 +19,7 @@ from pipeline.errors import InputError, unknown_name
 from pipeline.positions.schemes import POSITION_SCHEMES, position_scheme
 from pipeline.training.value_checks import refuse_bad_numbers, refuse_bad_relations
 
-PRECISIONS = ("amp_bf16", "fp32")
+PRECISIONS = ("auto", "amp_bf16", "fp32")
 TRACKERS = ("tensorboard", "wandb")
 
 

@@ -8,13 +8,15 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.errors import InputError
+from pipeline.models.checkpoint_files import newest_whole
+from pipeline.models.memory import is_out_of_memory
 from pipeline.models.rope import use_position_ids
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.training.assembly import (
@@ -26,8 +28,8 @@ from pipeline.training.assembly import (
 )
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.checkpoints import (
+    METRICS_FILE,
     checkpoint_folder,
-    checkpoints_of,
     drop_old_checkpoints,
     load_state,
     save_checkpoint,
@@ -36,8 +38,8 @@ from pipeline.training.configuration import PretrainConfig
 from pipeline.training.held_out_loss import HeldOutLoss
 from pipeline.training.metrics import MetricsLog
 from pipeline.training.next_token import next_token_loss
-from pipeline.training.precision import mixed_precision_of
 from pipeline.training.prefetch import Prefetch
+from pipeline.training.random_streams import restore_stream, seed_stream, stream_states
 from pipeline.training.schedule import Schedule
 from pipeline.training.sharding import gather, load_optimizer, load_weights, whole
 from pipeline.training.stop_request import StopRequest
@@ -45,6 +47,24 @@ from pipeline.training.throughput import Throughput
 from pipeline.training.trackers import start_trackers
 
 logger = logging.getLogger("pipeline")
+
+
+@contextmanager
+def out_of_memory_in_words() -> Iterator[None]:
+    """Turn an allocation that fails into a sentence.
+
+    Raises:
+        InputError: a step does not fit the memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            "the memory does not suffice for a step; lower device_train_microbatch_tokens, which leaves the"
+            " step as it is, or set activation_checkpointing=whole_layer"
+        ) from error
 
 
 class Trainer:
@@ -68,27 +88,30 @@ class Trainer:
             stop_request: asked after each step; None: the run goes to its end.
 
         Raises:
-            InputError: the batch does not divide over the ranks, or OLMo refuses the model.
+            InputError: the batch does not divide over the ranks, the model does not fit the memory, or the
+                checkpoint is damaged or was trained in another precision.
         """
         self._config, self._schedule = config, schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
         self._stop_request = stop_request or StopRequest()
         self._run_folder = Path(config.save_folder)
-        self._mixed_precision = mixed_precision_of(config.precision)
-        self._accelerator = make_accelerator(config, self._mixed_precision)
+        saved = self._newest_state()
+        self._accelerator = make_accelerator(config, saved and saved["train"]["mixed_precision"])
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         self._olmo = build_model(config)
         self._rotary = use_position_ids(self._olmo)
         self._model = distribute(self._olmo, config, self._accelerator)
         self._optimizer = make_optimizer(config, self._olmo)
-        dtype = torch.bfloat16 if self._mixed_precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self._accelerator.mixed_precision == "bf16" else torch.float32
         self._throughput = Throughput(
             config, self._accelerator.num_processes, self._accelerator.device, dtype
         )
         self.step = 0
-        self._load_newest_checkpoint()
+        seed_stream(config.seed, self._accelerator.process_index)
+        if saved is not None:
+            self._go_on_from(saved)
 
     def run(self) -> Path:
         """Train to the end, or until a stop is requested, saving as the configuration says and then.
@@ -113,7 +136,7 @@ class Trainer:
                     self._accelerator.log(metrics, step=self.step)
                 if is_stopping or self._is_saved(self.step):
                     if log is not None:
-                        log.flush()  # a checkpoint never stands ahead of the metrics that lead to it
+                        log.sync()  # a checkpoint never stands ahead of the metrics that lead to it
                     self._save()
         self._accelerator.end_training()
         return checkpoint_folder(self._run_folder, self.step)
@@ -122,7 +145,7 @@ class Trainer:
         if not self._accelerator.is_main_process:
             return None
         return MetricsLog(
-            self._run_folder / "metrics.jsonl",
+            self._run_folder / METRICS_FILE,
             step=self.step,
             num_steps=self._schedule.num_steps,
             flush_interval=self._config.console_log_interval,
@@ -241,24 +264,23 @@ class Trainer:
         return {
             "step": self.step,
             "tokens": self.step * self._config.tokens_per_step,
-            "cpu_random_state": torch.get_rng_state(),
-            "cuda_random_state": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            "random_states": stream_states(self._accelerator),
             "train_data_sha256": self._config.train_data_sha256,
-            "mixed_precision": self._mixed_precision,
+            "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
             "git_commit": git_commit(),
             "packages": package_versions(),
         }
 
-    def _load_newest_checkpoint(self) -> None:
-        checkpoints = checkpoints_of(self._run_folder)
-        if not checkpoints:
-            return
-        self.step, folder = max(checkpoints.items())
-        state = load_state(folder)
-        load_weights(self._olmo, state["model"])
-        load_optimizer(self._optimizer, state["optim"])
-        torch.set_rng_state(state["train"]["cpu_random_state"])
-        if torch.cuda.is_available() and state["train"]["cuda_random_state"] is not None:
-            torch.cuda.set_rng_state(state["train"]["cuda_random_state"])
-        logger.info("going on from %s", folder)
+    def _newest_state(self) -> dict[str, dict[str, Any]] | None:
+        newest = newest_whole(self._run_folder)
+        if newest is None:
+            return None
+        logger.info("going on from %s", newest[1])
+        return load_state(newest[1])
+
+    def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
+        self.step = saved["train"]["step"]
+        load_weights(self._olmo, saved["model"])
+        load_optimizer(self._optimizer, saved["optim"])
+        restore_stream(self._accelerator, saved["train"], self._config.model, self._config.seed)

@@ -1,10 +1,12 @@
 """The metrics of a run: JSON lines on disk, one a step, and a progress bar."""
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
 from pipeline.stage import progress_bar
 
@@ -26,6 +28,9 @@ class MetricsLog:
             step: finished steps.
             num_steps: steps of the whole run.
             flush_interval: steps after which lines reach the disk.
+
+        Raises:
+            InputError: the file is damaged, or lacks finished steps.
         """
         _keep_lines_until(path, step)
         self._file = path.open("a", encoding="utf-8")
@@ -56,17 +61,27 @@ class MetricsLog:
         """Hand all lines to the file."""
         self._file.flush()
 
+    def sync(self) -> None:
+        """Hand all lines to the disk itself, for what is saved next to stand on."""
+        self.flush()
+        os.fsync(self._file.fileno())
+
 
 def _keep_lines_until(path: Path, step: int) -> None:
-    if not path.exists():
-        return
-    # A line torn by a kill has no line end. It can only be the last.
-    whole = [
-        line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
-    kept = "".join(line for line in whole if json.loads(line)["step"] <= step)
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(kept, encoding="utf-8")
-
-    write_atomically(path, write)
+    """Drop the lines after `step`, and one torn by a kill, which has no line end and can only be the last."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        steps = [json.loads(line)["step"] for line in whole]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path} is damaged: a line of it is not a step's metrics; put back what was there, or choose"
+            " another --save-folder"
+        ) from error
+    if steps[:step] != list(range(1, step + 1)):
+        raise InputError(
+            f"{path} lacks some of the {step} steps that lead to the newest checkpoint; put back what was"
+            " there, or choose another --save-folder"
+        )
+    kept = "".join(whole[:step])
+    write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))

@@ -114,7 +114,7 @@ def plain_loop(
         fused=True,
     )
     autocast = torch.autocast(
-        device.type, torch.bfloat16, enabled=mixed_precision_of(config.precision) == "bf16"
+        device.type, torch.bfloat16, enabled=mixed_precision_of(config.precision, device) == "bf16"
     )
 
     def step(number: int) -> float:
@@ -141,7 +141,7 @@ def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
     batches = batches_of(config, folder)
     schedule = Schedule(config, batches.steps_per_epoch)
     trainer = Trainer(config, batches, schedule)
-    device, mixed_precision = trainer._accelerator.device, mixed_precision_of(config.precision)
+    device, mixed_precision = trainer._accelerator.device, trainer._accelerator.mixed_precision
     plain = plain_loop(config, batches, schedule, device)
 
     def ours(number: int) -> float:

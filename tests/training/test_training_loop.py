@@ -15,11 +15,13 @@ from pipeline.training import checkpoints, precision
 from pipeline.training.loop import Trainer
 from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
+from pipeline.training.random_streams import seed_stream
 
 MakeTrainer = Callable[..., Trainer]
 POSE = ("position_scheme=pose", "pose_target_length=32")
 # Dropout draws from the global generator: only a restored random state continues it.
 DROPOUT = "model.residual_dropout=0.2"
+CPU = torch.device("cpu")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -178,11 +180,83 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_bfloat16", "given"),
-    [("amp_bf16", True, "bf16"), ("amp_bf16", False, "no"), ("fp32", True, "no"), (None, True, "no")],
-)
-def test_bfloat16_only_where_the_machine_has_it(
-    asked: str | None, has_bfloat16: bool, given: str, monkeypatch: pytest.MonkeyPatch
+    ("asked", "speedup", "given"),
+    [("auto", 4.0, "bf16"), ("auto", 0.2, "no"), ("amp_bf16", 0.2, "bf16"), ("fp32", 4.0, "no"),
+     (None, 4.0, "no")],
+)  # fmt: skip
+def test_auto_takes_bfloat16_where_it_is_faster(
+    asked: str | None, speedup: float, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "has_fast_bfloat16", lambda: has_bfloat16)
-    assert mixed_precision_of(asked) == given
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: speedup)
+    assert mixed_precision_of(asked, CPU) == given
+
+
+def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 0.2)
+    mixed_precision_of("amp_bf16", CPU)
+    assert (
+        "bfloat16 is 5.0 times slower than float32 on this cpu; precision=fp32 is recommended" in caplog.text
+    )
+
+
+def test_a_run_goes_on_in_its_own_precision_or_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trainer(tmp_path, "save_interval=6").run()  # in float32
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 4.0)
+    sentence = "precision is amp_bf16, but the checkpoint was trained in float32; go on with precision=fp32"
+    with pytest.raises(InputError, match=sentence):
+        make_trainer(tmp_path, "precision=amp_bf16")
+    assert make_trainer(tmp_path, "precision=auto")._accelerator.mixed_precision == "no"
+    assert mixed_precision_of("auto", CPU, saved="bf16") == "bf16"  # whatever is faster on the next machine
+    with pytest.raises(InputError, match="was trained in bfloat16; go on with precision=amp_bf16"):
+        mixed_precision_of("fp32", CPU, saved="bf16")
+
+
+def test_a_run_goes_back_to_the_checkpoint_before_a_damaged_one(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = weights(make_trainer(tmp_path).run())
+    (tmp_path / "step6-unsharded" / "optim.pt").write_bytes(b"")
+    (tmp_path / "step8-unsharded").mkdir()
+    trainer = make_trainer(tmp_path)
+    assert trainer.step == 4
+    assert f"{tmp_path / 'step6-unsharded'}: optim.pt is empty; going on from step 4" in caplog.text
+    assert f"{tmp_path / 'step8-unsharded'}: it has no config.yaml" in caplog.text
+    assert same(weights(trainer.run()), whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"", "lacks some of the 6 steps"), (b"\xff\x00", "is damaged"), (b"[1]\n", "is damaged"),
+     (b'{"step": 1}\n{"step": 3}\n', "lacks some of the 6 steps")],
+)  # fmt: skip
+def test_metrics_that_do_not_lead_to_the_checkpoint_are_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    make_trainer(tmp_path).run()
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=f"metrics.jsonl {sentence}"):
+        make_trainer(tmp_path).run()
+
+
+def test_a_checkpoint_of_other_ranks_is_gone_on_from_with_a_word(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_trainer(tmp_path, DROPOUT, "save_interval=6").run() / "train.pt"
+    saved = torch.load(path, weights_only=True)
+    torch.save(saved | {"random_states": saved["random_states"] * 2}, path)
+    (path.parent / "complete.json").unlink()
+    make_trainer(tmp_path)  # without dropout nothing is drawn
+    assert "dropout" not in caplog.text
+    make_trainer(tmp_path, DROPOUT)
+    assert "drawn by 2 ranks on a cpu, and is drawn from here on by 1 on a cpu" in caplog.text
+
+
+def test_each_rank_and_each_start_has_its_own_stream() -> None:
+    drawn = []
+    for rank, step in ((0, 0), (1, 0), (0, 3), (0, 0)):
+        seed_stream(7, rank, step)
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[0] == drawn[3]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
