@@ -166,6 +166,28 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
     torch.testing.assert_close(states[3]["state"], states[2]["state"], rtol=1e-4, atol=1e-6)
 
 
+def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0.2")
+    run = tmp_path / "run"
+    _, said = start_two_ranks(data, run, *steps).communicate(timeout=240)
+    whole = torch.load(run / "step6-unsharded" / "model.pt", weights_only=True)
+    states = torch.load(run / "step3-unsharded" / "train.pt", weights_only=True)["random_states"]
+    assert len(states) == 2, said
+    assert not torch.equal(states[0]["cpu"], states[1]["cpu"])
+
+    shutil.rmtree(run / "step6-unsharded")
+    _, said = start_two_ranks(data, run, *steps).communicate(timeout=240)
+    assert "the dropout of this checkpoint" not in said
+    resumed = torch.load(run / "step6-unsharded" / "model.pt", weights_only=True)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+    shutil.rmtree(run / "step6-unsharded")
+    run_here(data, run, *steps)
+    assert "the dropout of this checkpoint was drawn by 2 ranks on a cpu, and is drawn" in caplog.text
+
+
 def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_path: Path) -> None:
     steps = ("max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp")
     process = start_two_ranks(data, tmp_path / "run", *steps)
@@ -198,6 +220,25 @@ def test_a_finished_run_says_so_and_another_is_refused(
     other_data = write_tokenized_data(tmp_path / "other", seed=1)
     with pytest.raises(InputError, match="other settings: train_data_sha256 was "):
         run_here(other_data, run, *short)
+
+
+def test_a_refused_training_is_mended_in_the_same_folder(data: Path, tmp_path: Path) -> None:
+    short = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1", "model.residual_dropout=0")
+    with pytest.raises(InputError, match="step 2: loss nan nats"):
+        run_here(data, tmp_path / "run", *short, "optimizer.learning_rate=1e300")
+    assert not list((tmp_path / "run").iterdir())
+    with pytest.raises(InputError, match="train_context_length is 0"):
+        run_here(data, tmp_path / "other", *short, "train_context_length=0")
+    assert not (tmp_path / "other").exists()
+    run_here(data, tmp_path / "run", *short)
+
+
+def test_what_a_kill_left_of_a_save_is_removed(data: Path, tmp_path: Path) -> None:
+    for name in (".step2-unsharded.part", ".step1-unsharded.old"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "model.pt").write_bytes(b"half")
+    run_here(data, tmp_path / "run", "max_duration=2", "save_interval=2", "scheduler.t_warmup=1")
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_overrides_may_stand_before_and_after_flags() -> None:

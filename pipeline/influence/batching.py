@@ -1,7 +1,9 @@
 """How many sequences a forward pass holds: as many as pay and fit the memory, half where they did not.
 
 A loss does not depend on the batch it was computed in, save for its last bits: matrix products of other
-shapes add up in another order. In float32 losses agree to 2e-5 nats (a test).
+shapes add up in another order. In float32 losses agree to 2e-5 nats (a test). Sizes follow from the model,
+the lengths and the kind of device, not from what memory happens to be free: so a result is the same to the
+byte whoever measures which part of it, as long as the memory suffices; where it does not, that is said.
 """
 
 from collections.abc import Iterator
@@ -10,12 +12,14 @@ from dataclasses import dataclass
 
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.memory import free_bytes, is_out_of_memory
+from pipeline.models.memory import GIBIBYTE, free_bytes, is_out_of_memory
 from pipeline.stage import logger
 
 # Measured (tests/benchmarks/leave_one_out.py): on a CPU, batches that leave its caches are slower.
 _TOKENS_PER_BATCH = {"cpu": 2048}
 _TOKENS_PER_BATCH_ON_ACCELERATORS = 16384
+_BUDGET_BYTES = {"cpu": 1 * GIBIBYTE}
+_BUDGET_BYTES_ON_ACCELERATORS = 16 * GIBIBYTE
 _SHARE_OF_FREE_MEMORY = 0.5
 
 
@@ -32,10 +36,25 @@ class Batching:
     def for_model(
         cls, model: CausalLM, tokens_per_batch: int | None = None, memory_budget_bytes: float | None = None
     ) -> "Batching":
-        """Batches of the given sizes; None: what is fastest on the device, within half of its free memory."""
+        """Batches of the given sizes; None: what is fastest on the kind of device, within a fixed budget.
+
+        Half of what is free, where that is less than the fixed budget: then it is said that last bits may
+        differ.
+        """
+        kind = model.device.type
+        if memory_budget_bytes is None:
+            memory_budget_bytes = _BUDGET_BYTES.get(kind, _BUDGET_BYTES_ON_ACCELERATORS)
+            available_bytes = _SHARE_OF_FREE_MEMORY * free_bytes(model.device)
+            if available_bytes < memory_budget_bytes:
+                logger.warning(
+                    "little memory is free: batches are kept within %.2f GiB and not %.0f, which may move the"
+                    " last bits of losses",
+                    available_bytes / GIBIBYTE, memory_budget_bytes / GIBIBYTE,
+                )  # fmt: skip
+                memory_budget_bytes = available_bytes
         return cls(
-            tokens_per_batch or _TOKENS_PER_BATCH.get(model.device.type, _TOKENS_PER_BATCH_ON_ACCELERATORS),
-            memory_budget_bytes or _SHARE_OF_FREE_MEMORY * free_bytes(model.device),
+            tokens_per_batch or _TOKENS_PER_BATCH.get(kind, _TOKENS_PER_BATCH_ON_ACCELERATORS),
+            memory_budget_bytes,
         )
 
     def num_sequences(self, model: CausalLM, num_rows: int, num_prefix_rows: int = 0) -> int:

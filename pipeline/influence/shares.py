@@ -1,7 +1,8 @@
 """Which shards of a result fall to this process: one task of several, one process a GPU within a task.
 
 The shards, Parquet files of --documents-per-shard documents, are what they are; a share says only who
-measures them. So no number and no byte of a result depends on how many tasks or processes there were.
+measures them, and batches do not depend on it (pipeline.influence.batching). So no number and no byte of a
+result depends on how many tasks or processes there were, on one kind of machine whose memory suffices.
 """
 
 import argparse

@@ -8,8 +8,8 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from pipeline.errors import InputError
+from pipeline.text.hub_answer import hub_answer
 
-_HUB_TIMEOUT_SECONDS = 10
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -43,7 +43,7 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     at = "" if revision is None else f" at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
-        found = HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
+        found = hub_answer(lambda: HfApi().model_info(name, revision=revision))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"

@@ -5,6 +5,8 @@ activation and no biases; whatever else a configuration asks for is refused, nev
 """
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 import transformers
 from olmo.config import ModelConfig
 from olmo.model import OLMo
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
@@ -113,25 +116,55 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         The largest difference, in nats, of the losses of a few tokens under what was written and `model`.
 
     Raises:
-        InputError: `folder` exists, Hugging Face's class cannot express the model, or the losses differ.
+        InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the model,
+            the disk is full, or the losses differ.
     """
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
     twin = as_hugging_face(model)
+    _refuse_weights_that_are_no_numbers(model)
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        twin.save_pretrained(draft)
+        _save(twin, draft)
         _write_tokenizer(tokenizer_file, eos_token_id, model.config.max_sequence_length, draft)
         difference = _largest_difference(model, draft)
-        if difference > _MAX_DIFFERENCE_NATS:
+        if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
+        _give_usual_modes(draft)
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return difference
+
+
+def _refuse_weights_that_are_no_numbers(model: OLMo) -> None:
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise InputError(
+                f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or its"
+                " training failed; export another step"
+            )
+
+
+def _save(twin: transformers.OlmoForCausalLM, folder: Path) -> None:
+    """`save_pretrained`, where a full disk is the OSError that it is."""
+    try:
+        twin.save_pretrained(folder)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """As a new file has them here; safetensors makes its own readable by their owner alone."""
+    os.umask(mask := os.umask(0))
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
 
 
 @torch.inference_mode()

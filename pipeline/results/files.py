@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,10 @@ def remove_leftovers(folder: Path, *patterns: str) -> None:
     """
     for pattern in patterns or (f".*{_TEMPORARY}",):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)  # a checkpoint, say
+            else:
+                path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

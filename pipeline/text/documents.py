@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.text.hub_answer import hub_answer
 
 C4_REPOSITORY = "allenai/c4"
 C4_FILES = {
@@ -18,7 +19,6 @@ C4_FILES = {
     for split, count in (("train", 1024), ("validation", 8))
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
-_HUB_TIMEOUT_SECONDS = 10
 _RECORDS_PER_BATCH = 512
 _CHARACTERS_PER_BATCH = 1_000_000
 """Beside the count, so that a batch of whole novels is no larger than one of web pages."""
@@ -163,7 +163,7 @@ def c4_revision() -> str:
     from huggingface_hub import HfApi  # late: a process that only encodes has no use for it
 
     try:
-        return str(HfApi().dataset_info(C4_REPOSITORY, timeout=_HUB_TIMEOUT_SECONDS).sha)
+        return str(hub_answer(lambda: HfApi().dataset_info(C4_REPOSITORY)).sha)
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         raise InputError(
             f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({_first_line(error)}); read C4 files on"

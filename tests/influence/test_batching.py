@@ -12,6 +12,7 @@ from hand_made_models import CountingLM
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
+from pipeline.influence import batching
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import window_losses
@@ -50,6 +51,21 @@ def test_a_budget_of_three_sequences(lm: OLMoCausalLM) -> None:
     assert lm.sequence_bytes(100, 0) > lm.sequence_bytes(50, 0) > 50 * 64 * 4
 
 
+def test_sizes_do_not_follow_from_what_is_free(
+    lm: OLMoCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batchings = []
+    for free_gibibytes in (3, 300):
+        monkeypatch.setattr(batching, "free_bytes", lambda _, free=free_gibibytes: free << 30)
+        batchings.append(Batching.for_model(lm))
+    assert batchings[0] == batchings[1] == Batching(2048, 1 << 30)
+    assert not caplog.text
+    monkeypatch.setattr(batching, "free_bytes", lambda _: 1 << 30)
+    assert Batching.for_model(lm).memory_budget_bytes == 1 << 29
+    assert "batches are kept within 0.50 GiB and not 1, which may move the last bits" in caplog.text
+    assert Batching.for_model(lm, 7, 5 << 30) == Batching(7, 5 << 30)  # what is asked for is taken
+
+
 @pytest.mark.parametrize("tokens_per_batch", [1, 97, 500, 5000])
 def test_the_size_of_the_batch_moves_last_bits_only(lm: OLMoCausalLM, tokens_per_batch: int) -> None:
     for sequence in (own_context(CHUNKS[0], LENGTHS), *null_contexts(*CHUNKS, LENGTHS)):
@@ -62,9 +78,9 @@ def test_the_size_of_the_batch_moves_last_bits_only(lm: OLMoCausalLM, tokens_per
 
 
 def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, caplog: pytest.LogCaptureFixture) -> None:
-    little, batching = _LittleMemory(lm, max_rows=300), Batching(4000)
+    little, of_4000 = _LittleMemory(lm, max_rows=300), Batching(4000)
     with caplog.at_level(logging.WARNING, "pipeline"):
-        found = leave_each_out(little, own_context(CHUNKS[0], LENGTHS), batching).influence_TF
+        found = leave_each_out(little, own_context(CHUNKS[0], LENGTHS), of_4000).influence_TF
     expected = leave_each_out(lm, own_context(CHUNKS[0], LENGTHS), Batching(4000)).influence_TF
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
     # 23 sequences of 94 tokens are too many, and so are 11 and 5; 2 are not, and more are not tried again.
