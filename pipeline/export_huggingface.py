@@ -6,15 +6,16 @@ folder like any other model; AutoModelForCausalLM and AutoTokenizer load it with
 
 full size:
   python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
-      --out runs/c4/exported/long
+      --out runs/c4/exported/long-hf
 
 on a laptop, after `make demo` (seconds):
   python pipeline/export_huggingface.py --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
-      --out runs/demo/exported/long-seed0
+      --out runs/demo/exported/long-seed0-hf
 
 needs    a checkpoint or run folder of pretrain.py, and the data it was trained on, for the tokenizer
 refuses  a model that Hugging Face's class cannot express (another norm or activation, biases), data of
-         another tokenizer, and an --out that exists
+         another tokenizer, weights that are no finite numbers, an --out that exists or has the run's own name
+         (results are filed under names, so that the two could not be measured together)
 """
 
 import sys
@@ -48,18 +49,24 @@ def main(arguments: argparse.Namespace) -> None:
 
     from pipeline.errors import InputError
     from pipeline.models.huggingface_export import write_hugging_face_folder
-    from pipeline.models.olmo import find_checkpoint, load_stock_olmo
+    from pipeline.models.olmo import find_checkpoint, load_stock_olmo, model_name
+    from pipeline.results.folder_lock import FolderLock
     from pipeline.text.manifest import TOKENIZER_FILE
     from pipeline.text.tokenized_data import TokenizedData
 
+    out = arguments.out.absolute()
     checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)
+    if out.name == (name := model_name(arguments.checkpoint)):
+        raise InputError(
+            f"--out {arguments.out} has the name of the model itself, under which its results are filed;"
+            f" choose another, such as {arguments.out.with_name(f'{name}-hf')}"
+        )
     model = load_stock_olmo(checkpoint, torch.device("cpu"))
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
-    difference = write_hugging_face_folder(
-        model, data.folder / TOKENIZER_FILE, data.eos_token_id, arguments.out
-    )
+    with FolderLock(out.parent, "--out", part=out.name):
+        difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

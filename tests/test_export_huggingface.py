@@ -1,3 +1,4 @@
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline import export_huggingface
 from pipeline.errors import InputError
+from pipeline.models.loading import find_model
 from pipeline.text import tokenized_data
 from pipeline.text.tokenized_data import TokenizedData
 
@@ -59,3 +61,50 @@ def test_another_tokenizer_and_another_norm_leave_nothing_behind(
     with pytest.raises(InputError, match="model.layer_norm_type is rms"):
         export(save(make_olmo(layer_norm_type="rms"), tmp_path / "rms"), tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "other", "rms"}
+
+
+def test_an_export_is_told_apart_from_its_run_and_readable(
+    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
+) -> None:
+    run = save(make_olmo(), tmp_path / "long")
+    with pytest.raises(InputError, match="has the name of the model itself.* such as .*exported/long-hf"):
+        export(run, tmp_path / "exported" / "long")
+    export(run, tmp_path / "exported" / "long-hf")
+    (tmp_path / "exported" / "other").touch()
+    usual = (tmp_path / "exported" / "other").stat().st_mode
+    assert {path.stat().st_mode for path in (tmp_path / "exported" / "long-hf").iterdir()} == {usual}
+    (tmp_path / "exported" / "other").unlink()
+    assert [path.name for path in (tmp_path / "exported").iterdir()] == ["long-hf"]
+    assert [find_model(str(path)).name for path in (run, tmp_path / "exported" / "long-hf")] == [
+        "long", "long-hf"
+    ]  # fmt: skip
+
+
+def test_weights_that_are_no_numbers_are_not_exported(
+    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
+) -> None:
+    model = make_olmo()
+    with torch.no_grad():
+        model.transformer.wte.weight[3, 2] = float("nan")
+    with pytest.raises(InputError, match="the weights transformer.wte.weight hold values that are no finite"):
+        export(save(model, tmp_path / "run"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_and_a_file_in_the_way_are_the_systems_own_errors(
+    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
+) -> None:
+    run = save(make_olmo(), tmp_path / "run")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            export(run, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is there already"):
+        export(run, tmp_path / "file")
+    with pytest.raises(FileExistsError):
+        export(run, tmp_path / "file" / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run", "file"}

@@ -94,7 +94,7 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
         InputError: it has some, all of them damaged.
     """
     folders = step_folders(run_folder)
-    damages = []
+    damages: list[str] = []
     for step, folder in reversed(folders.items()):
         damage = damage_of(folder, RUN_FILES, reads_all=True)
         if damage is None:

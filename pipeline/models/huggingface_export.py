@@ -116,8 +116,9 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         The largest difference, in nats, of the losses of a few tokens under what was written and `model`.
 
     Raises:
-        InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the model,
-            the disk is full, or the losses differ.
+        InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
+            model, or the losses differ.
+        OSError: the disk is full.
     """
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
@@ -144,8 +145,8 @@ def _refuse_weights_that_are_no_numbers(model: OLMo) -> None:
     for name, weight in model.state_dict().items():
         if not weight.isfinite().all():
             raise InputError(
-                f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or its"
-                " training failed; export another step"
+                f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or"
+                " its training failed; export another step"
             )
 
 

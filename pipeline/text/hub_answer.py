@@ -23,7 +23,7 @@ def hub_answer(question: Callable[[], Answer]) -> Answer:
     def ask() -> None:
         try:
             answers.put(([question()], None))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (it is raised where the answer is wanted)
             answers.put(([], error))
 
     Thread(target=ask, daemon=True).start()  # a program that ends does not wait for it

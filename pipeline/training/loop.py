@@ -97,7 +97,9 @@ class Trainer:
         self._stop_request = stop_request or StopRequest()
         self._run_folder = Path(config.save_folder)
         saved = self._newest_state()
-        self._accelerator = make_accelerator(config, saved and saved["train"]["mixed_precision"])
+        self._accelerator = make_accelerator(
+            config, None if saved is None else saved["train"]["mixed_precision"]
+        )
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         self._olmo = build_model(config)

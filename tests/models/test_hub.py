@@ -89,9 +89,7 @@ def test_offline_is_one_quick_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path
         snapshot("owner/x", "v1", with_code=False)
 
 
-def test_a_hub_that_never_answers_is_a_sentence_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hub_that_never_answers_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A server that takes connections and says nothing: time limits of the client's begin anew with each."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         monkeypatch.setattr(hub_answer, "HUB_PATIENCE_SECONDS", 0.2)
