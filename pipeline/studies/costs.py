@@ -30,7 +30,6 @@ from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.estimates import Device, estimate
 from pipeline.training.given_settings import AssumedData, DataFacts
-from pipeline.training.precision import has_fast_bfloat16
 from pipeline.training.schedule import counts_epochs
 from pipeline.training.throughput import flops_per_token, measured_peak_flops
 
@@ -80,10 +79,12 @@ class Machine:
         return Device(torch_device.type, peak, self.utilization)
 
     def device_of_training(self, precision: str | None) -> Device:
-        """The same for a run of OLMo's `precision`, which is float32 where bfloat16 would be emulated."""
-        return self.device(
-            torch.bfloat16 if precision == "amp_bf16" and has_fast_bfloat16() else torch.float32
-        )
+        """The same for a run of this `precision`; `auto` is the faster, as the training will measure."""
+        if precision == "auto":
+            return max(
+                self.device(torch.float32), self.device(torch.bfloat16), key=lambda device: device.peak_flops
+            )
+        return self.device(torch.bfloat16 if precision == "amp_bf16" else torch.float32)
 
     def __str__(self) -> str:
         """The peaks that were used."""

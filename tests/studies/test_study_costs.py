@@ -120,9 +120,8 @@ def test_a_peak_is_measured_once() -> None:
 
 
 def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {torch.float32: 4e10, torch.bfloat16: 4e8}  # emulated
-    monkeypatch.setattr(costs, "measured_peak_flops", lambda device, dtype: peaks[dtype])
-    for is_fast, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        monkeypatch.setattr(costs, "has_fast_bfloat16", lambda is_fast=is_fast: is_fast)
-        assert Machine(0.5).device_of_training("amp_bf16").peak_flops == peaks[dtype]
-        assert Machine(0.5).device_of_training("fp32").peak_flops == peaks[torch.float32]
+    for of_float32, of_bfloat16 in ((4e10, 4e8), (4e10, 2e11)):  # emulated, and not
+        peaks = {torch.float32: of_float32, torch.bfloat16: of_bfloat16}
+        monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
+        planned = [Machine(0.5).device_of_training(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
+        assert planned == [max(of_float32, of_bfloat16), of_bfloat16, of_float32]
