@@ -4,11 +4,14 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook whose results, code and parameters are those of its last execution is skipped, and so is one for
-which something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
-(selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the tokenized
-data, beside the results or as --data (token_categories, influential_places), planted needles, as --needles
-(needles). To execute some notebooks only, which must then lack nothing:
+A notebook is skipped where nothing has changed since its last execution: what it reads (results, data), the
+code and the versions of libraries that it uses, its parameters, and the figures that it left. It is skipped
+too where something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
+(selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the
+tokenized data, beside the results or as --data (token_categories, influential_places), planted needles, as
+--needles (needles).
+
+To execute some notebooks only, which must then lack nothing:
 
     python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
         --notebooks selection_rules
@@ -24,108 +27,54 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import hashlib
 import logging
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-
-from analysis.notebook_needs import what_lacks
 from pipeline.errors import InputError, unknown_name
-from pipeline.results.files import write_atomically
-from pipeline.results.folder import artefacts_in
 from pipeline.stage import progress, stage_parser
 
-ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 logger = logging.getLogger("analysis")
 
 
-def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """SHA-256 of all that decides what a notebook shows.
-
-    Code enters by its content; Parquet files by name, size and time, as reading gigabytes to learn that
-    nothing is to be done would defeat the purpose.
-    """
-    digest = hashlib.sha256(repr(sorted(parameters.items())).encode())
-    for source in [
-        notebook,
-        *sorted((ROOT / "analysis").rglob("*.py")),
-        *sorted((ROOT / "pipeline/results").glob("*.py")),
-    ]:
-        digest.update(source.read_bytes())
-    folders = [results, *map(Path, parameters.get("also_results", ()))]
-    parquet = [path for folder in folders for path in sorted(folder.glob("*/model=*/*.parquet"))]
-    if "needles" in parameters:
-        parquet += sorted(Path(parameters["needles"]).glob("length-*/*/**/*.parquet"))
-    for path in parquet:
-        stat = path.stat()
-        digest.update(f"{path.relative_to(path.parents[2])} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def is_up_to_date(executed: Path, made_from: str) -> bool:
-    """Whether `executed` was made from the inputs of this fingerprint, and its figures are still there."""
-    if not executed.exists():
-        return False
-    execution = nbformat.read(executed, as_version=4).metadata.get("execution_of_results", {})
-    figures = (executed.parent / name for name in execution.get("figures", []))
-    return execution.get("made_from") == made_from and all(figure.exists() for figure in figures)
-
-
-def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
-    """`notebook` with a cell setting `parameters`, after the one tagged "parameters" with the defaults."""
-    place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
-    lines = [f"{name} = {value!r}" for name, value in parameters.items()]
-    cell = nbformat.v4.new_code_cell(
-        "\n".join(lines), id="injected", metadata={"tags": ["injected-parameters"]}
-    )
-    notebook.cells.insert(place + 1, cell)
-    return notebook
-
-
-def execute(path: Path, figures: Path, parameters: Mapping[str, Any], made_from: str) -> None:
-    """Execute one notebook and write the executed copy.
+def main(arguments: argparse.Namespace) -> None:
+    """Execute every notebook that is not up to date.
 
     Raises:
-        InputError: a cell met bad input, such as an artefact that is missing.
-        SystemExit: a cell failed otherwise; with the cell's traceback.
+        InputError: no results, a notebook that is not there or that lacks something, or bad input of a cell.
+        SystemExit: a cell failed.
     """
-    notebook = with_parameters(nbformat.read(path, as_version=4), parameters)
-    started = time.time_ns()
-    client = NotebookClient(
-        notebook,
-        timeout=None,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        kernel_name="python3",
-        resources={"metadata": {"path": str(ROOT)}},
-    )
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        if error.ename == "InputError":
-            raise InputError(f"{path.name}: {error.evalue}") from error
-        raise SystemExit(f"{path.name}: a cell failed\n{error}") from error
-    written = [
-        file.name for file in sorted(figures.glob("*.p[dn][fg]")) if file.stat().st_mtime_ns >= started
-    ]
-    notebook.metadata["execution_of_results"] = {"made_from": made_from, "figures": written}
-    write_atomically(
-        figures / path.name, lambda part: part.write_text(nbformat.writes(notebook), encoding="utf-8")
-    )
+    # Imported late, for a --help at once.
+    from analysis.notebook_execution import execute, is_up_to_date
+    from analysis.notebook_inputs import fingerprint
+    from analysis.notebook_needs import what_lacks
+    from pipeline.results.folder import artefacts_in
+    from pipeline.results.folder_lock import FolderLock
 
-
-def main(arguments: argparse.Namespace) -> None:
-    """Execute every notebook that is not up to date."""
-    logging.getLogger("traitlets").setLevel(logging.WARNING)  # nbclient announces each kernel
     if not arguments.results.is_dir():
         raise InputError(f"--results {arguments.results} is not a folder; name one that the stages wrote to")
     if not artefacts_in(arguments.results):
         raise InputError(f"--results {arguments.results} holds no results; name a folder of a stage's")
-    arguments.figures.mkdir(parents=True, exist_ok=True)
+    notebooks, parameters, figures = (
+        _notebooks(arguments.notebooks),
+        _parameters(arguments),
+        arguments.figures,
+    )
+    with FolderLock(figures, "--figures"):
+        for path in progress(notebooks, "notebooks", "notebook", len(notebooks)):
+            made_from = fingerprint(arguments.results, path, parameters, figures)
+            if is_up_to_date(figures / path.name, made_from):
+                logger.info("%s: nothing has changed, skipped", path.name)
+            elif lacks := what_lacks(path.stem, arguments):
+                if arguments.notebooks:
+                    raise InputError(f"{path.name}: {lacks}")
+                logger.info("%s: %s, skipped", path.name, lacks)
+            else:
+                execute(path, figures, parameters, made_from)
+
+
+def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
+    """What notebooks are told; those that were not given are left to a notebook's own defaults."""
     given = {
         "results": str(arguments.results.resolve()),
         "figures_folder": str(arguments.figures.resolve()),
@@ -136,18 +85,7 @@ def main(arguments: argparse.Namespace) -> None:
         "data": str(arguments.data.resolve()) if arguments.data else None,
         "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
-    parameters = {name: value for name, value in given.items() if value}
-    notebooks = _notebooks(arguments.notebooks)
-    for path in progress(notebooks, "notebooks", "notebook", len(notebooks)):
-        made_from = fingerprint(arguments.results, path, parameters)
-        if is_up_to_date(arguments.figures / path.name, made_from):
-            logger.info("%s: nothing has changed, skipped", path.name)
-        elif lacks := what_lacks(path.stem, arguments):
-            if arguments.notebooks:
-                raise InputError(f"{path.name}: {lacks}")
-            logger.info("%s: %s, skipped", path.name, lacks)
-        else:
-            execute(path, arguments.figures, parameters, made_from)
+    return {name: value for name, value in given.items() if value}
 
 
 def _notebooks(names: Sequence[str]) -> list[Path]:
@@ -156,7 +94,7 @@ def _notebooks(names: Sequence[str]) -> list[Path]:
     Raises:
         InputError: there is none of a name.
     """
-    of_name = {path.stem: path for path in sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))}
+    of_name = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     for name in names:
         if name not in of_name:
             raise unknown_name("notebook", name, of_name)

@@ -1,16 +1,21 @@
 """The notebooks, executed end to end on the synthetic results."""
 
+import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from analysis import run_notebooks
+from analysis.notebook_execution import execute, is_up_to_date, with_parameters
+from analysis.notebook_inputs import code_used_by, fingerprint
 from pipeline.errors import InputError
+from pipeline.results.folder_lock import FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
@@ -73,24 +78,81 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
 
 def test_skips_only_what_has_not_changed(results: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(results, tmp_path / "results")
-    notebook = NOTEBOOKS[0]
-    before = run_notebooks.fingerprint(copy, notebook, {"a": 1})
-    assert run_notebooks.fingerprint(copy, notebook, {"a": 1}) == before
-    assert run_notebooks.fingerprint(copy, notebook, {"a": 2}) != before
-    assert run_notebooks.fingerprint(copy, NOTEBOOKS[1], {"a": 1}) != before
+    figures = tmp_path / "results" / "figures"
+
+    def made_from(notebook: Path = NOTEBOOKS[0], **parameters: object) -> str:
+        return fingerprint(copy, notebook, {"a": 1} | parameters, figures)
+
+    before = made_from()
+    figures.mkdir()
+    (figures / "a.png").touch()  # what it makes
+    (copy / ".settings.json.part").touch()
+    assert made_from() == before
+    assert made_from(a=2) != before
+    assert made_from(NOTEBOOKS[1]) != before
+    settings = next((copy / "_stages").rglob("settings.json"))
+    settings.write_text(settings.read_text() + " ")
+    without_settings = made_from()
+    assert without_settings != before
     next(copy.glob("*/model=long-seed0/*.parquet")).unlink()
-    assert run_notebooks.fingerprint(copy, notebook, {"a": 1}) != before
+    assert made_from() != without_settings
 
 
-def test_a_deleted_figure_is_drawn_again(tmp_path: Path) -> None:
+def test_the_data_beside_the_results_decides_for_notebooks_that_read_it(
+    results: Path, tmp_path: Path
+) -> None:
+    copy, data = shutil.copytree(results, tmp_path / "results"), tmp_path / "data"
+    of_text, of_losses = (ROOT / "analysis/notebooks" / f"{name}.ipynb"
+                          for name in ("influential_places", "loss_differences"))  # fmt: skip
+
+    def made_from(**parameters: object) -> list[str]:
+        return [fingerprint(copy, notebook, parameters, tmp_path / "f") for notebook in (of_text, of_losses)]
+
+    without = made_from()
+    data.mkdir()
+    (data / "manifest.json").write_text("{}")
+    beside = made_from()
+    assert [old == new for old, new in zip(without, beside, strict=True)] == [False, True]
+    (data / "manifest.json").write_text("{ }")
+    assert made_from()[0] != beside[0]
+    data.rename(tmp_path / "elsewhere")
+    elsewhere = made_from(data=str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere" / "tokenizer.json").write_text("{}")
+    assert made_from(data=str(tmp_path / "elsewhere"))[0] != elsewhere[0]
+
+
+def test_code_that_a_notebook_uses_is_found_wherever_it_lies_and_no_other() -> None:
+    def used(name: str) -> tuple[set[str], set[str]]:
+        code, libraries = code_used_by(ROOT / "analysis" / "notebooks" / f"{name}.ipynb")
+        return {path.relative_to(ROOT).as_posix() for path in code}, set(libraries)
+
+    code, libraries = used("loss_differences")
+    assert {"analysis/figures.py", "analysis/statistics.py", "pipeline/results/bootstrap.py"} <= code
+    assert {"analysis/__init__.py", "pipeline/errors.py"} <= code
+    assert {"numpy", "pandas", "matplotlib"} <= libraries
+    assert not {"sys", "pathlib", "analysis", "pipeline"} & libraries
+    assert not any(path.startswith(("analysis/tokens/", "pipeline/text/")) for path in code)
+    assert "analysis/summary.py" not in code
+    code, libraries = used("token_categories")
+    assert {"analysis/measured_text.py", "pipeline/text/chunks.py"} <= code  # outside of analysis/
+    assert "HanTa" in libraries  # imported in a function, and perhaps not installed
+
+
+def test_a_figure_that_is_gone_or_other_is_drawn_again(tmp_path: Path) -> None:
     executed = nbformat.v4.new_notebook()
-    executed.metadata["execution_of_results"] = {"made_from": "f", "figures": ["a.png"]}
+    written = {"a.png": hashlib.sha256(b"a").hexdigest()}
+    executed.metadata["execution_of_results"] = {"made_from": "f", "written": written}
     nbformat.write(executed, tmp_path / "a.ipynb")
-    assert not run_notebooks.is_up_to_date(tmp_path / "a.ipynb", "f")
-    (tmp_path / "a.png").touch()
-    assert run_notebooks.is_up_to_date(tmp_path / "a.ipynb", "f")
-    assert not run_notebooks.is_up_to_date(tmp_path / "a.ipynb", "g")
-    assert not run_notebooks.is_up_to_date(tmp_path / "b.ipynb", "f")
+    assert not is_up_to_date(tmp_path / "a.ipynb", "f")
+    (tmp_path / "a.png").write_bytes(b"a")
+    assert is_up_to_date(tmp_path / "a.ipynb", "f")
+    assert not is_up_to_date(tmp_path / "a.ipynb", "g")
+    assert not is_up_to_date(tmp_path / "b.ipynb", "f")
+    (tmp_path / "a.png").write_bytes(b"")
+    assert not is_up_to_date(tmp_path / "a.ipynb", "f")
+    for damaged in (b"", b"{", b"[]", b"\xff"):
+        (tmp_path / "a.ipynb").write_bytes(damaged)
+        assert not is_up_to_date(tmp_path / "a.ipynb", "f")
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
@@ -128,25 +190,87 @@ def test_losses_alone_are_shown_and_a_notebook_asked_for_by_name_lacks_nothing(
     assert f"dependency_sparsity.ipynb: the results hold no 'dependency_sparsity'; {present}" in asked.stderr
 
 
-@pytest.mark.parametrize(
-    ("cell", "error"),
-    [
-        ("from pipeline.errors import InputError\nraise InputError('mend this')", InputError),
-        ("1 / 0", SystemExit),
-    ],
-)
-def test_a_failing_cell_is_told_by_its_notebook(
-    tmp_path: Path, cell: str, error: type[BaseException]
-) -> None:
+def broken_notebook(folder: Path, cell: str) -> Path:
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [
         nbformat.v4.new_code_cell("a = 1", metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell(cell),
     ]
-    nbformat.write(notebook, tmp_path / "broken.ipynb")
-    with pytest.raises(error, match=r"broken\.ipynb: (mend this|a cell failed[\s\S]*1 / 0)"):
-        run_notebooks.execute(tmp_path / "broken.ipynb", tmp_path / "figures", {"a": 2}, "f")
-    assert not (tmp_path / "figures" / "broken.ipynb").exists()
+    nbformat.write(notebook, folder / "broken.ipynb")
+    return folder / "broken.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("cell", "error", "sentence"),
+    [
+        ("from pipeline.errors import InputError\nraise InputError('mend this')", InputError, "mend this"),
+        ("import errno\nraise OSError(errno.ENOSPC, 'No space left', 'a.png')", InputError,
+         r"\[Errno 28\] No space left: 'a.png'"),
+        ("open('/nowhere/a')", InputError, ".Errno 2. No such file or directory: '/nowhere/a'"),
+        ("import os\nos._exit(9)", InputError, "its kernel ended by itself"),
+        ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
+    ],
+)  # fmt: skip
+def test_a_failing_cell_is_told_in_a_sentence(
+    tmp_path: Path, cell: str, error: type[BaseException], sentence: str
+) -> None:
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    with pytest.raises(error, match=rf"^broken\.ipynb: {sentence}") as failed:
+        execute(broken_notebook(tmp_path, cell), figures, {"a": 2}, "f")
+    assert "\n" not in str(failed.value)
+    left = {"broken.failed.ipynb"} if error is SystemExit else set()
+    assert {path.name for path in figures.iterdir()} == left
+    if left:
+        assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
+    wait = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
+    path = broken_notebook(tmp_path, f"{wait}\ntime.sleep(100)")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from pathlib import Path\n"
+        "def parser():\n"
+        "    from pipeline.stage import stage_parser\n"
+        "    return stage_parser('x')\n"
+        "def main(arguments):\n"
+        "    from analysis.notebook_execution import execute\n"
+        f"    execute(Path({str(path)!r}), Path({str(tmp_path)!r}), {{}}, 'f')\n"
+    )
+    begin = "from pipeline.start import start_module; start_module('program', 'program.py')"
+    path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
+    running = subprocess.Popen(
+        [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    pid_file, deadline = tmp_path / "pid", time.monotonic() + 120
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline and running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(number)
+    sent = time.monotonic()
+    _, told = running.communicate(timeout=60)
+    assert time.monotonic() - sent < 4  # two on a machine that does nothing else
+    assert running.returncode == 128 + number
+    assert len(told.strip().splitlines()) == 1 and "run the same command again to go on" in told
+    while Path(f"/proc/{pid_file.read_text()}").exists():  # until whoever reaps it has done so
+        assert time.monotonic() - sent < 10
+        time.sleep(0.05)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_an_output_that_is_a_file_or_in_use_is_refused(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for figures in (tmp_path / "file", tmp_path / "file" / "figures"):
+        done = run(results, figures, tmp_path, "--notebooks", "loss_differences")
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+    with FolderLock(tmp_path / "figures", "--figures"):
+        done = run(results, tmp_path / "figures", tmp_path, "--notebooks", "loss_differences")
+    assert done.returncode == 2
+    assert "is in use by process" in done.stderr
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -174,6 +298,6 @@ def test_every_figure_says_how_many_it_is_of(path: Path) -> None:
 
 
 def test_injected_parameters_follow_the_defaults() -> None:
-    notebook = run_notebooks.with_parameters(nbformat.read(NOTEBOOKS[0], as_version=4), {"results": "/r"})
+    notebook = with_parameters(nbformat.read(NOTEBOOKS[0], as_version=4), {"results": "/r"})
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     assert notebook.cells[place + 1].source == "results = '/r'"

@@ -1,0 +1,108 @@
+"""What decides what a notebook shows: its text, the code it uses, what it reads, parameters, versions."""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parents[1]
+_OURS = ("analysis", "pipeline")
+_READS_TEXT = ROOT / "pipeline" / "text"
+
+
+def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any], figures: Path) -> str:
+    """SHA-256 of all that decides what a notebook shows.
+
+    Code, settings, marks and manifests enter by their content; Parquet and token files by name, size and
+    time, as reading gigabytes to learn that nothing is to be done would defeat the purpose.
+
+    Args:
+        results: the results folder.
+        notebook: its file.
+        parameters: those that it gets.
+        figures: where what it makes goes, which is no input even if it lies in a folder that is.
+    """
+    code, libraries = code_used_by(notebook)
+    folders = [results, *map(Path, parameters.get("also_results", ()))]
+    folders += [Path(parameters["needles"])] if "needles" in parameters else []
+    if any(_READS_TEXT in path.parents for path in code):
+        folders.append(Path(parameters.get("data") or results.parent / "data"))
+    digest = hashlib.sha256(repr(sorted(parameters.items())).encode())
+    for part in (*_code_states(notebook, code), *_versions(libraries), *_folder_states(folders, figures)):
+        digest.update(part + b"\0")
+    return digest.hexdigest()
+
+
+def code_used_by(notebook: Path) -> tuple[list[Path], list[str]]:
+    """The files of this repository that a notebook imports, directly or through others; all libraries."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    names = {name for cell in cells if cell.cell_type == "code" for name in _imported_names(cell.source)}
+    files: set[Path] = set()
+    libraries: set[str] = set()
+    while names:
+        name = names.pop()
+        house = name.partition(".")[0]
+        if house not in _OURS:
+            libraries.add(house)
+            continue
+        for file in _files_of(name) - files:
+            files.add(file)
+            names |= _imported_names(file.read_text(encoding="utf-8"))
+    return sorted(files), sorted(libraries - sys.stdlib_module_names)
+
+
+def _imported_names(source: str) -> set[str]:
+    """Dotted names of what is imported, in functions too; `from a import b` gives a.b, a module or not."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _files_of(name: str) -> set[Path]:
+    """The module of a dotted name, or of what it is a name in, and the packages it lies in."""
+    parts = name.split(".")
+    modules = [ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+    candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
+    return {path for path in candidates if path.is_file()}
+
+
+def _code_states(notebook: Path, code: list[Path]) -> Iterator[bytes]:
+    yield notebook.read_bytes()
+    for path in code:
+        yield f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes()
+
+
+def _versions(libraries: list[str]) -> Iterator[bytes]:
+    yield f"python {sys.version}".encode()
+    for library in libraries:
+        for distribution in sorted(_distributions().get(library, ())):  # none where it is not installed
+            yield f"{distribution} {version(distribution)}".encode()
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _folder_states(folders: list[Path], figures: Path) -> Iterator[bytes]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            is_temporary = path.name.startswith((".", "lock"))
+            if is_temporary or not path.is_file() or figures.resolve() in path.resolve().parents:
+                continue
+            name = f"{path.relative_to(folder)}".encode()
+            if path.suffix in (".parquet", ".npy"):
+                stat = path.stat()
+                yield name + f" {stat.st_size} {stat.st_mtime_ns}".encode()
+            else:
+                yield name + b"\n" + path.read_bytes()
