@@ -43,12 +43,13 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.stage import logger, positive_int, stage_parser
+from pipeline.stage import logger, positive_int, stage_parser, whole_number
 from pipeline.synthetic.evaluation import (
     Cell,
+    Tested,
     add_task_evaluation_arguments,
     evaluate_task_runs,
-    task_and_cells,
+    find_tested,
     test_examples,
 )
 from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 INTERVENTIONS = ("remove", "substitute")
 TOKENS_PER_BATCH = 8192
 """Of a pass over small models."""
+_MOST_SUBSTITUTES = 10_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
     add("--rules", nargs="+", choices=RECOVERY_RULES, default=list(RECOVERY_RULES), help="selection rules")
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(INTERVENTIONS),
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
-    add("--num-substitutes", type=positive_int, default=8, help="draws that a substitution is the mean of")
+    add(
+        "--num-substitutes",
+        type=whole_number(1, _MOST_SUBSTITUTES),
+        default=8,
+        help="draws that a substitution is the mean of",
+    )
     add("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
     add("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
@@ -79,8 +86,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
-    _refuse_unfit_k(arguments)
+    tested = find_tested(arguments)
+    _refuse_unfit_k(tested, arguments)
     arguments.rules = [rule for rule in RECOVERY_RULES if rule in arguments.rules]
+    arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}
 
@@ -91,7 +100,7 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s, size %d%s: %s", run.name, cell[0], _of_k(cell), _in_words(columns))
         return columns
 
-    evaluate_task_runs(arguments, "dependency_recovery", "dependency_recovery", settings, measure)
+    evaluate_task_runs(arguments, tested, "dependency_recovery", "dependency_recovery", settings, measure)
 
 
 def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
@@ -99,15 +108,14 @@ def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
     return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
 
 
-def _refuse_unfit_k(arguments: argparse.Namespace) -> None:
+def _refuse_unfit_k(tested: Tested, arguments: argparse.Namespace) -> None:
     """Refuse, before anything is measured, what the examples of some size have no room or no use for.
 
     Raises:
         InputError: names the size.
     """
-    task, cells = task_and_cells(arguments)
-    for cell in cells:
-        batch, _ = test_examples(task, cell, arguments)
+    for cell in tested.cells:
+        batch, _ = test_examples(tested.task, cell, arguments)
         lengths = _lengths(batch, arguments.short_context_length)
         found = [places for of_one in batch.dependencies for places in far_dependencies(of_one, lengths)]
         num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))

@@ -33,7 +33,7 @@ import numpy as np
 
 from pipeline.results.wilson import wilson_interval
 from pipeline.stage import logger, positive_int, stage_parser
-from pipeline.synthetic.evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs
+from pipeline.synthetic.evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs, find_tested
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s: %s", run.name, _in_words(cell, row, run.is_learnt))
         return {name: [value] for name, value in row.items()}
 
-    evaluate_task_runs(arguments, "evaluate_synthetic", "synthetic_accuracy", {}, measure)
+    evaluate_task_runs(
+        arguments, find_tested(arguments), "evaluate_synthetic", "synthetic_accuracy", {}, measure
+    )
 
 
 def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:

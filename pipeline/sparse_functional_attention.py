@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
-from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser
+from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser, whole_number
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
+_LONGEST, _MOST = 65_536, 1_000_000  # what is more is a slip of the hand
+_LARGEST_LEARNING_RATE = 1000.0
+_LARGEST_SEED = (1 << 31) - 1  # what the column of seeds holds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,20 +63,27 @@ def parser() -> argparse.ArgumentParser:
         help=f"k, 1 to {_MOST_TOKENS}; several are fitted one by one",
     )  # fmt: skip
     stage.add_argument(
-        "--train-context-length", type=positive_int, default=32,
+        "--train-context-length", type=whole_number(1, _LONGEST), default=32,
         help="L: training sequences have L/2 to L tokens",
     )  # fmt: skip
     stage.add_argument("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
     stage.add_argument(
-        "--length-multiples", type=positive_int, nargs="+", default=[2, 4, 8], metavar="TIMES",
+        "--length-multiples", type=whole_number(1, _LONGEST), nargs="+", default=[2, 4, 8], metavar="TIMES",
         help="test at these multiples of L too",
     )  # fmt: skip
-    stage.add_argument("--seeds", type=int, nargs="+", default=list(range(6)), help="a fit a seed")
-    stage.add_argument("--steps", type=positive_int, default=2000, help="training steps")
-    stage.add_argument("--batch-size", type=positive_int, default=32, help="training sequences a step")
+    stage.add_argument(
+        "--seeds", type=whole_number(0, _LARGEST_SEED), nargs="+", default=list(range(6)), help="a fit a seed"
+    )
+    stage.add_argument("--steps", type=whole_number(1, _MOST), default=2000, help="training steps")
+    stage.add_argument(
+        "--batch-size", type=whole_number(1, _MOST), default=32, help="training sequences a step"
+    )
     stage.add_argument("--learning-rate", type=positive_float, default=0.1, help="of Adam")
     stage.add_argument(
-        "--num-test-sequences", type=positive_int, default=500, help="test sequences of each length"
+        "--num-test-sequences",
+        type=whole_number(1, _MOST),
+        default=500,
+        help="test sequences of each length",
     )
     stage.add_argument(
         "--free-values", action="store_true",
@@ -90,6 +100,8 @@ def main(arguments: argparse.Namespace) -> None:
     conditions = {name: condition_called(name) for name in arguments.conditions}
     _refuse_sparsity(arguments.sparsity, lengths)
     _refuse_seeds(arguments.seeds)
+    if arguments.learning_rate > _LARGEST_LEARNING_RATE:
+        raise InputError(f"--learning-rate {arguments.learning_rate} is above {_LARGEST_LEARNING_RATE}")
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.theory.attention import num_keys
     from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, fit
@@ -140,8 +152,8 @@ def _refuse_sparsity(sparsities: Sequence[int], lengths: Lengths) -> None:
 
 
 def _refuse_seeds(seeds: Sequence[int]) -> None:
-    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise InputError(f"--seeds {' '.join(map(str, seeds))}: each seed is 0 or more and stands once")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds {' '.join(map(str, seeds))}: each seed stands once")
 
 
 def _columns(

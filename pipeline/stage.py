@@ -90,6 +90,23 @@ def positive_int(text: str) -> int:
     return number
 
 
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from `least` to `most`."""
+
+    def parsed(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
+        return number
+
+    parsed.__name__ = "whole number"  # argparse's word for what is none
+    return parsed
+
+
+random_seed = whole_number(0, (1 << 63) - 1)
+"""An argparse type: what every generator of random numbers takes, and a column of results holds."""
+
+
 def positive_float(text: str) -> float:
     """An argparse type: a finite number above 0."""
     number = float(text)

@@ -5,6 +5,7 @@ A cell is a test size and, where the task has one, a k; it is a shard of the res
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.results.folder import StageOutput
-from pipeline.stage import logger, positive_int, progress
+from pipeline.stage import logger, positive_int, progress, random_seed, whole_number
+from pipeline.synthetic.coupled_positions import refuse_beyond_table
 from pipeline.synthetic.random_streams import TEST_STREAM, of_test_examples
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import Task, task_called
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.synthetic.runs import TaskRun
     from pipeline.synthetic.task_model import TaskModel
 
+_LARGEST_SIZE, _MOST_EXAMPLES = 1_000_000, 1_000_000  # what is more is a slip of the hand
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
 Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, list[Any]]]
@@ -39,13 +42,14 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     add("--checkpoints", type=Path, nargs="+", required=True, metavar="RUN",
         help="run folders of train_synthetic.py")  # fmt: skip
     add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
-    add("--sizes", type=positive_int, nargs="+", required=True,
+    add("--sizes", type=whole_number(1, _LARGEST_SIZE), nargs="+", required=True,
         help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
         " tokens)")  # fmt: skip
     add("--sparsities", type=positive_int, nargs="+",
         help="k of the test examples, where the task has it; left out at sizes without room")  # fmt: skip
-    add("--num-examples", type=positive_int, default=num_examples, help="test examples of each size and k")
-    add("--test-seed", type=int, default=0, help="of the test examples")
+    add("--num-examples", type=whole_number(1, _MOST_EXAMPLES), default=num_examples,
+        help="test examples of each size and k")  # fmt: skip
+    add("--test-seed", type=random_seed, default=0, help="of the test examples")
 
 
 def task_and_cells(arguments: argparse.Namespace) -> tuple[Task, list[Cell]]:
@@ -81,62 +85,85 @@ def test_examples(
     return draw_batch(task, size, [sparsity] * arguments.num_examples, generator), generator
 
 
-def evaluate_task_runs(
-    arguments: argparse.Namespace, stage: str, artefact: str, settings: Mapping[str, Any], measure: Measure
-) -> None:
-    """Run `measure` on the examples of every cell with every model, writing a shard a cell.
+@dataclass(frozen=True)
+class Tested:
+    """What is tested on what: every model on every cell of a task."""
 
-    Args:
-        arguments: of `add_task_evaluation_arguments`.
-        stage: the stage's name, as results are filed under.
-        artefact: what it writes; columns that tell of run and cell are added to those of `measure`.
-        settings: the stage's own, beyond those of `add_task_evaluation_arguments`.
-        measure: the stage's work.
+    task: Task
+    cells: Sequence[Cell]
+    runs: Sequence["TaskRun"]
+
+
+def find_tested(arguments: argparse.Namespace) -> Tested:
+    """What the flags of `add_task_evaluation_arguments` ask for.
 
     Raises:
-        InputError: a checkpoint is missing, of another task or damaged, two have one name, the task or a
-            model has no room for a cell, or the results folder holds another configuration's results.
+        InputError: a checkpoint is missing, of another task or damaged, two have one name, or the task or a
+            model has no room for a cell.
     """
-    # Imported late, for a --help at once.
-    import torch
-
-    from pipeline.synthetic.runs import find_task_run
+    from pipeline.synthetic.runs import find_task_run  # late, for a --help at once
 
     task, cells = task_and_cells(arguments)
     runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
     _refuse_equal_names(runs)
     for run in runs:
         _refuse_impossible(run, cells)
+    return Tested(task, cells, runs)
+
+
+def evaluate_task_runs(
+    arguments: argparse.Namespace,
+    tested: Tested,
+    stage: str,
+    artefact: str,
+    settings: Mapping[str, Any],
+    measure: Measure,
+) -> None:
+    """Run `measure` on the examples of every cell with every model, writing a shard a cell.
+
+    Args:
+        arguments: of `add_task_evaluation_arguments`.
+        tested: what they ask for.
+        stage: the stage's name, as results are filed under.
+        artefact: what it writes; columns that tell of run and cell are added to those of `measure`.
+        settings: the stage's own, beyond those of `add_task_evaluation_arguments`.
+        measure: the stage's work.
+
+    Raises:
+        InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
+    """
+    import torch  # late, for a --help at once
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    of_examples = {
-        "num_examples": arguments.num_examples,
-        "test_seed": arguments.test_seed,
-        "test_stream": TEST_STREAM,
-    }
-    for run in runs:
-        every_setting = {
-            "task": task.name,
-            "sizes": sorted({size for size, _ in cells}),
-            "sparsities": sorted({sparsity for _, sparsity in cells if sparsity is not None}),
-            **of_examples,
-            **settings,
-        }
+    every_setting = {**_settings(arguments, tested), **settings}
+    for run in tested.runs:
         output = StageOutput(
             arguments.results, stage, run.name, settings=every_setting, inputs={"checkpoint": run.sha256},
-            num_shards=len(cells),
+            num_shards=len(tested.cells),
         )  # fmt: skip
         pending = output.pending_shards()
         if pending:
             model, is_learnt = run.load(device), run.is_learnt
             for shard in progress(pending, f"{stage} {run.name}", "cells"):
-                cell = cells[shard]
-                batch, generator = test_examples(task, cell, arguments)
+                cell = tested.cells[shard]
+                batch, generator = test_examples(tested.task, cell, arguments)
                 columns = measure(run, model, cell, batch, generator)
                 num_rows = len(next(iter(columns.values())))
                 shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
                 columns |= {name: [value] * num_rows for name, value in shared.items()}
                 output.write_shard(shard, {artefact: columns})
         logger.info(output.state())
+
+
+def _settings(arguments: argparse.Namespace, tested: Tested) -> dict[str, Any]:
+    return {
+        "task": tested.task.name,
+        "sizes": sorted({size for size, _ in tested.cells}),
+        "sparsities": sorted({sparsity for _, sparsity in tested.cells if sparsity is not None}),
+        "num_examples": arguments.num_examples,
+        "test_seed": arguments.test_seed,
+        "test_stream": TEST_STREAM,
+    }
 
 
 def _columns_of_run(config: "TaskConfig") -> dict[str, Any]:
@@ -167,8 +194,10 @@ def _refuse_impossible(run: "TaskRun", cells: Sequence[Cell]) -> None:
 
     for size, sparsity in cells:
         generator = np.random.default_rng(0)
-        batch = draw_batch(run.config.distribution.task, size, [sparsity], generator)
         try:
+            # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
+            refuse_beyond_table(size, run.config.num_position_ids)
+            batch = draw_batch(run.config.distribution.task, size, [sparsity], generator)
             position_ids_in_testing(batch, run.config, generator)
         except InputError as error:
             raise InputError(f"model '{run.name}', size {size}: {error}") from error

@@ -20,6 +20,9 @@ from pipeline.errors import InputError, unknown_name
 from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
 from pipeline.theory.subsets import PositionIds
 
+LONGEST_TEST = 1_000_000
+"""In tokens. The fits are of a class that attends to every subset in its reach: more is out of reach."""
+
 
 @dataclass(frozen=True)
 class PlacesAcrossHalves:
@@ -85,7 +88,8 @@ class Lengths:
         """Refuse lengths that the theorems do not speak of.
 
         Raises:
-            InputError: L is not a multiple of 4, L_local is not 1 to L/4, or a multiple is below 2.
+            InputError: L is not a multiple of 4, L_local is not 1 to L/4, or a multiple is below 2 or takes
+                tests beyond `LONGEST_TEST`.
         """
         train, local = self.train_context_length, self.local_length
         if train < 4 or train % 4:
@@ -96,6 +100,11 @@ class Lengths:
             )
         if not self.length_multiples or min(self.length_multiples) < 2:
             raise InputError("--length-multiples: name at least one, each 2 or more")
+        if (longest := self.of_tests[-1]) > LONGEST_TEST:
+            raise InputError(
+                f"--length-multiples: tests of {longest} tokens; the longest is {LONGEST_TEST}, which"
+                f" --train-context-length {train} times a multiple must not pass"
+            )
 
     @property
     def of_training(self) -> tuple[int, ...]:

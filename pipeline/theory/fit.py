@@ -7,12 +7,14 @@ step on one length drawn uniformly. Saying 0 always costs 1.
 Dimension letters: B sequences, S positions.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from pipeline.errors import InputError
 from pipeline.synthetic.tasks.planted_correlation import PlantedCorrelation
 from pipeline.theory.attention import SparseFunctionalAttention
 from pipeline.theory.conditions import Condition, Lengths
@@ -97,7 +99,7 @@ def fit(
     """Fit on lengths L/2 to L, and yield the error at every test length after every measured step.
 
     Raises:
-        InputError: k tokens do not fit, or too many keys.
+        InputError: k tokens do not fit, too many keys, or the fit runs off to what is no number.
     """
     attention = SparseFunctionalAttention(
         sparsity,
@@ -124,12 +126,22 @@ def fit(
 
 @torch.no_grad()
 def measure(attention: SparseFunctionalAttention, test: Sequences, training_step: int) -> Measurement:
-    """The error on the sequences of one test."""
+    """The error on the sequences of one test.
+
+    Raises:
+        InputError: it is no number.
+    """
     blocks = test.token_ids_BS.split(_SEQUENCES_AT_ONCE)
     outputs_B = torch.cat([attention(block_BS, test.position_ids_S) for block_BS in blocks])
+    squared_error = float((outputs_B - test.labels_B).double().square().mean())
+    if not math.isfinite(squared_error):
+        raise InputError(
+            f"the squared error after step {training_step} is {squared_error}; choose a smaller"
+            " --learning-rate"
+        )
     return Measurement(
         training_step=training_step,
         test_length=len(test.position_ids_S),
-        squared_error=float((outputs_B - test.labels_B).double().square().mean()),
+        squared_error=squared_error,
         error_rate=float((outputs_B * test.labels_B <= 0).double().mean()),
     )
