@@ -83,7 +83,8 @@ def test_every_way_gives_the_same_numbers_and_all_of_them_are_reported(
         assert variant["milliseconds_per_pair"] * NUM_PAIRS_AT_32 == pytest.approx(
             1000 * variant["chunk_seconds"]
         )
-    assert 0.5 < of_32["bfloat16_agreement"]["rank_correlation"] < 1
+    # 1 too: on some processors bfloat16 moves no influence past another. That it moves them is tested below.
+    assert 0.5 < of_32["bfloat16_agreement"]["rank_correlation"] <= 1
     shown = capsys.readouterr().out
     assert "ℓ = 32, s = 4, m = 5: 125 pairs" in shown
     assert "times as much at ℓ = 32 as at 24" in shown
@@ -163,7 +164,8 @@ def test_bfloat16_agreement_runs(tmp_path: Path, make_olmo: Callable[..., OLMo])
         fractions = row["recovered_fraction"]
         assert row["difference"] == pytest.approx(fractions["bfloat16"] - fractions["float32"])
         assert fractions["float32"] != fractions["bfloat16"]
-        assert 0.8 < row["rank_correlation"] < 1
+        assert 0 < row["influence_error_rms_nats"] < 0.1 * row["influence_rms_nats"]
+        assert 0.8 < row["rank_correlation"] <= 1  # ranks may survive what moves every influence
     assert report["far_contexts"].keys() == {"own", "other_document"}
 
 

@@ -1,8 +1,10 @@
 """The sbatch scripts as text: clean, one a stage, and alike in what they ask Slurm for."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,10 +32,12 @@ def directives(script: Path) -> dict[str, str]:
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed; the extra `test` brings it")
+    # The extra `test` puts it beside the interpreter, in a folder that need not be on the PATH.
+    beside = Path(sys.executable).parent
+    shellcheck = shutil.which("shellcheck", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
+    assert shellcheck is not None, "shellcheck is missing; the extra `test` brings it"
     checked = subprocess.run(
-        ["shellcheck", "--external-sources", *(script.relative_to(ROOT) for script in SCRIPTS)],
+        [shellcheck, "--external-sources", *(script.relative_to(ROOT) for script in SCRIPTS)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert checked.stdout == ""
