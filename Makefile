@@ -11,6 +11,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 PY := .venv/bin/python
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder  # a process a core, a file in one process
 
 .PHONY: demo reference study test test-all lint golden install
 
@@ -21,10 +22,10 @@ demo reference study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
 test: lint
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 test-all: lint
-	$(PY) -m pytest -m ''
+	$(PY) -m pytest $(PARALLEL) -m ''
 
 lint: install
 	.venv/bin/ruff check .

@@ -1,14 +1,43 @@
-"""Tiny OLMo models that every test may use."""
+"""Tiny OLMo models that every test may use; how the tests are shared among processes.
 
+`make test` runs a process a core (pytest-xdist), and a whole file in one of them: fixtures of a file or of
+the session are made once in each process that needs them. So a test may not rely on another file's tests,
+write anywhere but in its own folders (`tmp_path`, `tmp_path_factory`), take a fixed port, or look for
+processes other than its own. Its name, parameters included, must be the same in every process: no times,
+addresses or unordered sets in it. Waiting needs a generous limit: the other processes keep the cores busy. A
+stage is run in this process (`stage.main(stage.parser().parse_args(words))`) unless the process is the point:
+another one costs seconds for its imports alone.
+"""
+
+import os
 from collections.abc import Callable
+
+# Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
+# is imported, and so for the processes that tests start, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-# Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes.
-torch.set_num_threads(1)
+LONGEST_FIRST = (
+    "tests/slurm/test_jobs.py",
+    "tests/test_pretrain.py",
+)
+"""Files of more than half a minute: one that starts last would keep the other processes waiting."""
+MOST_PROCESSES = 8  # of about half a GiB each
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means: a process for each core that this one may use."""
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first."""
+    place = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
 
 @pytest.fixture(scope="session")

@@ -236,9 +236,11 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
         find_task_run(tmp_path, "copy").load(torch.device("cpu"))
 
 
-def plan(*words: str) -> list[str]:
-    command = [sys.executable, "pipeline/plan_synthetic.py", str(CONFIG), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+def plan(*words: str) -> None:
+    """What it prints is of its words in sys.argv, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pipeline/plan_synthetic.py", str(CONFIG), *words])
+        plan_synthetic.main(plan_synthetic.parser().parse_args())
 
 
 def test_a_grid_is_its_possible_jobs() -> None:
@@ -251,19 +253,22 @@ def test_a_grid_is_its_possible_jobs() -> None:
     ]  # fmt: skip
 
 
-def test_a_grid_prints_commands_or_one_array() -> None:
+def test_a_grid_prints_commands_or_one_array(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tasks", "copy", "--positions", "pose", "--seeds", "0", "1", "--models", "m"]
-    assert plan(*words) == [
+    plan(*words)
+    assert capsys.readouterr().out.splitlines() == [
         f"python pipeline/train_synthetic.py {CONFIG} --task copy --positions pose --save-folder"
         f" m/copy-pose-seed{seed} seed={seed}"
         for seed in (0, 1)
     ]
     array = f"sbatch --array=0-1 slurm/train_synthetic.sh {CONFIG} {' '.join(words)}"
-    assert plan(*words, "--slurm") == [array]
+    plan(*words, "--slurm")
+    assert capsys.readouterr().out.splitlines() == [array]
 
 
 def test_a_job_of_the_grid_runs(tmp_path: Path) -> None:
     words = ["--tasks", "copy", "--positions", "pose", "--seeds", "4", "5", "--models", str(tmp_path)]
-    plan(*words, "--overrides", *TINY, "--run", "1")
+    program = [sys.executable, "pipeline/plan_synthetic.py", str(CONFIG)]
+    subprocess.run([*program, *words, "--overrides", *TINY, "--run", "1"], cwd=ROOT, check=True)
     assert (tmp_path / "copy-pose-seed5" / "step6-unsharded").is_dir()
     assert not (tmp_path / "copy-pose-seed4").exists()

@@ -11,8 +11,6 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import statsmodels.api as sm
-from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
 from pipeline.results.bootstrap import Interval
 
@@ -50,10 +48,13 @@ def cluster_robust_slope(
         controls. The interval is Student's with as many degrees of freedom as documents less one, the
         covariance Liang and Zeger's (1986) with the correction G / (G - 1) · (T - 1) / (T - P).
     """
+    # Imported late, here and below: statsmodels takes seconds, and few who read figures fit a regression.
+    from statsmodels.regression.linear_model import OLS
+
     design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
     if not _is_estimable(design_TP, clusters_T):
         return _NOT_ESTIMATED
-    fit = sm.OLS(gaps_T, design_TP).fit(cov_type="cluster", cov_kwds={"groups": clusters_T}, use_t=True)
+    fit = OLS(gaps_T, design_TP).fit(cov_type="cluster", cov_kwds={"groups": clusters_T}, use_t=True)
     low, high = fit.conf_int()[_SPARSITY]
     return Interval(float(fit.params[_SPARSITY]), float(low), float(high))
 
@@ -70,6 +71,9 @@ def random_effects_slope(
         NaN where that is, and where the likelihood's maximum was not found. A document variance of 0 is a
         result: the documents differ no more than their targets do.
     """
+    from statsmodels.regression.mixed_linear_model import MixedLM
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning
+
     design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
     if not _is_estimable(design_TP, clusters_T):
         return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)
@@ -78,7 +82,7 @@ def random_effects_slope(
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", message="Random effects covariance is singular")
         # Powell's method takes no gradient: statsmodels' own fails where a variance is at its bound.
-        fit = sm.MixedLM(gaps_T, design_TP, groups=clusters_T).fit(reml=True, method=["powell"])
+        fit = MixedLM(gaps_T, design_TP, groups=clusters_T).fit(reml=True, method=["powell"])
     low, high = fit.conf_int()[_SPARSITY]
     if not (fit.converged and np.isfinite(low)):
         return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)

@@ -1,0 +1,37 @@
+"""The numbers do not depend on the processor: the tests of numbers, with vector instructions withheld.
+
+The kernels choose their instructions when a process starts, so each choice is a pytest of its own. `default`
+is the lowest that torch has: SSE, no fused multiply-add. Here and on AVX-512 both others are truly others.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NUMBER_TESTS = [
+    *("golden", "influence", "models", "positions", "theory", "training"),
+    *("test_benchmarks_run.py", "test_every_rule.py", "test_influential_tokens.py", "test_length_losses.py"),
+    *("test_loss_differences.py", "test_pretrain.py", "test_train_synthetic.py"),
+]
+WITHHELD = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
+    "default": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", WITHHELD)
+def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, *(f"tests/{name}" for name in NUMBER_TESTS)],
+        cwd=ROOT,
+        env=os.environ | WITHHELD[capability],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
