@@ -3,12 +3,14 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
+from pipeline.influence.dtypes import dtype_of_results
 from pipeline.influence.shares import device_of_this_process, share_of_this_process
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import Checkpoint, Loading, find_model, load_causal_lm
@@ -21,6 +23,7 @@ from pipeline.text.chunks import Chunk, Columns, append_columns, chunks_of, long
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import knows_token_ids
+from pipeline.training.precision import warn_where_bfloat16_is_slow
 
 Measure = Callable[[CausalLM, Chunk, Batching], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values."""
@@ -53,9 +56,8 @@ def evaluate_checkpoints(
     keep_freed_memory()
     loading = Loading(
         _device(arguments),
-        getattr(torch, arguments.dtype),
-        arguments.device_map,
-        arguments.trust_remote_code,
+        device_map=arguments.device_map,
+        trust_remote_code=arguments.trust_remote_code,
     )
     data = TokenizedData.open(arguments.data)
     documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
@@ -70,7 +72,6 @@ def evaluate_checkpoints(
         "num_documents": len(documents),
         "max_chunks_per_document": arguments.max_chunks_per_document,
         "documents_per_shard": arguments.documents_per_shard,
-        "dtype": arguments.dtype,
     }
     outputs: dict[str, StageOutput] = {}
     for name, checkpoint in _named_checkpoints(arguments).items():
@@ -78,13 +79,17 @@ def evaluate_checkpoints(
             "checkpoint": sha256_of_files(*checkpoint.files(arguments.trust_remote_code)),
             "evaluation_documents": data.evaluation_sha256,
         }
+        dtype = dtype_of_results(arguments.dtype, arguments.results, stage, name, loading.device)
         outputs[name] = output = StageOutput(
-            arguments.results, stage, name, settings=every_setting, inputs=inputs, num_shards=len(shards),
-            num_tasks=arguments.num_shards,
+            arguments.results, stage, name, settings={**every_setting, "dtype": dtype}, inputs=inputs,
+            num_shards=len(shards), num_tasks=arguments.num_shards,
         )  # fmt: skip
         pending = output.pending_shards(share.shards(len(shards)))
         if not pending or arguments.status:
             continue
+        if dtype == "bfloat16":
+            warn_where_bfloat16_is_slow(loading.device, "--dtype float32")
+        loading = replace(loading, dtype=getattr(torch, dtype))
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
         facts["num_parameters"] = model.num_parameters

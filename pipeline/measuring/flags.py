@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.influence.shares import add_share_arguments
 from pipeline.stage import positive_int
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
 _GIBIBYTE = 1 << 30
 
@@ -63,7 +63,11 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
-    add("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
+    add(
+        "--dtype", choices=DTYPES, default="float32",
+        help="of weights and computation; auto takes the faster of the two on this machine, measured in a"
+        " second, or what results already begun have",
+    )  # fmt: skip
     add(
         "--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"

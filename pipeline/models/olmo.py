@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,13 +238,16 @@ def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
         raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
     try:
         return OLMo.from_checkpoint(str(checkpoint), device=str(device))
-    except (pickle.UnpicklingError, EOFError, OSError) as error:
-        path = checkpoint / "model.pt"
-        raise InputError(f"{path} {unreadable(path, error)}") from error
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, KeyError,
+            AttributeError, AssertionError) as error:  # fmt: skip
         if is_out_of_memory(error):
             raise InputError(f"{checkpoint}: the model does not fit the memory of {device}") from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"{checkpoint / 'model.pt'} is not the weights of its config.yaml, or is truncated: {reason}"
-        ) from error
+        raise InputError(_why_no_weights(checkpoint / "model.pt", error)) from error
+
+
+def _why_no_weights(path: Path, error: Exception) -> str:
+    is_read = zipfile.is_zipfile(path) and not isinstance(error, pickle.UnpicklingError)
+    if not is_read:
+        return f"{path} {unreadable(path, error)}"
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{path} is not the weights of its config.yaml, or is truncated: {reason}"

@@ -78,13 +78,13 @@ class Machine:
         self._measured[dtype] = peak
         return Device(torch_device.type, peak, self.utilization)
 
-    def device_of_training(self, precision: str | None) -> Device:
-        """The same for a run of this `precision`; `auto` is the faster, as the training will measure."""
+    def device_in(self, precision: str | None) -> Device:
+        """The same for a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
         if precision == "auto":
             return max(
                 self.device(torch.float32), self.device(torch.bfloat16), key=lambda device: device.peak_flops
             )
-        return self.device(torch.bfloat16 if precision == "amp_bf16" else torch.float32)
+        return self.device(torch.bfloat16 if precision in ("amp_bf16", "bfloat16") else torch.float32)
 
     def __str__(self) -> str:
         """The peaks that were used."""
@@ -169,7 +169,7 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
 def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -> Cost:
     if counts_epochs(config.max_duration) and facts.num_train_tokens is None:
         return Cost(num_unknown=1)
-    run = estimate(config, machine.device_of_training(config.precision), facts.num_train_tokens)
+    run = estimate(config, machine.device_in(config.precision), facts.num_train_tokens)
     return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
 
 
@@ -183,7 +183,7 @@ def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) ->
     names = {training.name for training in measuring.trainings}
     flops_of = {name: _forward_flops(configs[name], length) for name in names}
     flops = of_a_checkpoint * sum(flops_of[training.name] for training in measuring.trainings)
-    device = machine.device(torch.bfloat16 if evaluation.dtype == "bfloat16" else torch.float32)
+    device = machine.device_in(evaluation.dtype)
     return Cost(
         token_forwards=of_a_checkpoint * len(measuring.trainings),
         flops=flops,

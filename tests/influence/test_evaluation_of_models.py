@@ -20,7 +20,8 @@ from tokenizers.models import WordLevel
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import read_artefact, read_settings_of
+from pipeline.training import precision
 
 
 @pytest.fixture
@@ -82,6 +83,25 @@ def test_bfloat16_is_close_and_recorded(model: str, folder: Path) -> None:
     assert json.loads(pq.read_schema(path).metadata[b"settings"])["dtype"] == "bfloat16"
     with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16'"):
         measure(loss_differences, folder, *words, "--dtype", "bfloat16")
+
+
+def test_auto_takes_the_faster_dtype_and_keeps_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["--checkpoints", str(folder / "run"), "--results", str(folder / "auto"), "--dtype"]
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 4.0)
+    results = measure(loss_differences, folder, *words, "auto")
+    assert read_settings_of(results, "loss_differences", "run")["dtype"] == "bfloat16"
+    assert not caplog.text
+
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 0.2)  # the rest on another machine
+    for path in (results / "_stages").rglob("*.done"):
+        path.unlink()
+    measure(loss_differences, folder, *words, "auto")
+    assert read_settings_of(results, "loss_differences", "run")["dtype"] == "bfloat16"
+    assert "bfloat16 is 5.0 times slower than float32 on this cpu; --dtype float32 is rec" in caplog.text
+    other = measure(loss_differences, folder, *words, "auto", "--results", str(folder / "other"))
+    assert read_settings_of(other, "loss_differences", "run")["dtype"] == "float32"
 
 
 def test_other_weights_under_the_same_name_are_refused(folder: Path) -> None:

@@ -123,5 +123,5 @@ def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.M
     for of_float32, of_bfloat16 in ((4e10, 4e8), (4e10, 2e11)):  # emulated, and not
         peaks = {torch.float32: of_float32, torch.bfloat16: of_bfloat16}
         monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
-        planned = [Machine(0.5).device_of_training(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
+        planned = [Machine(0.5).device_in(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
         assert planned == [max(of_float32, of_bfloat16), of_bfloat16, of_float32]

@@ -1,0 +1,22 @@
+"""What a model is measured in: the --dtype that is asked for, or where that is auto, the faster one."""
+
+from pathlib import Path
+
+import torch
+
+from pipeline.results.folder import read_settings
+from pipeline.training.precision import faster_dtype
+
+AUTO = "auto"
+
+
+def dtype_of_results(asked: str, results: Path, stage: str, model: str, device: torch.device) -> str:
+    """`asked`; where it is auto, what results already begun have, else what is faster on this device.
+
+    Results of one model are of one dtype: a measurement that goes on elsewhere must not change it, and one of
+    several tasks finds what the first of them chose.
+    """
+    if asked != AUTO:
+        return asked
+    begun_in = read_settings(results, stage).get(model, {}).get("dtype")
+    return str(begun_in or faster_dtype(device)).removeprefix("torch.")

@@ -1,0 +1,91 @@
+"""A damaged checkpoint is refused in a sentence by whoever measures it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from olmo.model import OLMo
+from omegaconf import OmegaConf
+
+from pipeline.errors import InputError
+from pipeline.models.checkpoint_files import write_mark
+from pipeline.models.olmo import find_checkpoint, load_olmo
+
+CPU = torch.device("cpu")
+
+
+class Hostile:
+    """Would run a command where it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
+
+
+@pytest.fixture
+def checkpoint(make_olmo: Callable[..., OLMo], tmp_path: Path) -> Path:
+    """As another program leaves it: without a mark."""
+    model, folder = make_olmo(), tmp_path / "run" / "step3-unsharded"
+    folder.mkdir(parents=True)
+    OmegaConf.save({"model": model.config.asdict()}, folder / "config.yaml")
+    torch.save(model.state_dict(), folder / "model.pt")
+    return folder
+
+
+def refusal(checkpoint: Path) -> str:
+    with pytest.raises(InputError) as error:
+        load_olmo(checkpoint, CPU)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert len(sentence) < 400
+    return sentence
+
+
+@pytest.mark.parametrize("with_mark", [False, True])
+@pytest.mark.parametrize("num_bytes", [0, 1, 1000])
+def test_truncated_weights(checkpoint: Path, num_bytes: int, with_mark: bool) -> None:
+    if with_mark:
+        write_mark(checkpoint)
+    os.truncate(checkpoint / "model.pt", num_bytes)
+    expected = f"has {num_bytes} bytes, not the " if with_mark else "is damaged: it is no archive"
+    assert ("is empty" if num_bytes == 0 else expected) in refusal(checkpoint)
+
+
+def test_one_flipped_bit(checkpoint: Path) -> None:
+    write_mark(checkpoint)
+    load_olmo(checkpoint, CPU)
+    content = bytearray((checkpoint / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (checkpoint / "model.pt").write_bytes(content)
+    assert "model.pt is not what was saved: its SHA-256 differs" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ([1, 2], "is not the weights of its config.yaml"),
+        ({"a": 3}, "is not the weights of its config.yaml"),
+        (Hostile(), "is refused: to load it could run code that came with it"),
+    ],
+    ids=["list", "number", "hostile"],
+)
+def test_files_of_something_else(checkpoint: Path, content: Any, sentence: str) -> None:
+    torch.save(content, checkpoint / "model.pt")
+    assert sentence in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"- a list\n", b"model: 3\n"])
+def test_a_configuration_that_is_none(checkpoint: Path, content: bytes) -> None:
+    (checkpoint / "config.yaml").write_bytes(content)
+    assert "config.yaml is not an OLMo configuration" in refusal(checkpoint)
+
+
+def test_an_empty_folder_of_a_later_step_is_passed_over_and_told(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = checkpoint.with_name("step10-unsharded")
+    later.mkdir()
+    assert find_checkpoint(checkpoint.parent) == checkpoint
+    assert f"{later} holds no model and is passed over; taking step 3" in caplog.text
