@@ -1,15 +1,21 @@
 """Run a whole study from a study file: text, models, measurements, figures, a closing table.
 
 A study file (olmo_configs/studies/) says which text, model sizes, lengths, seeds and rules; this program
-makes commands of it and runs them one after another, each printed as it would be typed. What has finished is
-not run again; where a command fails it stops with that command's exit code, and the same again goes on.
-SIGTERM and SIGUSR1 are passed on: training is saved, and the exit code is 75. Any field can be overridden as
-field.subfield=value. All commands are checked before the first one runs.
+makes commands of it and runs them, each printed as it would be typed and each after those it needs. --jobs of
+them run at once, and the documents of the measuring stages are dealt to as many processes; numbers and bytes
+do not depend on it. Each writes to <run>/logs. Any field can be overridden as field.subfield=value. All
+commands are checked before the first one runs.
 
 Paths are relative to the folder that this is typed in. A study file that is not there is looked for in this
 repository; a configuration (sizes.<name>.config), beside the study file and then in this repository.
 
-on a laptop, 11 minutes on two cores; what `make demo` runs:
+What has finished is not run again. Where something that it read has another content now (a configuration,
+text, tokens, weights), the study is refused, and nothing is overwritten. Changed code is only said, as it may
+not matter; notebooks and tables are made anew for it. The first command that fails stops the rest, with its
+exit code; the same again goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is
+saved. What the study file says at the start is what runs, however it is edited meanwhile.
+
+on a laptop; what `make demo` runs:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
 
 the same, smaller and elsewhere; and only what it would run, with tokens, FLOPs and hours:
@@ -37,12 +43,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.stage import positive_float, positive_fraction, stage_parser
+from pipeline.stage import positive_float, positive_fraction, positive_int, stage_parser
 from pipeline.studies.commands import Command, commands_of
-from pipeline.studies.running import Finished, run_all
+from pipeline.studies.finished import Finished
+from pipeline.studies.local_run import run_here
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
 from pipeline.studies.study_fields import Evaluation, Study
-from pipeline.studies.study_file import load_study
+from pipeline.studies.study_file import find_study_file, load_study
 
 if TYPE_CHECKING:
     from pipeline.studies.costs import Configs
@@ -59,6 +66,13 @@ def parser() -> argparse.ArgumentParser:
         "--dry-run",
         action="store_true",
         help="print every command with its estimate, and their total",
+    )
+    add(
+        "--jobs",
+        type=positive_int,
+        metavar="N",
+        help="commands that run at once, fewer where memory does not suffice; if not given, one a GPU, or as"
+        " many as there are cores for the study's threads",
     )
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
     add(
@@ -91,13 +105,14 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         _print_plan(study, commands, to_run, arguments)
         return
+    configs: Configs = {}
     if to_run:
-        _refuse_what_cannot_run(study, commands, to_run)
+        configs, _ = _refuse_what_cannot_run(study, commands, to_run)
         _refuse_missing_text(study, to_run, arguments)
     if arguments.slurm:
         submit_chain(commands, study, _reported(sbatch(study)))
     else:
-        sys.exit(run_all(commands, finished))
+        sys.exit(run_here(study, find_study_file(arguments.study), commands, configs, arguments.jobs))
 
 
 def _refuse_what_cannot_run(

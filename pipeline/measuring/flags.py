@@ -8,6 +8,8 @@ from pipeline.stage import positive_int
 
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
+DOCUMENTS_PER_SHARD = 32
+"""Of a result, where it is not asked for another number."""
 _GIBIBYTE = 1 << 30
 
 
@@ -44,7 +46,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--documents-per-shard",
         type=positive_int,
-        default=32,
+        default=DOCUMENTS_PER_SHARD,
         help="documents a shard, which is a Parquet file; a killed run resumes there",
     )
     add(

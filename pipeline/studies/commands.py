@@ -55,6 +55,8 @@ class Command:
     arguments: tuple[str, ...]
     needs: tuple[str, ...]
     """Names of commands that must have finished before."""
+    reads: tuple[str, ...]
+    """Words of the arguments whose content decides what is written: files, globs, data, models."""
     writes: tuple[Path, ...]
     """What is there once it has finished; empty for a command that always runs."""
     about: Tokenizing | Training | Measuring | None = None
@@ -117,6 +119,7 @@ def _tokenize(name: str, text: Text, folder: Path, after: Command | None = None)
         program="pipeline/tokenize_c4.py",
         arguments=("--out", str(folder), *flags(text)),
         needs=() if after is None else (after.name,),
+        reads=(*text.source, *(text.further_source or ()), *(text.evaluation_source or ()), text.tokenizer),
         writes=(folder / "manifest.json",),
         about=Tokenizing(text),
     )
@@ -146,6 +149,7 @@ def _pretrain(training: Training, data: Path, tokenize: Command) -> Command:
         program="pipeline/pretrain.py",
         arguments=(str(training.config), *folders, *training.overrides),
         needs=(tokenize.name,),
+        reads=(str(training.config), str(data)),
         writes=(training.folder,),
         about=training,
     )
@@ -209,6 +213,7 @@ class _Place:
             program=f"pipeline/{stage}.py",
             arguments=(*map(str, where), *flags(self.evaluation, _flags_of(stage))),
             needs=(self.data_command, *dict.fromkeys(training.name for training in trainings)),
+            reads=(str(self.data), *map(str, checkpoints)),
             writes=tuple(results / "_stages" / stage / f"model={_name(*one)}" for one in measured),
             about=measuring,
         )
@@ -220,6 +225,7 @@ class _Place:
             program=f"analysis/{program}.py",
             arguments=(*folders, *further),
             needs=tuple(needs),
+            reads=(),
             writes=(),  # each knows by itself, and quickly, whether anything has changed
         )
 
@@ -253,6 +259,7 @@ def _compare_scales(run: Path, places: Sequence[_Place]) -> list[Command]:
                 "--notebooks", "model_scale",
             ),
             needs=tuple(command.name for place in alike for command in place.commands()),
+            reads=(),
             writes=(),
         )
     ]  # fmt: skip

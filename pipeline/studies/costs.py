@@ -23,6 +23,7 @@ import torch
 
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.rule_costs import RuleCosts
+from pipeline.studies.slots import PROCESS_BYTES
 from pipeline.studies.study_fields import Evaluation, Text
 from pipeline.text.manifest import read_manifest
 from pipeline.text.tokenized_data import TokenizedData
@@ -171,6 +172,11 @@ def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -
         return Cost(num_unknown=1)
     run = estimate(config, machine.device_in(config.precision), facts.num_train_tokens)
     return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
+
+
+def training_bytes(config: PretrainConfig) -> float:
+    """Memory that a training takes, about; a measuring of the same model takes less."""
+    return PROCESS_BYTES + estimate(config).memory_bytes
 
 
 def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) -> Cost:

@@ -99,6 +99,9 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
+    threads: int = 1
+    """Of each command that study.py runs on this machine; the last bits of numbers depend on it, so it is not
+    the machine's to say. More pay for models of some million parameters or more, where there are cores."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
 
     @property

@@ -35,7 +35,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         InputError: the file is not readable, has a field that there is not, or misses one; a variable of the
             environment is not set; a name of a model or program is unknown.
     """
-    path = _found(path, [Path(), ROOT])
+    path = find_study_file(path)
     for override in overrides:
         if "=" not in override:
             raise InputError(
@@ -59,6 +59,11 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     for text in study.texts:
         text.source, text.further_source = [*text.source, *_present(text.further_source or [])], None
     return study
+
+
+def find_study_file(path: Path) -> Path:
+    """Where a study file lies: as typed, or else in this repository."""
+    return _found(path, [Path(), ROOT])
 
 
 def _found(path: Path, folders: Sequence[Path]) -> Path:

@@ -33,9 +33,15 @@ def run(study: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, cwd=study.parent, capture_output=True, text=True, timeout=400)
 
 
+def parquet_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
+
+
 @pytest.mark.slow
-def test_a_study_goes_on_where_a_stage_failed(study_file: Callable[..., Path]) -> None:
-    study = study_file()
+def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: Callable[..., Path]) -> None:
+    config = study_file().parent / "tiny.yaml"
+    config.write_text((ROOT / "olmo_configs" / "tiny.yaml").read_text())
+    study = study_file((str(ROOT / "olmo_configs" / "tiny.yaml"), str(config)))
     folder = study.parent
     write_text(folder / "train.jsonl", 40, seed=0)
     (folder / "evaluation.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
@@ -44,9 +50,16 @@ def test_a_study_goes_on_where_a_stage_failed(study_file: Callable[..., Path]) -
     assert "loss_differences-tiny ended with exit code 2; run the same again to go on" in failed.stderr
     assert not (folder / "run" / "results" / "tiny" / "loss_differences").exists()
 
-    write_text(folder / "evaluation.jsonl", 8, seed=1)
-    shutil.rmtree(folder / "run")  # other text is another study, and its stages say so
-    whole = run(study)
+    write_text(folder / "evaluation.jsonl", 40, seed=1)
+    refused = run(study)
+    assert refused.returncode == 2
+    assert (
+        "since tokenize_c4 finished, evaluation.jsonl has changed. Nothing was overwritten" in refused.stderr
+    )
+    shutil.rmtree(folder / "run")  # other text is another study
+    # Two shards, which two processes measure, and one.
+    measure = ["evaluation.max_documents=40"]
+    whole = run(study, *measure, "--jobs", "2")
     assert whole.returncode == 0, whole.stderr
     assert "What the long context is worth" in whole.stdout
     assert set(read_artefact(folder / "run" / "results" / "tiny", "loss_differences")["model"]) == {
@@ -54,9 +67,24 @@ def test_a_study_goes_on_where_a_stage_failed(study_file: Callable[..., Path]) -
     }  # fmt: skip
     along = read_artefact(folder / "run" / "along_training" / "results" / "tiny", "loss_differences")
     assert set(along["model"]) == {"tiny-long-seed1-step2"}
+    assert (folder / "run" / "logs" / "loss_differences-tiny-2-of-2.log").is_file()
+    one_at_a_time = run(study, *measure, "--jobs", "1", "run=alone")
+    assert one_at_a_time.returncode == 0, one_at_a_time.stderr
+    assert not list((folder / "alone" / "logs").glob("*-of-*"))
+    assert parquet_files(folder / "alone") == parquet_files(folder / "run") != {}
 
     shutil.rmtree(folder / "run" / "along_training")
-    again = run(study)
+    config.write_text(config.read_text() + "# a comment\n")
+    again = run(study, *measure)
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("finished before: ") == 5
-    assert again.stdout.count("\npython ") == 2  # the summary, and what was removed
+    before = "tokenize_c4, tiny-short-seed0, tiny-long-seed1, loss_differences-tiny, influential_tokens-tiny"
+    assert f"finished before: {before}\n" in again.stderr
+    assert again.stdout.count("python ") == 2  # the summary, and what was removed
+
+    assert "learning_rate: 6.0e-3" in config.read_text()
+    config.write_text(config.read_text().replace("learning_rate: 6.0e-3", "learning_rate: 6.1e-3"))
+    refused = run(study, *measure)
+    assert refused.returncode == 2
+    assert "tiny-short-seed0, tiny-long-seed1 finished, " in refused.stderr
+    assert "optimizer.learning_rate was 0.006, now 0.0061" in refused.stderr
+    assert "rm -r run/models/tiny-short-seed0 run/models/tiny-long-seed1 run/results/tiny" in refused.stderr
