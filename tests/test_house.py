@@ -58,6 +58,7 @@ DOORS = {
     "hf_olmo": set(),
     "pyarrow": {"pipeline/results/"},
     "duckdb": {"pipeline/query.py"},
+    "rich": {"pipeline/studies/live_lines.py"},
     "matplotlib": {"analysis/"},
     "statsmodels": {"analysis/generalization/gap_regression.py"},
     "HanTa": {"analysis/tokens/parts_of_speech.py"},
