@@ -84,7 +84,7 @@ def use_another_tokenizer(folder: Path) -> None:
 BAD_INPUTS: list[tuple[str, Callable[[Path], None], list[str], str]] = [
     ("no data", remove_data, [], "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py"),
     ("no checkpoint", remove_checkpoint, [], "no OLMo checkpoint at {folder}/run: expected config.yaml and"),
-    ("truncated checkpoint", truncate, [], "model.pt is not the weights of its config.yaml, or is truncated"),
+    ("truncated checkpoint", truncate, [], "model.pt is damaged: it is no archive of torch.save"),
     ("not OLMo", replace_config, [], "step20-unsharded/config.yaml is not an OLMo configuration"),
     (
         "another vocabulary", use_another_tokenizer, [],

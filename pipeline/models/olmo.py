@@ -250,4 +250,4 @@ def _why_no_weights(path: Path, error: Exception) -> str:
     if not is_read:
         return f"{path} {unreadable(path, error)}"
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{path} is not the weights of its config.yaml, or is truncated: {reason}"
+    return f"{path} is not the weights of its config.yaml: {reason}"

@@ -49,7 +49,7 @@ def test_missing(tmp_path: Path) -> None:
 def test_truncated(checkpoint: Path) -> None:
     weights = (checkpoint / "model.pt").read_bytes()
     (checkpoint / "model.pt").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(InputError, match="model.pt is damaged: it is no archive of torch.save, or not all of one"):
+    with pytest.raises(InputError, match="model.pt is damaged: it is no archive of torch.save"):
         load_olmo(checkpoint, torch.device("cpu"))
 
 
