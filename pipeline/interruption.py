@@ -45,6 +45,9 @@ def finish() -> None:
     """The work is done or given up; from now on signals interrupt the interpreter's own end no more."""
     _is_ending.set()
     _has_ended.set()
+    for number in _SENTENCES:  # the interpreter gives back to the system, at its end, all but ignored signals
+        if signal.getsignal(number) is _raise:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def ending_of(interrupt: KeyboardInterrupt) -> tuple[int, str]:
