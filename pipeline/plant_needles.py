@@ -42,6 +42,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
+from pipeline.results.folder_lock import FolderLock
 from pipeline.stage import fraction, logger, positive_int, stage_parser
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, make_manifest
@@ -96,8 +97,9 @@ def main(arguments: argparse.Namespace) -> None:
         }
         inputs = {"data": [{"file": EVALUATION_FILE, "sha256": data.evaluation_sha256}]}
         configuration = {"settings": settings | {"context_length": length}, "inputs": inputs}
-        if not is_complete(folder, configuration):
-            write(folder, documents, rows, tokenizer, configuration)
+        with FolderLock(folder, "--out"):
+            if not is_complete(folder, configuration, verify=True):
+                write(folder, documents, rows, tokenizer, configuration)
         logger.info(
             "%s: %d documents from %d haystacks; measure them with --long-context-length %d"
             " --targets-per-chunk %d",

@@ -28,6 +28,7 @@ What it writes:
   OUT/evaluation_documents/00000-of-00001.parquet
                                  one row a document, ordered by document_id, the hash of its text
   OUT/tokenizer.json
+  OUT/train_token_counts.bin     how often each token occurs in training, EOS never: little-endian int64
   OUT/manifest.json              settings, inputs, counts, SHA-256 of every file; written last, so where
                                  it stands everything is complete
 A shard writes the same into OUT/shards/00003-of-00128/. --merge says which shards are missing, or makes
@@ -48,8 +49,12 @@ What depends on what:
 
 The letters of the EOS token inside a document are encoded as letters: the EOS ID only ends documents.
 
-Run again, it ends at once if everything (of this shard) is complete, starts over if it was interrupted,
-with the same bytes as a result, and refuses a folder that holds data of other settings or inputs.
+Run again, it ends at once if everything (of this shard) is complete. If it was interrupted, it goes on
+behind the last whole training file (OUT/unfinished.json says how far that is; the text before it is read,
+but not encoded again), with the same bytes as a result, whatever the number of workers. A file that is
+missing or of another size is noticed, with --verify one whose content has changed too, and the data is
+written anew. A folder that holds data of other settings or inputs, a model's tokenizer, or in which
+another run is at work, is refused.
 Memory: 0.4 GiB with two workers on web pages, 0.15 GiB more for each further one (twice that where
 documents are whole novels), and 4 to 8 bytes a token of the evaluation documents. To find repetitions
 8 bytes a document, 0.5 GiB at most; nothing else grows with the text.
@@ -67,20 +72,24 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, UnfinishedError
+from pipeline.results.files import write_atomically
+from pipeline.results.folder_lock import FolderLock
 from pipeline.results.provenance import sha256_of_files
 from pipeline.stage import fraction, positive_int, progress, progress_bar, stage_parser
 from pipeline.text.bpe import train_bpe_apart
 from pipeline.text.documents import Source
 from pipeline.text.encoding import first_characters
-from pipeline.text.manifest import fingerprints
+from pipeline.text.manifest import TOKENIZER_FILE, c4_revision_of, fingerprints, read_manifest
 from pipeline.text.merging import merge_shards, refuse_other_shards
 from pipeline.text.sharding import Shard, name_files
 from pipeline.text.sources import open_sources_of_both_parts
-from pipeline.text.tokenized_data import is_complete
+from pipeline.text.tokenized_data import TokenizedData, is_complete
 from pipeline.text.tokenized_data_writer import TokenizedDataWriter
 from pipeline.text.tokenizer import (
     EOS_TOKENS,
@@ -88,6 +97,10 @@ from pipeline.text.tokenizer import (
     load_tokenizer,
     parse_tokenizer_name,
 )
+from pipeline.text.unfinished import UNFINISHED_FILE, Unfinished, begin_or_go_on, remove_outputs
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
@@ -145,6 +158,12 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         help="processes that parse and encode; 1: this one, whose tokenizer then uses every core",
     )
+    add(
+        "--verify",
+        action="store_true",
+        help="read all of complete data and compare it with the SHA-256 in its manifest; what differs is made"
+        " anew, or without --source only told",
+    )
     add("--merge", action="store_true", help="make one data set of the shards in --out; needs no other flag")
     return parser
 
@@ -156,39 +175,42 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: bad input, or a folder that holds data of another configuration.
     """
     if arguments.merge:
-        merged = merge_shards(arguments.out)
+        with FolderLock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
+            merged = merge_shards(arguments.out, verify=arguments.verify)
         _report(arguments.out, merged)
+        return
+    if arguments.verify and arguments.source is None:
+        TokenizedData.open(arguments.out).verify()
+        logger.info("every file of %s is that of its manifest", arguments.out)
         return
     shard = Shard(arguments.shard_index, arguments.num_shards)
     all_sources, evaluation_sources = _open_sources(arguments)
     sources = shard.sources_of(all_sources)
+    folder = shard.folder(arguments.out)
+    is_writable = _is_writable(folder)
+    if not is_writable and read_manifest(folder) is None:  # now, not after hours of reading
+        raise _unwritable(folder)
     tokenizer_path_or_size = _parse_tokenizer_name(arguments)
     configuration = _configuration(arguments, sources, evaluation_sources, tokenizer_path_or_size)
     if not shard.is_whole:
         configuration["settings"] |= {"num_shards": shard.num_shards, "all_files": name_files(all_sources)}
-    refuse_other_shards(arguments.out, shard, configuration)
-    folder = shard.folder(arguments.out)
-    if is_complete(folder, configuration):
-        _report(folder, None)
-        return
-    _refuse_unwritable(folder)
-    writer = TokenizedDataWriter(
-        folder, shard, sources, evaluation_sources, configuration, arguments.num_workers
-    )
-    # A tokenizer.json is read before anything of an earlier run is removed.
-    tokenizer = (
-        load_tokenizer(tokenizer_path_or_size, arguments.eos_token)
-        if isinstance(tokenizer_path_or_size, Path)
-        else tokenizer_path_or_size
-    )
-    writer.remove_outputs()
-    try:
-        if isinstance(tokenizer, int):
-            tokenizer = _train_tokenizer(writer.training_texts(), tokenizer, arguments.eos_token)
-        _report(folder, _write(writer, tokenizer))
-    except InputError:
-        writer.remove_outputs()
-        raise
+    c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
+    if isinstance(tokenizer_path_or_size, Path):
+        load_tokenizer(tokenizer_path_or_size, arguments.eos_token)  # and so is a broken file
+    lock = FolderLock(arguments.out, "--out", None if shard.is_whole else folder.name)
+    with lock if is_writable else nullcontext():
+        refuse_other_shards(arguments.out, shard, configuration)
+        if is_complete(folder, configuration, verify=arguments.verify):
+            if is_writable:
+                (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a run killed at its very end
+            _report(folder, None)
+            return
+        if not is_writable:
+            raise _unwritable(folder)
+        writer = TokenizedDataWriter(
+            folder, shard, sources, evaluation_sources, configuration, arguments.num_workers
+        )
+        _report(folder, _write(writer, tokenizer_path_or_size, arguments.eos_token))
 
 
 def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
@@ -242,11 +264,15 @@ def _configuration(
     }
 
 
-def _refuse_unwritable(folder: Path) -> None:
-    """Say it now, not after hours of reading."""
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write into {nearest}; choose another --out folder")
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or it with them."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _unwritable(folder: Path) -> InputError:
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    return InputError(f"cannot write into {nearest}; choose another --out folder")
 
 
 def _train_tokenizer(texts: Iterable[str], size: int, eos_token: str | None) -> DocumentTokenizer:
@@ -259,12 +285,69 @@ def _train_tokenizer(texts: Iterable[str], size: int, eos_token: str | None) -> 
     return tokenizer
 
 
-def _write(writer: TokenizedDataWriter, tokenizer: DocumentTokenizer) -> dict[str, Any]:
+def _write(
+    writer: TokenizedDataWriter, tokenizer_path_or_size: Path | int, eos_token: str | None
+) -> dict[str, Any]:
+    """Write the data, or what is missing of it; nothing is left of data that cannot be."""
+    unfinished = begin_or_go_on(writer.folder, writer.configuration)
+    if unfinished.files:
+        logger.info(
+            "going on behind %d whole training files; the text before is read once more",
+            len(unfinished.part_names),
+        )
+    try:
+        tokenizer = _tokenizer(writer, unfinished, tokenizer_path_or_size, eos_token)
+        manifest = _encode(writer, unfinished, tokenizer)
+    except UnfinishedError:
+        raise
+    except InputError:
+        remove_outputs(writer.folder)
+        raise
+    (writer.folder / UNFINISHED_FILE).unlink()
+    return manifest
+
+
+def _tokenizer(
+    writer: TokenizedDataWriter, unfinished: Unfinished, path_or_size: Path | int, eos_token: str | None
+) -> DocumentTokenizer:
+    """The tokenizer, from now on in the folder too: none is trained twice."""
+    path = writer.folder / TOKENIZER_FILE
+    if TOKENIZER_FILE in unfinished.files:
+        return load_tokenizer(path, eos_token)
+    if isinstance(path_or_size, Path):
+        tokenizer = load_tokenizer(path_or_size, eos_token)
+    else:
+        tokenizer = _train_tokenizer(writer.training_texts(), path_or_size, eos_token)
+    tokenizer_json = tokenizer.to_json()
+    write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
+    unfinished.describe(writer.folder, TOKENIZER_FILE)
+    unfinished.write(writer.folder, writer.configuration)
+    return tokenizer
+
+
+def _encode(
+    writer: TokenizedDataWriter, unfinished: Unfinished, tokenizer: DocumentTokenizer
+) -> dict[str, Any]:
     max_documents, max_tokens = writer.split.max_documents, writer.max_tokens
     counts_tokens = max_tokens is not None or max_documents is None
     unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
     with progress_bar(None, "tokenizing", unit, total) as bar:
         return writer.write(
             tokenizer,
+            unfinished,
             lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
+            _teller(bar),
         )
+
+
+def _teller(bar: "tqdm[Any]") -> Callable[[int], None]:
+    """Shows beside the bar how many characters are encoded, as often as the bar itself is drawn."""
+    last = time.monotonic()
+
+    def tell(num_characters: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= bar.mininterval:
+            bar.set_postfix_str(f"{num_characters:,} characters encoded")
+            last = time.monotonic()
+
+    return tell

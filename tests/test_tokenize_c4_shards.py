@@ -141,7 +141,7 @@ def test_shards_together_are_the_corpus(
     assert [entry["file"] for entry in written["inputs"]["source"]] == [f"file-{i}.jsonl" for i in range(5)]
     named = {name: entry["sha256"] for name, entry in written["files"].items()}
     assert named == {name: digest for name, digest in digests(tmp_path).items() if name in named}
-    assert len(named) == len(data.train_paths) + 2
+    assert len(named) == len(data.train_paths) + 3
 
 
 def test_evaluation_documents_and_training_documents_share_none(corpus: Path, tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from pipeline.errors import InputError
 from pipeline.results.provenance import describe_files, git_commit, package_versions, sha256_of_files
 from pipeline.results.schemas import SCHEMA_VERSION
 from pipeline.text.documents import Source, c4_revision
+from pipeline.text.manifest_checks import fault_of_manifest
 from pipeline.text.tokenizer import DocumentTokenizer
 
 TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
+TOKEN_COUNTS_FILE = "train_token_counts.bin"
+"""How often each token occurs among the training tokens, EOS never: int64, little-endian, [V]."""
 MANIFEST_FILE = "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles")
 """Those that write such folders."""
@@ -56,12 +59,11 @@ def make_manifest(
         tally: what was counted, by the names in `COUNTS`.
         stage: of `STAGES`, which wrote it.
     """
-    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
     return {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,
         **configuration,
-        "c4_revision": c4_revision() if streams_c4 else None,
+        "c4_revision": c4_revision_of(configuration),
         "counts": {name: tally[name] for name in COUNTS},
         "token_dtype": tokenizer.token_dtype.name,
         "vocabulary_size": tokenizer.vocabulary_size,
@@ -70,6 +72,16 @@ def make_manifest(
         "git_commit": git_commit(),
         "packages": package_versions(),
     }
+
+
+def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
+    """The commit of C4 on the hub that is read; None where nothing is streamed.
+
+    Raises:
+        InputError: the hub cannot be reached.
+    """
+    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
+    return c4_revision() if streams_c4 else None
 
 
 def refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
@@ -99,32 +111,24 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a complete folder; None where there is none.
 
     Raises:
-        InputError: a manifest.json of some other program.
+        InputError: a manifest.json of some other program, or a damaged one.
     """
     path = folder / MANIFEST_FILE
     if not path.exists():
         return None
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("stage") not in STAGES:
         raise InputError(f"{path} is not a manifest that {' or '.join(STAGES)} wrote")
+    fault = fault_of_manifest(manifest)
+    if fault is not None:
+        raise InputError(
+            f"{path} is damaged or of a newer version: {fault}; remove it and run"
+            f" pipeline/{manifest['stage']}.py again as it was run for {folder}"
+        )
     return manifest
-
-
-def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a folder whose files are not those that its manifest counts.
-
-    Raises:
-        InputError: a file is missing, or has another size.
-    """
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        found = path.stat().st_size if path.exists() else None
-        if found != expected["bytes"]:
-            state = "is missing" if found is None else f"has {found} bytes, not {expected['bytes']}"
-            raise InputError(f"{path} {state}; delete {folder} and run pipeline/{manifest['stage']}.py again")
 
 
 def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
 from pipeline.results.missing import as_ranges
@@ -22,12 +24,14 @@ from pipeline.text.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     changed_settings,
-    check_sizes,
     read_manifest,
     refuse_empty_parts,
 )
+from pipeline.text.manifest_checks import refuse_damage
 from pipeline.text.sharding import Shard, shard_folders
-from pipeline.text.tokenized_data import is_complete
+from pipeline.text.token_counts import training_token_counts, write_token_counts
+from pipeline.text.tokenized_data import TokenizedData, is_complete
+from pipeline.text.unfinished import read_made_by
 
 
 def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any]) -> None:
@@ -46,9 +50,10 @@ def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any
     if shard.is_whole:
         return
     inputs = {role: files for role, files in configuration["inputs"].items() if role != "source"}
-    # All finished shards agree with one another, as each was checked so: one stands for them.
+    # All shards agree with one another, as each was checked so: one finished and one begun stand for them.
     merged, finished = read_manifest(out), next(filter(None, map(read_manifest, others.values())), None)
-    for manifest in filter(None, (merged, finished)):
+    begun = next(filter(None, map(read_made_by, others.values())), None)
+    for manifest in filter(None, (merged, finished, begun)):
         changes = changed_settings(manifest, {**configuration, "inputs": inputs})
         if changes:
             raise InputError(
@@ -57,7 +62,7 @@ def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any
             )
 
 
-def merge_shards(out: Path) -> dict[str, Any] | None:
+def merge_shards(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
     """Write the manifest, the evaluation documents and the tokenizer of all shards in `out`.
 
     Returns:
@@ -67,7 +72,7 @@ def merge_shards(out: Path) -> dict[str, Any] | None:
         InputError: shards are missing, or were made otherwise than others.
     """
     folders = _complete_folders(out)
-    manifests = [read_manifest(folder) for folder in folders]
+    manifests = [read_manifest(folder) if folder.exists() else None for folder in folders]
     missing = [index for index, manifest in enumerate(manifests) if manifest is None]
     if missing:
         raise InputError(
@@ -77,9 +82,9 @@ def merge_shards(out: Path) -> dict[str, Any] | None:
     finished = [manifest for manifest in manifests if manifest is not None]
     for index, (folder, manifest) in enumerate(zip(folders, finished, strict=True)):
         _refuse_mixture(index, manifest, finished[0])
-        check_sizes(folder, manifest)
+        refuse_damage(folder, manifest, verify=verify)
     inputs = {**finished[0]["inputs"], "source": [f for m in finished for f in m["inputs"]["source"]]}
-    if is_complete(out, {"settings": finished[0]["settings"], "inputs": inputs}):
+    if is_complete(out, {"settings": finished[0]["settings"], "inputs": inputs}, verify=verify):
         return None
     sample = EvaluationSample(finished[0]["settings"]["max_evaluation_documents"])
     counts = _merge_counts(folders, finished, sample)
@@ -147,5 +152,13 @@ def _write(
     write_evaluation_documents(out / EVALUATION_FILE, sample.documents())
     tokenizer_json = (folders[0] / TOKENIZER_FILE).read_bytes()
     write_atomically(out / TOKENIZER_FILE, lambda path: path.write_bytes(tokenizer_json))
-    own_files = describe_files(out, [out / EVALUATION_FILE, out / TOKENIZER_FILE])
+    own_paths = [*_write_token_counts(out, folders), out / EVALUATION_FILE, out / TOKENIZER_FILE]
+    own_files = describe_files(out, own_paths)
     write_json(out / MANIFEST_FILE, {**merged, "files": train_files | own_files})
+
+
+def _write_token_counts(out: Path, folders: Sequence[Path]) -> list[Path]:
+    """The counts of all shards, where there are training tokens."""
+    parts = [TokenizedData.open(folder) for folder in folders]
+    counts = [training_token_counts(part) for part in parts if part.train_paths]
+    return [write_token_counts(out, np.sum(counts, axis=0))] if counts else []

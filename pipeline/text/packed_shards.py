@@ -1,5 +1,6 @@
 """Training tokens in OLMo's memory-map format: raw little-endian integers without a header."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,15 @@ class PackedShardWriter:
     once it is whole, and leaving the context after an error removes the one begun.
     """
 
-    def __init__(self, folder: Path, token_dtype: np.dtype, eos_token_id: int, tokens_per_part: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        token_dtype: np.dtype,
+        eos_token_id: int,
+        tokens_per_part: int,
+        whole_parts: Sequence[Path] = (),
+    ) -> None:
+        """Begin behind `whole_parts`, which an interrupted run has written."""
         self._folder = folder
         self._little_endian_dtype = token_dtype.newbyteorder("<")
         self._eos = np.array([eos_token_id], dtype=self._little_endian_dtype).tobytes()
@@ -28,9 +37,9 @@ class PackedShardWriter:
         self._part = ExitStack()
         self._file: BinaryIO | None = None
         self._num_tokens_in_part = 0
-        self.num_tokens = 0
+        self.num_tokens = sum(path.stat().st_size for path in whole_parts) // token_dtype.itemsize
         """Tokens taken so far, EOS included."""
-        self.paths: list[Path] = []
+        self.paths = list(whole_parts)
         """The parts begun so far; all are whole once the context is left."""
 
     def __enter__(self) -> Self:
@@ -41,6 +50,11 @@ class PackedShardWriter:
     ) -> None:
         self._file = None
         self._part.__exit__(kind, error, trace)
+
+    @property
+    def whole_paths(self) -> list[Path]:
+        """The parts that have their name."""
+        return self.paths if self._file is None else self.paths[:-1]
 
     def add(self, token_ids: np.ndarray) -> None:
         """Take one document's token IDs, without EOS; ends a part when that is full."""

@@ -1,8 +1,9 @@
 """Which documents train and which evaluate: decided by content, so that no text is ever in both."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Literal, Protocol, TypeVar
 
@@ -91,6 +92,11 @@ class Split:
     """Documents that evaluate already: left out of training."""
     max_documents: int | None = None
     """Training documents at most."""
+
+    @property
+    def evaluates(self) -> Callable[[str], bool]:
+        """Whether the document of an ID evaluates; may be asked in another process."""
+        return partial(is_evaluation_document, evaluation_fraction=self.evaluation_fraction, seed=self.seed)
 
     def assign(
         self, documents: Iterable[AnyDocument], tally: Counter[str]

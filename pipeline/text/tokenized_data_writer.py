@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.results.files import write_atomically, write_json
+from pipeline.results.files import write_json
 from pipeline.text.documents import Source, read_documents
 from pipeline.text.encoding import EncodedDocument, Encoder
 from pipeline.text.evaluation_documents import (
@@ -22,7 +22,6 @@ from pipeline.text.evaluation_documents import (
 from pipeline.text.manifest import (
     EVALUATION_FILE,
     MANIFEST_FILE,
-    TOKENIZER_FILE,
     TRAIN_FOLDER,
     make_manifest,
     refuse_empty_parts,
@@ -30,7 +29,9 @@ from pipeline.text.manifest import (
 from pipeline.text.packed_shards import PackedShardWriter
 from pipeline.text.sharding import Shard
 from pipeline.text.split import Part, Split, distinct_documents
+from pipeline.text.token_counts import count_tokens, write_token_counts
 from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.text.unfinished import Unfinished
 
 
 @dataclass(frozen=True)
@@ -89,22 +90,20 @@ class TokenizedDataWriter:
         assigned = self.split.assign(documents, Counter())
         return (document.text for part, document in assigned if part == "train")
 
-    def remove_outputs(self) -> None:
-        """Remove what an unfinished run left; a shorter run would leave the last of its parts standing."""
-        for pattern in (
-            f"{TRAIN_FOLDER}/part-?????.npy",
-            f"{TRAIN_FOLDER}/.part-?????.npy.part",
-            EVALUATION_FILE,
-        ):
-            for path in self.folder.glob(pattern):
-                path.unlink()
-
-    def write(self, tokenizer: DocumentTokenizer, advance: Callable[[int, int], object]) -> dict[str, Any]:
+    def write(
+        self,
+        tokenizer: DocumentTokenizer,
+        unfinished: Unfinished,
+        advance: Callable[[int, int], object],
+        tell: Callable[[int], object] = lambda num_characters: None,
+    ) -> dict[str, Any]:
         """Encode and write everything.
 
         Args:
             tokenizer: turns text to tokens.
+            unfinished: what earlier runs have written; kept up to date in the folder.
             advance: told how many training documents and tokens have been written since the last call.
+            tell: told of all characters encoded so far, where a document takes long.
 
         Returns:
             The manifest, the completion marker: whoever finds it may trust every other file.
@@ -112,18 +111,29 @@ class TokenizedDataWriter:
         Raises:
             InputError: bad documents, or none for one of the parts.
         """
-        tally: Counter[str] = Counter()
+        tally: Counter[str] = Counter(
+            train_documents=unfinished.num_train_documents,
+            empty=unfinished.num_empty,
+            empty_train=unfinished.num_empty,
+        )
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
-        encoder = Encoder(tokenizer, self.num_workers, skip_malformed=self._settings["skip_malformed"])
+        encoder = Encoder(
+            tokenizer, self.num_workers, skip_malformed=self._settings["skip_malformed"], tell=tell
+        )
         writer = PackedShardWriter(
             self.folder / TRAIN_FOLDER,
             tokenizer.token_dtype,
             tokenizer.eos_token_id,
             self._settings["tokens_per_part"],
+            [self.folder / name for name in unfinished.part_names],
         )
+        advance(unfinished.num_train_documents, writer.num_tokens)
         with encoder, writer:
-            for num_tokens in self._write_tokens(self._assigned(encoder, tally), writer, sample, tally):
+            assigned = self._assigned(encoder, unfinished, tally)
+            for num_tokens in self._write_tokens(assigned, writer, sample, unfinished.num_taken, tally):
                 advance(1, num_tokens)
+                if len(writer.whole_paths) > len(unfinished.part_names):
+                    self._leave(unfinished, writer, encoder.num_records, tally)
         tally["train_tokens"] = writer.num_tokens
         documents = sample.documents()
         tally["evaluation_documents"] = len(documents)
@@ -131,14 +141,36 @@ class TokenizedDataWriter:
         tally["beyond_max_evaluation_documents"] = sample.num_left_out
         if self.shard.is_whole:  # a shard may miss a part that others have
             refuse_empty_parts(tally, self.configuration)
-        tokenizer_json = tokenizer.to_json()
         write_evaluation_documents(self.folder / EVALUATION_FILE, documents)
-        write_atomically(self.folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
-        manifest = make_manifest(self.folder, self.configuration, tokenizer, writer.paths, tally)
+        paths = [*writer.paths, *self._write_token_counts(tokenizer, writer)]
+        manifest = make_manifest(self.folder, self.configuration, tokenizer, paths, tally)
         write_json(self.folder / MANIFEST_FILE, manifest)
         return manifest
 
-    def _assigned(self, encoder: Encoder, tally: Counter[str]) -> Iterator[tuple[Part, EncodedDocument]]:
+    def _leave(
+        self, unfinished: Unfinished, writer: PackedShardWriter, num_records: int, tally: Counter[str]
+    ) -> None:
+        """Say in the folder how far this run is, for the next to go on from here."""
+        unfinished.describe(
+            self.folder, *(path.relative_to(self.folder).as_posix() for path in writer.whole_paths)
+        )
+        unfinished.num_records = num_records
+        unfinished.num_train_documents = tally["train_documents"]
+        unfinished.num_empty = tally["empty_train"]
+        unfinished.write(self.folder, self.configuration)
+
+    def _write_token_counts(self, tokenizer: DocumentTokenizer, writer: PackedShardWriter) -> list[Path]:
+        """The file of the counts, where there are training tokens."""
+        if not writer.paths:
+            return []
+        counts_V = count_tokens(
+            writer.paths, tokenizer.token_dtype, tokenizer.vocabulary_size, tokenizer.eos_token_id
+        )
+        return [write_token_counts(self.folder, counts_V)]
+
+    def _assigned(
+        self, encoder: Encoder, unfinished: Unfinished, tally: Counter[str]
+    ) -> Iterator[tuple[Part, EncodedDocument]]:
         """Every document with its part, first those of the evaluation source."""
         own = self.evaluation_sources if self.shard.index == 0 else []
         reserved = islice(
@@ -146,7 +178,9 @@ class TokenizedDataWriter:
         )
         return chain(
             (("evaluation", document) for document in reserved),
-            self.split.assign(encoder.encode(self.sources, tally), tally),
+            self.split.assign(
+                encoder.encode(self.sources, tally, unfinished.num_records, self.split.evaluates), tally
+            ),
         )
 
     def _write_tokens(
@@ -154,14 +188,22 @@ class TokenizedDataWriter:
         assigned: Iterable[tuple[Part, EncodedDocument]],
         writer: PackedShardWriter,
         sample: EvaluationSample,
+        num_written: int,
         tally: Counter[str],
     ) -> Iterator[int]:
-        """Training documents go to `writer`, the others to `sample`; yields each training one's tokens."""
-        max_tokens = self.max_tokens
+        """Training documents go to `writer`, the others to `sample`; yields each training one's tokens.
+
+        The first `num_written` of training were written or counted by an earlier run.
+        """
+        max_tokens, num_met = self.max_tokens, 0
         for part, document in assigned:
+            num_met += part == "train"
+            if part == "train" and num_met <= num_written:
+                continue
             num_tokens = len(document.token_ids)
             if num_tokens == 0:
                 tally["empty"] += 1
+                tally["empty_train"] += part == "train"
             elif part == "evaluation":
                 token_ids = document.token_ids.astype(np.int32)
                 sample.add(EvaluationDocument(document.document_id, token_ids, document.url))

@@ -1,6 +1,7 @@
 """Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE to be trained."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -43,8 +44,10 @@ class DocumentTokenizer:
         self._eos_token = eos_token
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        self._cuts = False
         # One that puts something before every text, as Llama's does, would put it into each piece.
-        self._cuts = self._is_seam("some words", " of a text")
+        with suppress(InputError):
+            self._cuts = self._is_seam("some words", " of a text")
 
     def __reduce__(self) -> tuple[Callable[[str, str], "DocumentTokenizer"], tuple[str, str]]:
         """Travel to another process as JSON: the library's own pickling forgets `encode_special_tokens`."""
@@ -79,7 +82,10 @@ class DocumentTokenizer:
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in token_ids]
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # plain, as of a word that is not in the vocabulary
+            raise InputError(f"the tokenizer cannot encode the text: {error}; choose another") from error
         # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
         return [
             token_ids[token_ids != self.eos_token_id]

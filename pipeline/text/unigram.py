@@ -10,9 +10,8 @@ from hashlib import sha256
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.text.token_counts import training_token_counts
 from pipeline.text.tokenized_data import TokenizedData
-
-_TOKENS_AT_A_TIME = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +23,12 @@ class UnigramDistribution:
 
     @classmethod
     def of_training_tokens(cls, data: TokenizedData) -> "UnigramDistribution":
-        """Counted over all training tokens but EOS, which no document holds inside.
+        """Over all training tokens but EOS, as tokenize_c4 counted them; in older folders counted here.
 
         Raises:
-            InputError: there are no training tokens.
+            InputError: there are no training tokens, or one that is none of the vocabulary.
         """
-        counts_V = np.zeros(data.vocabulary_size, dtype=np.int64)
-        for path in data.train_paths:
-            tokens = np.memmap(path, dtype=data.token_dtype.newbyteorder("<"), mode="r")
-            for start in range(0, len(tokens), _TOKENS_AT_A_TIME):
-                counts_V += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=len(counts_V))
-        counts_V[data.eos_token_id] = 0
+        counts_V = training_token_counts(data)
         if not counts_V.any():
             raise InputError(
                 f"{data.folder} has no training tokens to draw substitutes from; tokenize a training text"

@@ -90,8 +90,8 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_another_program_is_refused(tmp_path: Path) -> None:
-    for content in ("{}", "[]", "not json"):
-        (tmp_path / "manifest.json").write_text(content)
+    for content in (b"{}", b"[]", b"not json", b"", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "manifest.json").write_bytes(content)
         with pytest.raises(InputError, match="is not a manifest that tokenize_c4 or plant_needles wrote"):
             TokenizedData.open(tmp_path)
 
@@ -119,3 +119,56 @@ def test_each_change_is_named() -> None:
     assert changed_settings(manifest(0, "x", "y"), manifest(0, "y")) == [
         "source has fewer files, or another order of them"
     ]
+
+
+def test_a_vocabulary_that_is_too_small_for_the_documents_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    change_manifest(tmp_path, vocabulary_size=3)
+    data = TokenizedData.open(tmp_path)
+    with pytest.raises(InputError, match="has the token 3 in document bb, and its manifest a"):
+        data.evaluation_documents()
+
+
+def change_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"schema_version": 99}, "schema_version is 99, and this program reads up to"),
+        ({"schema_version": "one"}, "schema_version is 'one', not a whole number"),
+        ({"token_dtype": "float32"}, "token_dtype is 'float32', neither of uint16 and uint32"),
+        ({"token_dtype": None}, "token_dtype is None"),
+        ({"vocabulary_size": "many"}, "vocabulary_size is 'many', not a whole number of at least 1"),
+        ({"vocabulary_size": 0}, "vocabulary_size is 0"),
+        ({"vocabulary_size": True}, "vocabulary_size is True"),
+        ({"eos_token_id": 4}, "eos_token_id is 4, not a token of 4"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"counts": 5}, "counts is 5"),
+        ({"counts": {"train_tokens": "five"}}, "train_tokens is 'five', not a whole number"),
+        ({"counts": {"train_tokens": 5, "empty": -1}}, "empty is -1"),
+        ({"counts": {"train_tokens": 6}}, "have 10 bytes, and its train_tokens take 12"),
+        ({"files": []}, r"files is \[\]"),
+        ({"files": {"../x.npy": {"bytes": 1, "sha256": "0" * 64}}}, "is no file of this folder"),
+        ({"files": {"/x.npy": {"bytes": 1, "sha256": "0" * 64}}}, "is no file of this folder"),
+        ({"files": {"a.npy": {"bytes": "ten", "sha256": "0" * 64}}}, "a.npy has no size"),
+        ({"files": {"a.npy": {"bytes": 10, "sha256": "short"}}}, "a.npy has no SHA-256"),
+        ({"settings": 3}, "settings is 3"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_by_what_is_wrong(
+    tmp_path: Path, changes: dict[str, object], fault: str
+) -> None:
+    make_folder(tmp_path)
+    change_manifest(tmp_path, **changes)
+    with pytest.raises(InputError, match=rf"manifest\.json is damaged or of a newer version: .*{fault}"):
+        TokenizedData.open(tmp_path)
+
+
+def test_a_manifest_without_evaluation_documents_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    change_manifest(tmp_path, files={}, counts={"train_tokens": 0})
+    with pytest.raises(InputError, match="names no evaluation_documents"):
+        TokenizedData.open(tmp_path)

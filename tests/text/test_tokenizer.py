@@ -182,3 +182,13 @@ def test_pieces_of_a_broken_end_are_replacement_characters() -> None:
     (token_ids,) = tokenizer.encode(["a😀"])
     assert tokenizer.pieces(token_ids[:3].tolist()) == ["a", "", "\ufffd"]
     assert tokenizer.pieces(token_ids[2:].tolist()) == ["", "", "\ufffd" * 3]
+
+
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "words.json"))
+    loaded = load_tokenizer(tmp_path / "words.json")
+    assert loaded.encode(["a a"])[0].tolist() == [1, 1]
+    with pytest.raises(InputError, match="the tokenizer cannot encode the text: WordLevel error"):
+        loaded.encode(["a b"])
