@@ -41,6 +41,7 @@ from analysis.explorer_records import (
 from analysis.measured_text import data_of
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
+from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.stage import logger, positive_int, progress, stage_parser
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
     add("--models", nargs="+", help="models shown; all if not given")
     add("--rules", nargs="+", help="selection rules shown; all if not given")
+    add_partial_flag(stage)
     return stage
 
 
@@ -71,6 +73,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
     if arguments.out.is_dir():
         raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
+    allow_partial(arguments.allow_partial)
     refuse_missing_artefacts(arguments.results)
     data = data_of(arguments.results, arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
@@ -125,7 +128,8 @@ def fitting(
 def what_is_left_out(shown: Shown, documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
     num_available = len(shown.document_ids)
-    left_out = []
+    note = partial_note()
+    left_out = [f"{note[0].upper()}{note[1:]}."] if note else []
     if num_wanted < num_available:
         left_out.append(
             f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order"

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis.statistics import NULL, OWN
+from pipeline.results.partial import partial_note
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -70,12 +71,18 @@ def panels(
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
+    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes.
+
+    A figure of results that were read in part (`pipeline.results.partial`) says so.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     paths = [folder / f"{name}.{suffix}" for suffix in undated]
+    note = partial_note()
+    if note:  # below the figure, which grows by it
+        figure.text(0.01, -0.02, note, color="red", va="top")
     for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=200, metadata=metadata)
+        figure.savefig(path, dpi=200, metadata=metadata, bbox_inches="tight" if note else None)
     return paths
 
 

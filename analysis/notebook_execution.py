@@ -44,14 +44,12 @@ def with_parameters(
     Args:
         notebook: is changed.
         parameters: name -> value.
-        allow_partial: read what is complete of partial results, and say at the end what that was.
+        allow_partial: read what is complete of partial results, and say below every cell what that was.
     """
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     lines = [f"{name} = {value!r}" for name, value in parameters.items()]
     if allow_partial:
-        lines += ["from pipeline.results.partial import allow_partial", "allow_partial()"]
-        told = "from pipeline.results.partial import partial_note\nprint(partial_note())"
-        notebook.cells.append(nbformat.v4.new_code_cell(told, id="partial"))
+        lines += ["from analysis.partial_cells import tell_below_every_cell", "tell_below_every_cell()"]
     cell = nbformat.v4.new_code_cell(
         "\n".join(lines), id="injected", metadata={"tags": ["injected-parameters"]}
     )

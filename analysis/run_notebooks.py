@@ -31,6 +31,7 @@ import logging
 from collections.abc import Sequence
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.results.partial import add_partial_flag
 from pipeline.stage import progress, stage_parser
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
@@ -50,7 +51,9 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.notebook_needs import what_lacks
     from pipeline.results.folder import artefacts_in
     from pipeline.results.folder_lock import FolderLock
+    from pipeline.results.partial import allow_partial
 
+    allow_partial(arguments.allow_partial)
     if not arguments.results.is_dir():
         raise InputError(f"--results {arguments.results} is not a folder; name one that the stages wrote to")
     if not artefacts_in(arguments.results):
@@ -62,7 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
     )
     with FolderLock(figures, "--figures"):
         for path in progress(notebooks, "notebooks", "notebook", len(notebooks)):
-            made_from = fingerprint(arguments.results, path, parameters, figures)
+            decides = parameters | {"allow_partial": arguments.allow_partial}
+            made_from = fingerprint(arguments.results, path, decides, figures)
             if is_up_to_date(figures / path.name, made_from):
                 logger.info("%s: nothing has changed, skipped", path.name)
             elif lacks := what_lacks(path.stem, arguments):
@@ -70,7 +74,7 @@ def main(arguments: argparse.Namespace) -> None:
                     raise InputError(f"{path.name}: {lacks}")
                 logger.info("%s: %s, skipped", path.name, lacks)
             else:
-                execute(path, figures, parameters, made_from)
+                execute(path, figures, parameters, made_from, allow_partial=arguments.allow_partial)
 
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
@@ -159,4 +163,5 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="the notebooks to execute; all if not given",
     )
+    add_partial_flag(program)
     return program

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.bootstrap import Interval, ratio_of_sums
 
@@ -183,7 +184,10 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     losses = with_recovered_losses(sparse_context_losses)
     own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
     keys = ["model", "rule", "k", *TARGET]
-    paired = own.merge(null[[*keys, "recovered_loss"]], on=keys, suffixes=("", "_null"))
+    choices = keys[:3]  # a null that was not measured at all is no target left out
+    own = own.merge(null[choices].drop_duplicates(), on=choices)
+    null = null.merge(own[choices].drop_duplicates(), on=choices)[[*keys, "recovered_loss"]]
+    paired = joined_on_common(own, null, keys, "choices of own and null tokens", ("", "_null"))
     paired["excess_loss"] = paired["recovered_loss"] - paired["recovered_loss_null"]
     rows = [
         {
@@ -210,10 +214,13 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
         loss_change (loss - loss at the shortest length; negative = the added context helps), nats.
     """
     shortest = length_losses[length_losses["context_length"] == length_losses["context_length"].min()]
-    paired = length_losses.merge(
-        shortest[["model", "document_id", "chunk_index", "mean_loss"]],
-        on=["model", "document_id", "chunk_index"],
-        suffixes=("", "_shortest"),
+    keys = ["model", "document_id", "chunk_index"]
+    paired = joined_on_common(
+        length_losses,
+        shortest[[*keys, "mean_loss"]],
+        keys,
+        "chunks at the shortest length",
+        ("", "_shortest"),
     )
     rows = []
     for (model, context_length), chunks in paired.groupby(["model", "context_length"]):
@@ -277,7 +284,8 @@ def generalization_gaps(
     columns = [*TARGET, "long_context_loss"]
     reference = rows_of(loss_differences, reference_model)[columns]
     shorts = pd.concat([rows_of(loss_differences, model)[["model", *columns]] for model in short_models])
-    pairs = shorts.merge(reference, on=TARGET, suffixes=("", "_reference"))
+    what = f"targets of {', '.join(short_models)} and of {reference_model}"
+    pairs = joined_on_common(shorts, reference, TARGET, what, ("", "_reference"))
     pairs["generalization_gap"] = pairs["long_context_loss"] - pairs["long_context_loss_reference"]
     return pairs[["model", *TARGET, "generalization_gap"]]
 
@@ -318,7 +326,8 @@ def generalization_gap_by_sparsity(
     sparsity = sparsity[sparsity["rule"] == rule]
     sparsity = sparsity[TARGET].assign(category=sparsity_category(sparsity, studied_ks))
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
-    tokens = gaps.merge(sparsity, on=TARGET)
+    what = f"targets with a gap and with k* of {sparsity_model}"
+    tokens = joined_on_common(gaps, sparsity, TARGET, what)
     if tokens.empty:
         raise InputError(
             f"no target is common to the loss differences of {', '.join(short_models)} and the dependency"

@@ -22,6 +22,7 @@ from analysis.statistics import NULL, OWN, excess_over_null, recovered_losses, s
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
+from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.stage import stage_parser
 
 Row = Mapping[Hashable, Any]  # of one of the tables of statistics
@@ -125,12 +126,14 @@ and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
     artefacts = artefacts_in(results)
     selected = "sparse_context_losses" in artefacts
     recovered = recovered_table(results, rule) if selected else "not measured: no influential tokens\n"
+    losses, note = models_table(results), partial_note()
+    partial = f" ({note})" if note else ""
     parquet = [f"  {results / artefact / 'model=*' / '*.parquet'}" for artefact in artefacts]
     drawn = [f"  {path}" for path in sorted(figures.glob("*.png"))] or [f"  none in {figures}"]
     return "\n".join(
         [
-            "What the long context is worth", models_table(results),
-            f"What k tokens of it recover (rule {rule})", recovered,
+            f"What the long context is worth{partial}", losses,
+            f"What k tokens of it recover (rule {rule}){partial}", recovered,
             notes,
             "Figures (a PDF beside each)", *drawn, "",
             "Data (RESULTS.md says what the columns mean)", *parquet, "",
@@ -140,6 +143,7 @@ and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the page."""
+    allow_partial(arguments.allow_partial)
     figures = arguments.figures or arguments.results.parent / "figures"
     sys.stdout.write(closing_text(arguments.results, figures, arguments.rule))
 
@@ -151,4 +155,5 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=Path, required=True, help="a results folder")
     add("--figures", type=Path, help="the folder of figures; beside the results where not given")
     add("--rule", default="leave_one_out", help="the selection rule shown")
+    add_partial_flag(program)
     return program

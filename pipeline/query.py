@@ -7,7 +7,8 @@
 Without SQL it lists the views, their rows and columns; RESULTS.md says what the columns mean. The dialect
 is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
 with WHERE model = '...' that model's files alone. Results that were not made alike, in another schema
-version or with other settings, are refused by name; --allow-mixed queries them all the same.
+version or with other settings, are refused by name; --allow-mixed queries them all the same. So are
+incomplete ones, of which --allow-partial queries what is complete. Damaged files are always refused.
 """
 
 import sys
@@ -20,7 +21,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import glob
 import json
 import logging
 import re
@@ -33,6 +33,7 @@ from typing import Any
 import duckdb
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.results.completeness import whole_files
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import artefacts_in
 from pipeline.results.mixture import (
@@ -41,6 +42,7 @@ from pipeline.results.mixture import (
     differences_within_models,
     origins,
 )
+from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.terminal_table import as_table
 from pipeline.stage import positive_int, stage_parser
@@ -69,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="write to this file, not to standard output; parquet needs it")
     add("--max-rows", type=positive_int, default=200, help="rows at most in a table; other formats write all")
     add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
+    add_partial_flag(stage)
     return stage
 
 
@@ -87,25 +90,49 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
         allow_mixed: warn of results that were not made alike, rather than refuse them.
 
     Raises:
-        InputError: the folder holds no results, or results that were not made alike.
+        InputError: the folder holds no results, some that were not made alike, or, unless partial results
+            are allowed, some that are not complete.
     """
     artefacts = artefacts_in(results)
     if not artefacts:
         raise InputError(f"{results} holds no results; --results names a folder that a stage wrote to")
     connection = duckdb.connect()
     connection.execute("SET errors_as_json = true")
+    named = artefacts if sql is None else named_in(sql, artefacts)
     for artefact in artefacts:
-        # Thousands of footers take seconds: those of artefacts that the query leaves alone stay unread.
-        files = origins(results, artefact) if sql is None or named_in(sql, [artefact]) else []
+        # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
+        if artefact not in named:
+            sentence = f"the query is not seen to read {artefact}; write its name out in the SQL"
+            connection.execute(f"CREATE VIEW {artefact} AS SELECT error('{sentence}') AS model")
+            continue
+        files = origins(whole_files(results, artefact), artefact)
+        if not files:  # partial, and that much so
+            logger.warning("no shard of %s is complete", artefact)
+            continue
         _refuse_mixture(results, artefact, files, allow_mixed)
-        pattern = f"{glob.escape(str(results / artefact))}/model=*/*.parquet".replace("'", "''")
-        # By name, DuckDB opens every file before it can leave out any: only where columns do differ.
-        by_name = len({file.columns for file in files}) > 1
-        connection.execute(
-            f"CREATE VIEW {artefact} AS SELECT * FROM read_parquet('{pattern}', union_by_name = {by_name},"
-            " hive_partitioning = true, hive_types = {'model': VARCHAR})"
-        )
+        connection.execute(f"CREATE VIEW {artefact} AS {_select(files)}")
     return connection
+
+
+def _select(files: Sequence[FileOrigin]) -> str:
+    """The rows of all files with their model, the name of the folder that they lie in, taken as it stands.
+
+    A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
+    columns, since DuckDB would otherwise open every file to compare them.
+    """
+    paths: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for file in files:
+        paths.setdefault((file.model, file.columns), []).append(_quoted(str(file.path)))
+    selects = (
+        f"SELECT *, {_quoted(model)} AS model FROM read_parquet([{', '.join(of_part)}],"
+        " hive_partitioning = false)"
+        for (model, _), of_part in paths.items()
+    )
+    return " UNION ALL BY NAME ".join(selects)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _refuse_mixture(results: Path, artefact: str, files: list[FileOrigin], allow_mixed: bool) -> None:
@@ -224,6 +251,8 @@ def _print_table(names: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: 
         sys.stdout.write(f"(the first {max_rows:,} rows; --max-rows shows more)\n")
     else:
         sys.stdout.write(f"({len(rows):,} row{'' if len(rows) == 1 else 's'})\n")
+    if note := partial_note():
+        sys.stdout.write(f"({note})\n")
 
 
 def _sql_of(arguments: argparse.Namespace) -> str | None:
@@ -262,15 +291,23 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse
     return num_rows
 
 
+def _tell_partial() -> None:
+    if note := partial_note():
+        logger.warning("%s", note)
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a query, as it ends any program
     sql = _sql_of(arguments)
     _refuse_flags_at_odds(sql, arguments.format, arguments.out)
-    if sql is None:  # how a user learns what is mixed: not refused
+    allow_partial(arguments.allow_partial or sql is None)
+    if sql is None:  # how a user learns what is mixed or partial: not refused
         sys.stdout.write(as_table(*views(connect(arguments.results, allow_mixed=True)), widest_cell=None))
+        _tell_partial()
         return
     connection = connect(arguments.results, sql, arguments.allow_mixed)
+    _tell_partial()
     if _answer(connection, sql, arguments) == 0:
         models = {path.name.removeprefix("model=") for path in arguments.results.glob("*/model=*")}
         logger.warning("no rows; the models here are %s", ", ".join(sorted(models)))

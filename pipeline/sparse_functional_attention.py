@@ -32,11 +32,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.results.folder import StageOutput
+from pipeline.results.stage_output import StageOutput
 from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser, whole_number
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
 
@@ -128,13 +129,17 @@ def main(arguments: argparse.Namespace) -> None:
         for k in dict.fromkeys(arguments.sparsity)
         for name in conditions
     }
-    pending = [(key, shard) for key, output in outputs.items() for shard in output.pending_shards()]
-    for (name, k), shard in progress(pending, "fits", "fit", len(pending)):
-        condition, seed = conditions[name], arguments.seeds[shard]
-        measurements = list(fit(condition, k, lengths, settings, seed))
-        columns = _columns(condition, k, lengths, settings, seed, measurements)
-        outputs[name, k].write_shard(shard, {STAGE: columns})
-        _log_fit(f"{name}, k = {k}, seed {seed}", lengths, measurements)
+    with ExitStack() as held:
+        for output in outputs.values():
+            if not output.is_done():
+                held.enter_context(output.writing())
+        pending = [(key, shard) for key, output in outputs.items() for shard in output.pending_shards()]
+        for (name, k), shard in progress(pending, "fits", "fit", len(pending)):
+            condition, seed = conditions[name], arguments.seeds[shard]
+            measurements = list(fit(condition, k, lengths, settings, seed))
+            columns = _columns(condition, k, lengths, settings, seed, measurements)
+            outputs[name, k].write_shard(shard, {STAGE: columns})
+            _log_fit(f"{name}, k = {k}, seed {seed}", lengths, measurements)
     for output in outputs.values():
         logger.info(output.state())
 

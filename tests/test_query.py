@@ -14,7 +14,8 @@ import pytest
 
 from pipeline import query
 from pipeline.errors import InputError
-from pipeline.results.folder import StageOutput
+from pipeline.results.exported import write_manifest
+from pipeline.results.stage_output import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -111,11 +112,19 @@ def test_files_of_two_configurations_or_versions_of_one_model_are_refused_by_nam
     other = write(tmp_path / "other", "a", seed=1)
     ours = write(tmp_path / "ours", "a", seed=0)
     shutil.copy(other, ours)
+    with pytest.raises(InputError, match=r"00001-of-00002.parquet was written by another run, .* seed was 1"):
+        query.connect(tmp_path / "ours")
+    shutil.rmtree(tmp_path / "ours" / "_stages")  # nothing but the files themselves can tell
+    write_manifest(tmp_path / "ours")
     with pytest.raises(InputError, match=r"seed is 0 in model=a/00000-of-.* and 1 in model=a/00001-of"):
         query.connect(tmp_path / "ours")
     table = pq.read_table(write(tmp_path / "old", "a"))
     older = table.schema.metadata | {b"schema_version": b"0"}
     pq.write_table(table.replace_schema_metadata(older), tmp_path / "old/length_losses/model=a/old.parquet")
+    with pytest.raises(InputError, match=r"model=a/old.parquet is none of the 2 shards of model 'a'"):
+        query.connect(tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "_stages")
+    write_manifest(tmp_path / "old")
     with pytest.raises(InputError, match=r"schema_version is 1 in model=a/00000-.* and 0 in model=a/old"):
         query.connect(tmp_path / "old")
 
@@ -123,7 +132,7 @@ def test_files_of_two_configurations_or_versions_of_one_model_are_refused_by_nam
 def test_a_part_of_a_file_is_refused_by_name(results: Path) -> None:
     path = next(results.glob("length_losses/model=2/*.parquet"))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"model=2/00000-of-00001.parquet is no whole Parquet file"):
+    with pytest.raises(InputError, match=r"model=2/00000-of-00001.parquet is damaged: it has .* bytes, its"):
         query.connect(results)
 
 
@@ -133,7 +142,7 @@ def test_only_the_partition_asked_for_is_read(tmp_path: Path, condition: str, nu
         write(tmp_path, f"m{index}")
     sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
     ((_, plan),) = query.run_query(query.connect(tmp_path), sql, 9)[1]
-    assert re.search(r"Total Files Read: (\d+)", plan)[1] == str(num_files)  # type: ignore[index]
+    assert sum(map(int, re.findall(r"Total Files Read: (\d+)", plan))) == num_files
 
 
 SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common
 from analysis.rules.selection_rules import BLIND_RULES
 from analysis.statistics import (
     OWN,
@@ -73,7 +74,8 @@ def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str)
     Returns:
         gain_bin, num_targets, num_documents, then with intervals binning_gain and loss_difference (nats).
     """
-    targets = rows_of(loss_differences, model)[[*TARGET, "loss_difference"]].merge(bins, on=TARGET)
+    measured = rows_of(loss_differences, model)[[*TARGET, "loss_difference"]]
+    targets = joined_on_common(measured, bins, TARGET, f"targets of {model} and of the bins")
     return pd.DataFrame(
         {
             "gain_bin": gain_bin,
@@ -96,7 +98,8 @@ def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> p
         model, rule, gain_bin, k, num_targets, num_documents, then with intervals effect_loss,
         loss_difference (nats) and effect_fraction (of the gain; NaN where that is not clear).
     """
-    losses = sparse_context_losses.merge(bins[[*TARGET, "gain_bin"]], on=TARGET)
+    of_target = bins[[*TARGET, "gain_bin"]]
+    losses = joined_on_common(sparse_context_losses, of_target, TARGET, "targets of k tokens and of the bins")
     is_blind = losses["rule"].isin(BLIND_RULES)
     beyond_null = _tables_by_bin(losses[~is_blind], excess_over_null, "excess")
     own = losses[is_blind & (losses["far_context"] == OWN)]

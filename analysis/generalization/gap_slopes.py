@@ -15,6 +15,7 @@ import pandas as pd
 from analysis.generalization.gap_regression import cluster_robust_slope, random_effects_slope
 from analysis.generalization.permutation import permutation_p_value
 from analysis.generalization.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import TARGET, generalization_gaps, interval_columns, rows_of, sample_counts
 from pipeline.errors import InputError
 
@@ -65,8 +66,11 @@ def gap_targets(
     """
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
     columns = [*TARGET, "target_token_id", POSITION, DIFFICULTY]
-    targets = gaps.merge(rows_of(loss_differences, difficulty_model)[columns], on=TARGET)
-    targets = targets.merge(rows_of(loss_differences, gain_model)[[*TARGET, GAIN]], on=TARGET)
+    of_difficulty = rows_of(loss_differences, difficulty_model)[columns]
+    of_gain = rows_of(loss_differences, gain_model)[[*TARGET, GAIN]]
+    what = "targets with a gap and with the losses of {}"
+    targets = joined_on_common(gaps, of_difficulty, TARGET, what.format(difficulty_model))
+    targets = joined_on_common(targets, of_gain, TARGET, what.format(gain_model))
     token_ids = targets.pop("target_token_id")
     if token_counts_V is None:
         return targets

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import TARGET, interval_over_documents
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.bootstrap import Interval
@@ -78,7 +79,8 @@ def long_perplexities(
     for model, targets in loss_differences.groupby("model"):
         chosen_by = targets if evaluator is None else _rows_of(loss_differences, evaluator)
         pairs = targets[[*TARGET, "long_context_loss"]].rename(columns={"long_context_loss": "loss"})
-        pairs = pairs.merge(chosen_by[COLUMNS], on=TARGET)
+        what = f"targets of {model} and of the evaluator"
+        pairs = joined_on_common(pairs, chosen_by[COLUMNS], TARGET, what)
         if pairs.empty:
             raise InputError(
                 f"model '{model}' and the evaluator '{evaluator}' have no target in common; measure them on"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.results.folder import read_settings
+from pipeline.results.stage_output import what_made
 from pipeline.training.precision import faster_dtype
 
 AUTO = "auto"
@@ -18,5 +18,6 @@ def dtype_of_results(asked: str, results: Path, stage: str, model: str, device: 
     """
     if asked != AUTO:
         return asked
-    begun_in = read_settings(results, stage).get(model, {}).get("dtype")
+    begun = what_made(results, stage, model) or {"settings": {}}
+    begun_in = begun["settings"].get("dtype")
     return str(begun_in or faster_dtype(device)).removeprefix("torch.")

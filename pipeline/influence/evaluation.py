@@ -16,8 +16,8 @@ from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.memory import GIBIBYTE, is_out_of_memory, keep_freed_memory, peak_bytes
 from pipeline.models.training_facts import training_facts
-from pipeline.results.folder import StageOutput
 from pipeline.results.provenance import sha256_of_files
+from pipeline.results.stage_output import StageOutput
 from pipeline.stage import logger, progress
 from pipeline.text.chunks import Chunk, Columns, append_columns, chunks_of, long_enough_documents
 from pipeline.text.manifest import TOKENIZER_FILE
@@ -84,27 +84,28 @@ def evaluate_checkpoints(
             arguments.results, stage, name, settings={**every_setting, "dtype": dtype}, inputs=inputs,
             num_shards=len(shards), num_tasks=arguments.num_shards,
         )  # fmt: skip
-        pending = output.pending_shards(share.shards(len(shards)))
-        if not pending or arguments.status:
+        if arguments.status or output.is_done(share.shards(len(shards))):
             continue
-        if dtype == "bfloat16":
-            warn_where_bfloat16_is_slow(loading.device, "--dtype float32")
-        loading = replace(loading, dtype=getattr(torch, dtype))
-        model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
-        facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
-        facts["num_parameters"] = model.num_parameters
-        _refuse_foreign_tokens(model, data, documents, checkpoint)
-        batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
-        chunk_limits = arguments.long_context_length, arguments.max_chunks_per_document
-        work = [(shard, index) for shard in pending for index in shards[shard]]
-        tables: dict[str, Columns] = {}
-        for shard, index in progress(work, f"{stage} {name}", "document"):
-            for chunk in chunks_of(documents, index, *chunk_limits):
-                append_columns(tables, _measured(measure, model, batching, name, chunk))
-            if index == shards[shard][-1]:
-                output.write_shard(shard, tables, facts)
-                tables = {}
-        _log_memory(name, model, batching)
+        with output.writing(share.name):
+            pending = output.pending_shards(share.shards(len(shards)))
+            if dtype == "bfloat16":
+                warn_where_bfloat16_is_slow(loading.device, "--dtype float32")
+            loading = replace(loading, dtype=getattr(torch, dtype))
+            model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
+            facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
+            facts["num_parameters"] = model.num_parameters
+            _refuse_foreign_tokens(model, data, documents, checkpoint)
+            batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
+            chunk_limits = arguments.long_context_length, arguments.max_chunks_per_document
+            work = [(shard, index) for shard in pending for index in shards[shard]]
+            tables: dict[str, Columns] = {}
+            for shard, index in progress(work, f"{stage} {name}", "document"):
+                for chunk in chunks_of(documents, index, *chunk_limits):
+                    append_columns(tables, _measured(measure, model, batching, name, chunk))
+                if index == shards[shard][-1]:
+                    output.write_shard(shard, tables, facts)
+                    tables = {}
+            _log_memory(name, model, batching)
     if arguments.status:
         of_the_task = None if arguments.shard_index is None else share.of_the_task().shards(len(shards))
         _exit_with_status(outputs.values(), of_the_task)

@@ -32,6 +32,13 @@ class Share:
         first = self.task_index + self.num_tasks * self.process_index
         return range(first, num_shards, self.num_tasks * self.num_processes)
 
+    @property
+    def name(self) -> str | None:
+        """Of the task and of the process, as a lock of their part of the results is called; None for all."""
+        task = f"task-{self.task_index}-of-{self.num_tasks}"
+        process = f"process-{self.process_index}-of-{self.num_processes}"
+        return None if self == Share() else f"{task}-{process}"
+
     def of_the_task(self) -> "Share":
         """The share of all processes of this one's task together."""
         return Share(self.task_index, self.num_tasks)

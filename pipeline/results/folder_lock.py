@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -36,12 +37,14 @@ class FolderLock:
         """Name what is to be held.
 
         Args:
-            folder: made where it is absent.
+            folder: made where it is absent, and taken away again where nothing is written.
             flag: what the refused user may give otherwise, such as "--save-folder".
-            part: of the folder, as a file name may hold it; None for all of it.
+            part: of the folder, such as "task-1-of-4", beside which others of 4 may be held; None for all of
+                the folder.
         """
         self._folder, self._flag, self._part = folder, flag, part
         self._held: list[tuple[Path, int]] = []  # path, file descriptor
+        self._made: list[Path] = []
 
     def __enter__(self) -> Self:
         """Take the lock, and remove what killed writers left in the folder itself.
@@ -49,13 +52,14 @@ class FolderLock:
         Raises:
             InputError: another program holds it, or this one does already.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
         try:
             if self._part is None:
                 self._hold(LOCK_FILE, fcntl.LOCK_EX)
             else:
                 self._hold(LOCK_FILE, fcntl.LOCK_SH)
                 self._hold(f"lock-{self._part}.json", fcntl.LOCK_EX)
+                self._refuse_another_division()
         except BaseException:
             self._give_back()
             raise
@@ -73,7 +77,11 @@ class FolderLock:
         path = self._folder / name
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:
+                continue  # its last holder removed the folder, for it had left nothing there
             try:
                 fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -92,6 +100,13 @@ class FolderLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
 
+    def _refuse_another_division(self) -> None:
+        """Raise where somebody holds task 1 of 3 and this is task 0 of 2: those overlap."""
+        own = _division(self._held[-1][0])
+        for path in sorted(self._folder.glob("lock-*.json")):
+            if _division(path) != own and _is_held(path):
+                raise self._refusal(path)
+
     def _give_back(self) -> None:
         while self._held:
             path, descriptor = self._held.pop()
@@ -102,6 +117,9 @@ class FolderLock:
             with suppress(OSError):  # not by closing alone: a child may have the file open still
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+        with suppress(OSError):  # not empty: then it stays
+            for folder in self._made:
+                folder.rmdir()
 
     def _refusal(self, path: Path) -> InputError:
         if path.name == LOCK_FILE and self._part is None:
@@ -116,6 +134,10 @@ class FolderLock:
         return InputError(
             f"{self._folder} is in use by {holder}; wait for it, or choose another {self._flag}"
         )
+
+
+def _division(path: Path) -> str:
+    return re.sub(r"\d+(?=-of-)", "", path.name)
 
 
 def _this_process() -> dict[str, Any]:

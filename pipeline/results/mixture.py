@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pipeline.errors import InputError
+from pipeline.results.parquet import read_footer
+from pipeline.results.schemas import SCHEMAS
 
+_OTHER_VERSION = "it is of another version, or was changed; measure it again into another --results folder"
 _HOW_THE_WORK_WAS_CUT = frozenset({"num_shards", "documents_per_shard", "tokens_per_batch"})
 # What two models may differ in: a column tells it of every row, or it is what makes them two.
 _TOLD_BY_THE_ROWS = frozenset({"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities"})
@@ -29,6 +29,11 @@ class FileOrigin:
     metadata: Mapping[bytes, bytes]
 
     @property
+    def model(self) -> str:
+        """The model whose folder the file lies in."""
+        return self.path.parent.name.removeprefix("model=")
+
+    @property
     def configuration(self) -> tuple[bytes, ...]:
         """Schema version, settings and inputs, as the file spells them."""
         return tuple(self.metadata.get(key, b"") for key in (b"schema_version", b"settings", b"inputs"))
@@ -40,23 +45,28 @@ class FileOrigin:
         return {name: value for name, value in facts.items() if name not in _HOW_THE_WORK_WAS_CUT}
 
 
-def origins(results: Path, artefact: str) -> list[FileOrigin]:
-    """The origin of every file of one artefact, from the files' footers; no row is read.
+def origins(paths: Iterable[Path], artefact: str) -> list[FileOrigin]:
+    """The origin of each of these files of one artefact, from the files' footers; no row is read.
 
     Raises:
-        InputError: a file is not Parquet, or not all of it.
+        InputError: a file is not Parquet, or lacks a column that the artefact's rows cannot be without.
     """
-    return [_origin(path) for path in sorted((results / artefact).glob("model=*/*.parquet"))]
+    return [_origin(path, artefact) for path in paths]
 
 
-def _origin(path: Path) -> FileOrigin:
-    try:
-        footer = pq.read_metadata(path)
-    except pa.ArrowInvalid as error:
-        raise InputError(
-            f"{path} is no whole Parquet file; remove it and measure that shard again"
-        ) from error
-    return FileOrigin(path, tuple(footer.schema.names), footer.metadata or {})
+def _origin(path: Path, artefact: str) -> FileOrigin:
+    footer = read_footer(path)
+    for column in SCHEMAS[artefact]:
+        index = footer.schema.get_field_index(column.name)
+        # A column that may be null came later than the oldest results: it is null there.
+        if index < 0 and not column.nullable:
+            raise InputError(f"{path} lacks the column {column.name} of {artefact}; {_OTHER_VERSION}")
+        if index >= 0 and footer.schema.field(index).type != column.type:
+            raise InputError(
+                f"{path} has {column.name} as {footer.schema.field(index).type}, not {column.type};"
+                f" {_OTHER_VERSION}"
+            )
+    return FileOrigin(path, tuple(footer.schema.names), footer.metadata)
 
 
 def differences_within_models(files: Sequence[FileOrigin]) -> list[str]:

@@ -331,6 +331,12 @@ Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schem
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
 checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
 seed, as far as the checkpoint tells them), `git_commit` and `packages` (their versions).
+
+A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
+which holds rows, bytes and SHA-256 of its files. Programs here check that, and refuse results that are
+damaged or not complete; pandas knows nothing of it, but can be told to check the pages of the files that it
+reads: `pandas.read_parquet(..., page_checksum_verification=True)`. A folder without marks, such as those
+below `analysis/reference`, is read where `python -m pipeline.results.exported <results>` listed its files.
 """
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.results.folder import StageOutput
+from pipeline.results.stage_output import StageOutput
 from pipeline.stage import logger, positive_int, progress, random_seed, whole_number
 from pipeline.synthetic.coupled_positions import refuse_beyond_table
 from pipeline.synthetic.random_streams import TEST_STREAM, of_test_examples
@@ -141,17 +141,18 @@ def evaluate_task_runs(
             arguments.results, stage, run.name, settings=every_setting, inputs={"checkpoint": run.sha256},
             num_shards=len(tested.cells),
         )  # fmt: skip
-        pending = output.pending_shards()
-        if pending:
-            model, is_learnt = run.load(device), run.is_learnt
-            for shard in progress(pending, f"{stage} {run.name}", "cells"):
-                cell = tested.cells[shard]
-                batch, generator = test_examples(tested.task, cell, arguments)
-                columns = measure(run, model, cell, batch, generator)
-                num_rows = len(next(iter(columns.values())))
-                shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
-                columns |= {name: [value] * num_rows for name, value in shared.items()}
-                output.write_shard(shard, {artefact: columns})
+        if not output.is_done():
+            with output.writing():
+                pending = output.pending_shards()
+                model, is_learnt = run.load(device), run.is_learnt
+                for shard in progress(pending, f"{stage} {run.name}", "cells"):
+                    cell = tested.cells[shard]
+                    batch, generator = test_examples(tested.task, cell, arguments)
+                    columns = measure(run, model, cell, batch, generator)
+                    num_rows = len(next(iter(columns.values())))
+                    shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
+                    columns |= {name: [value] * num_rows for name, value in shared.items()}
+                    output.write_shard(shard, {artefact: columns})
         logger.info(output.state())
 
 

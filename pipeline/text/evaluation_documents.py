@@ -70,7 +70,8 @@ def write_evaluation_documents(
     schema = SCHEMAS["evaluation_documents"].with_metadata(
         {"schema_version": str(SCHEMA_VERSION), "stage": stage}
     )
-    write_parquet(path, make_table(columns, schema))
+    # Nor page checksums: results name the documents by the bytes that they have had from the start.
+    write_parquet(path, make_table(columns, schema), page_checksums=False)
 
 
 def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:

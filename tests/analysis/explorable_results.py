@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.results.folder import StageOutput
+from pipeline.results.stage_output import StageOutput
 from pipeline.text.bpe import train_bpe
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 from pipeline.text.manifest import EVALUATION_FILE, TOKENIZER_FILE

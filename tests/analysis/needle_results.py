@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.results.folder import StageOutput
+from pipeline.results.stage_output import StageOutput
 from pipeline.text.needles import write_needles
 
 LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]

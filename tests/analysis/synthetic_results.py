@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.results.folder import StageOutput
+from pipeline.results.stage_output import StageOutput
 
 KS = [1, 2, 4, 8, 16]
 SHORT_CONTEXT_LENGTH, LONG_CONTEXT_LENGTH = 16, 256

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from exported_results import vouch_for
 
 from analysis import statistics, summary
 from pipeline.errors import InputError
@@ -66,6 +67,7 @@ def test_runs_as_a_file_from_any_directory(results: Path, tmp_path: Path) -> Non
 
 def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
     shutil.copytree(results / "loss_differences", tmp_path / "loss_differences")
+    vouch_for(tmp_path)
     text = summary.closing_text(tmp_path, tmp_path / "figures", "leave_one_out")
     assert summary.models_table(tmp_path) in text
     assert "not measured: no influential tokens" in text

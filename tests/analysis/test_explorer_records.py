@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
+from exported_results import vouch_for
 
 from analysis import explorer
 from analysis.explorer_records import NATS, choose, records
@@ -194,6 +195,9 @@ def test_a_missing_data_folder_is_refused(copied: Path) -> None:
 @pytest.mark.parametrize("artefact", ["loss_differences", "influential_tokens", "dependency_sparsity"])
 def test_a_missing_artefact_is_refused_with_those_present(copied: Path, artefact: str) -> None:
     shutil.rmtree(copied / "results" / artefact)
+    with pytest.raises(InputError, match="parquet is missing, though marked as complete"):
+        run_explorer(copied)
+    vouch_for(copied / "results")
     with pytest.raises(InputError, match=f"holds no {artefact}; it holds .*sparse_context_losses"):
         run_explorer(copied)
 
@@ -203,12 +207,14 @@ def test_mixed_configurations_are_refused_by_name(copied: Path) -> None:
     made_by = json.loads(path.read_text())
     made_by["settings"]["short_context_length"] = 8
     path.write_text(json.dumps(made_by))
+    vouch_for(copied / "results")
     with pytest.raises(
         InputError, match="short_context_length is 4 for .* and 8 for influential_tokens of model 'other'"
     ):
         run_explorer(copied)
     assert run_explorer(copied, "--models", MODELS[0]).exists()
     path.unlink()
+    vouch_for(copied / "results")
     with pytest.raises(InputError, match="does not say what made influential_tokens of model 'other'"):
         run_explorer(copied)
 
@@ -223,6 +229,7 @@ def test_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
     ):
         run_explorer(explorable, "--models", LOSSES_ONLY)
     shutil.rmtree(copied / "results" / "loss_differences" / "model=other")
+    vouch_for(copied / "results")
     with pytest.raises(
         InputError, match="no document with both loss differences and influential tokens of other"
     ):

@@ -7,6 +7,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from exported_results import vouch_for
 from synthetic_results import CENSORED_K, MEAN_GAP, Truth, write_results
 
 from analysis import notebook_needs, run_notebooks
@@ -82,6 +83,7 @@ def test_results_that_do_not_tell_their_size_are_refused(results: Path, tmp_path
 def test_results_copied_without_their_settings_are_refused(folders: list[Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folders[0] / "loss_differences", copy / "loss_differences")
+    vouch_for(copy)
     with pytest.raises(
         InputError, match="does not tell how 'long-seed0' was measured; copy a results folder"
     ):

@@ -15,9 +15,10 @@ import pytest
 from analysis import notebook_needs
 from analysis.rules import rule_figures, rule_verdicts, selection_rules
 from pipeline.errors import InputError
-from pipeline.results.folder import StageOutput, read_artefact, read_settings
+from pipeline.results.folder import read_artefact, read_settings
 from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
+from pipeline.results.stage_output import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 KS = [1, 2]

@@ -23,6 +23,7 @@ import pyarrow as pa
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from pipeline.results.exported import write_manifest
 from pipeline.results.parquet import write_parquet
 from pipeline.results.provenance import package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
@@ -89,6 +90,7 @@ def generate(results: Path, num_rows: int, num_shards: int) -> None:
         for index in range(num_shards):
             table = shard(num_rows // NUM_MODELS // num_shards, generator)
             write_parquet(folder / f"{index:05d}-of-{num_shards:05d}.parquet", table)
+    write_manifest(results)
 
 
 def timed(command: list[str]) -> tuple[float, list[dict[str, object]]]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.query import connect, run_query
 from pipeline.results import parquet
+from pipeline.results.exported import write_manifest
 from pipeline.results.files import write_atomically
-from pipeline.results.folder import StageOutput, artefacts_in, read_artefact, read_made_by
+from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
 from pipeline.results.missing import as_ranges
 from pipeline.results.schemas import SCHEMAS
+from pipeline.results.stage_output import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}
@@ -48,18 +51,21 @@ def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> N
     output.write_shard(1, rows(1.5, 2.5))
     assert open_output(tmp_path).pending_shards() == [0]
     open_output(tmp_path, "b").write_shard(0, rows(3.0))
+    output.write_shard(0, rows(0.5))
+    open_output(tmp_path, "b").write_shard(1, rows())
     frame = read_artefact(tmp_path, "length_losses")
     assert list(frame.columns) == [
         "model", "document_id", "chunk_index", "context_length", "num_targets", "mean_loss",
     ]  # fmt: skip
-    assert list(zip(frame["model"], frame["mean_loss"], strict=True)) == [("a", 1.5), ("a", 2.5), ("b", 3.0)]
+    read = list(zip(frame["model"], frame["mean_loss"], strict=True))
+    assert read == [("a", 0.5), ("a", 1.5), ("a", 2.5), ("b", 3.0)]
     assert list(read_artefact(tmp_path, "length_losses", ["mean_loss"]).columns) == ["model", "mean_loss"]
     assert artefacts_in(tmp_path) == ["length_losses"]
 
 
 def test_reading_only_some_rows(tmp_path: Path) -> None:
-    open_output(tmp_path).write_shard(0, rows(1.5, 2.5, 3.5))
-    open_output(tmp_path, "b").write_shard(0, rows(4.5, 5.5))
+    open_output(tmp_path, num_shards=1).write_shard(0, rows(1.5, 2.5, 3.5))
+    open_output(tmp_path, "b", num_shards=1).write_shard(0, rows(4.5, 5.5))
     of_b = read_artefact(tmp_path, "length_losses", ["mean_loss"], {"model": ["b"]})
     assert of_b["mean_loss"].tolist() == [4.5, 5.5]
     some = read_artefact(
@@ -141,11 +147,11 @@ import os, signal, sys
 sys.path[0] = {str(ROOT)!r}
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from pipeline.results import folder
+from pipeline.results import marks
 from test_results_folder import open_output, rows
 output = open_output(Path({str(tmp_path)!r}))
 output.write_shard(0, rows(1.0))
-folder.write_json = lambda path, content: os.kill(os.getpid(), signal.SIGKILL)
+marks.write_json = lambda path, content: os.kill(os.getpid(), signal.SIGKILL)
 output.write_shard(1, rows(2.0))
 """
     killed = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": ""})
@@ -158,8 +164,8 @@ output.write_shard(1, rows(2.0))
 
 
 def test_half_written_files_are_not_read(tmp_path: Path) -> None:
-    open_output(tmp_path).write_shard(0, rows(1.0))
-    (tmp_path / "length_losses" / "model=a" / ".00001-of-00002.parquet.part").write_bytes(b"PAR1")
+    open_output(tmp_path, num_shards=1).write_shard(0, rows(1.0))
+    (tmp_path / "length_losses" / "model=a" / ".00000-of-00001.parquet.0f3a.part").write_bytes(b"PAR1")
     assert len(read_artefact(tmp_path, "length_losses")) == 1
 
 
@@ -207,6 +213,8 @@ def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Pa
     older = differences("older", None)
     pq.write_table(pq.ParquetFile(older).read().drop_columns("windowed_short_context_loss"), older)
     newer = differences("newer", 2.5)
+    shutil.rmtree(tmp_path / "_stages")
+    write_manifest(tmp_path)
     assert (len(pq.read_schema(older)), len(pq.read_schema(newer))) == (8, 9)
     frame = read_artefact(tmp_path, "loss_differences").set_index("model")
     assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
