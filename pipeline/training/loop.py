@@ -98,7 +98,7 @@ class Trainer:
         self._run_folder = Path(config.save_folder)
         saved = self._newest_state()
         self._accelerator = make_accelerator(
-            config, None if saved is None else saved["train"]["mixed_precision"]
+            config, None if saved is None else saved["train"].get("mixed_precision")
         )
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
@@ -282,7 +282,16 @@ class Trainer:
         return load_state(newest[1])
 
     def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
-        self.step = saved["train"]["step"]
-        load_weights(self._olmo, saved["model"])
-        load_optimizer(self._optimizer, saved["optim"])
-        restore_stream(self._accelerator, saved["train"], self._config.model, self._config.seed)
+        try:
+            self.step = saved["train"]["step"]
+            load_weights(self._olmo, saved["model"])
+            load_optimizer(self._optimizer, saved["optim"])
+            restore_stream(self._accelerator, saved["train"], self._config.model, self._config.seed)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"the newest checkpoint of {self._run_folder} does not hold the state of this run ({reason});"
+                " put back what was saved, or remove it to go on from the one before"
+            ) from error

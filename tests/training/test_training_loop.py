@@ -226,6 +226,18 @@ def test_a_run_goes_back_to_the_checkpoint_before_a_damaged_one(
     assert same(weights(trainer.run()), whole)
 
 
+@pytest.mark.parametrize("stem", ["model", "optim", "train"])
+def test_a_checkpoint_of_something_else_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, stem: str
+) -> None:
+    folder = make_trainer(tmp_path, "save_interval=6").run()
+    (folder / "complete.json").unlink()  # as an earlier version left it: no hash tells
+    torch.save({"something": 3}, folder / f"{stem}.pt")
+    with pytest.raises(InputError, match="does not hold the state of this run") as error:
+        make_trainer(tmp_path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [(b"", "lacks some of the 6 steps"), (b"\xff\x00", "is damaged"), (b"[1]\n", "is damaged"),
