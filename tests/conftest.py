@@ -22,10 +22,17 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 
 LONGEST_FIRST = (
-    "tests/slurm/test_jobs.py",
     "tests/test_pretrain.py",
+    "tests/analysis/test_notebooks.py",
+    "tests/slurm/test_jobs.py",
+    "tests/end_to_end/test_pipeline.py",
+    "tests/test_train_synthetic.py",
+    "tests/influence/test_shares.py",
+    "tests/test_sparse_functional_attention.py",
+    "tests/analysis/test_explorer_page.py",
+    "tests/analysis/test_model_scale.py",
 )
-"""Files of more than half a minute: one that starts last would keep the other processes waiting."""
+"""Files of more than ten seconds or so: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each
 
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBER_TESTS = [
-    *("golden", "influence", "models", "positions", "theory", "training"),
+    *("golden", "influence", "models", "positions", "synthetic", "theory", "training"),
     *("test_benchmarks_run.py", "test_every_rule.py", "test_influential_tokens.py", "test_length_losses.py"),
     *("test_loss_differences.py", "test_pretrain.py", "test_train_synthetic.py"),
 ]
