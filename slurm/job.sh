@@ -4,13 +4,36 @@
 # A task of an array is named by both numbers: its own ID may be that of the whole array.
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 
+# What the command has saved: the files by name in the folders that it writes, without those that come and go.
+saved() {
+  local word folder=false
+  for word in "$@"; do
+    case $word in
+      --out | --results | --save-folder) folder=true ;;
+      --out=* | --results=* | --save-folder=*) saved_in "${word#*=}" ;;
+      *) if $folder; then saved_in "$word"; fi; folder=false ;;
+    esac
+  done
+}
+
+saved_in() {
+  find -L "$1" -type f ! -name '.*' ! -name 'lock*.json' 2>/dev/null | LC_ALL=C sort || true
+}
+
 # Slurm sends this shell USR1 shortly before the time limit (#SBATCH --signal). The command gets SIGTERM, and once it
-# has ended the job goes back into the queue, to go on from what was saved.
+# has ended the job goes back into the queue, to go on from what was saved. Had it saved nothing since it started, it
+# would come back to this very place for ever: it fails.
 requeue() {
   trap '' TERM USR1 # from here on it is the requeue that ends this shell
-  echo "--- $(date) the time limit is near: stopping, then back into the queue"
+  echo "--- $(date) the time limit is near: stopping"
   scancel --signal=TERM "$job" || true
   wait
+  if [[ $(saved "${command[@]}") == "$saved_before" ]]; then
+    echo "--- $(date) nothing was saved within the time limit, so that the job would never end: give it a longer" \
+      "--time, more processors, or less to do between two files (tokenize_c4 --tokens-per-part, more shards or tasks)"
+    exit 1
+  fi
+  echo "--- $(date) back into the queue"
   scontrol requeue "$job"
   sleep 60
 }
@@ -18,6 +41,8 @@ trap requeue USR1
 
 # Run a command, once on each node.
 run() {
+  command=("$@")
+  saved_before=$(saved "$@")
   srun --ntasks-per-node=1 "$@" &
   wait $!
 }

@@ -152,18 +152,45 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     assert steps_logged == list(range(1, NUM_STEPS + 1))
 
 
+def tokenize_long_files(slurm: LocalSlurm, root: Path, text: Path) -> str:
+    """Submit two tasks that take a while and save something often; the array's ID."""
+    (root / "run" / "logs").mkdir(parents=True)
+    words = (text / "train-0.jsonl").read_text().split()
+    for index in range(2):
+        lines = (
+            json.dumps({"text": f"{n} " + " ".join(words[n % 500 : n % 500 + 80])}) for n in range(8_000)
+        )
+        (root / f"long-{index}.jsonl").write_text("\n".join(lines))
+    flags = ["--num-shards", "2", "--out", "run/data", "--source", "long-0.jsonl", "long-1.jsonl"]
+    flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
+    job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
+    return slurm.submit(*job, *flags, "--tokens-per-part", "100000", cwd=root)
+
+
 def test_a_task_of_an_array_is_requeued_alone(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
     root = make_checkout()
-    (root / "run" / "logs").mkdir(parents=True)
-    flags = ["--num-shards", "2", "--out", "run/data", "--source", f"{text}/train-*.jsonl"]
-    flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
-    job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
-    array = slurm.submit(*job, *flags, cwd=root)
+    array = tokenize_long_files(slurm, root, text)
     # The last task of an array has the array's own ID, which would requeue all of it.
-    await_until(lambda: "restart 0" in log(root, "tokenize_c4", f"{array}_1"), "task 1 runs")
+    parts = root / "run/data/shards/00001-of-00002/train"
+    await_until(lambda: any(parts.glob("part-*.npy")), "task 1 has saved something")
     slurm.signal_near_time_limit(f"{array}_1")
     jobs = slurm.wait(array)
-    assert states(jobs) == {"COMPLETED"}, log(root, "tokenize_c4", f"{array}_1")
+    said = log(root, "tokenize_c4", f"{array}_1")
+    assert states(jobs) == {"COMPLETED"}, said
     assert {job["ArrayTaskId"]: job["Restarts"] for job in jobs} == {"0": "0", "1": "1"}
+    assert "going on behind" in said
+
+
+def test_a_job_that_saves_nothing_within_its_time_limit_fails(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
+) -> None:
+    root = make_checkout()
+    array = tokenize_long_files(slurm, root, text)
+    await_until(lambda: "restart 0" in log(root, "tokenize_c4", f"{array}_1"), "task 1 runs")
+    slurm.signal_near_time_limit(f"{array}_1")  # before it has written anything
+    failed = [job for job in slurm.wait(array) if job["ArrayTaskId"] == "1"]
+    assert [(job["JobState"], job["Restarts"]) for job in failed] == [("FAILED", "0")]
+    said = log(root, "tokenize_c4", f"{array}_1")
+    assert "nothing was saved within the time limit" in said and "give it a longer --time" in said
