@@ -23,6 +23,10 @@ the same, smaller and elsewhere; and only what it would run, with tokens, FLOPs 
       evaluation.max_documents=16
   python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
 
+what one model size needs (parameters, optimal tokens, memory, hours), here on an H100; 6 N + 12 L D S FLOPs a
+token, of the peak 40 % used, memory by pipeline/training/estimates.py:
+  python pipeline/study.py olmo_configs/60m.yaml --dry-run --peak-flops 9.89e14
+
 on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
   cp slurm/cluster.env.example slurm/cluster.env      # and edit it
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
@@ -49,18 +53,24 @@ from pipeline.studies.finished import Finished
 from pipeline.studies.local_run import run_here
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
 from pipeline.studies.study_fields import Evaluation, Study
-from pipeline.studies.study_file import find_study_file, load_study
+from pipeline.studies.study_file import find_study_file, is_training_configuration, load_study
 
 if TYPE_CHECKING:
     from pipeline.studies.costs import Configs
     from pipeline.training.given_settings import DataFacts
+
+_OLMO_VOCABULARY = 50_280
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("study", type=Path, help="a study file, such as olmo_configs/studies/demo.yaml")
+    add(
+        "study",
+        type=Path,
+        help="a study file, such as olmo_configs/studies/demo.yaml; with --dry-run, a configuration too",
+    )
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add(
         "--dry-run",
@@ -83,6 +93,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--utilization", type=positive_fraction, default=0.4, help="of the peak, as the estimates assume")
     add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
+    add(
+        "--vocabulary-size",
+        type=positive_int,
+        default=_OLMO_VOCABULARY,
+        help="tokens of the tokenizer, where a training configuration is planned; OLMo's",
+    )
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     program.parse_args = program.parse_intermixed_args  # type: ignore[method-assign]
     return program
@@ -95,6 +111,9 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: the study cannot run as it says.
         SystemExit: a command failed; with its exit code.
     """
+    if arguments.dry_run and is_training_configuration(arguments.study):
+        _print_need(arguments)
+        return
     study = load_study(arguments.study, arguments.overrides)
     commands, finished = commands_of(study), Finished(Path(study.run))
     if arguments.job is not None:
@@ -142,21 +161,28 @@ def _print_plan(
 
     So a study can be planned where its text is not; the last line says what is missing.
     """
-    from pipeline.studies.costs import Cost, Machine, cost_of, in_words
+    from pipeline.studies.costs import Machine
+    from pipeline.studies.plan import lines_of_plan
 
     configs, facts = _refuse_what_cannot_run(study, commands, to_run)
     if arguments.slurm:
         submit_chain(commands, study, _print_job)
     else:
-        machine, total = Machine(arguments.utilization, arguments.peak_flops), Cost()
-        for command in commands:
-            cost = cost_of(command, configs, facts, machine)
-            is_finished = command.writes and command not in to_run
-            total += Cost() if is_finished else cost
-            state = ", finished before" if is_finished else ""
-            sys.stdout.write(f"# {command.name}: {in_words(cost)}{state}\n{command}\n")
-        sys.stdout.write(f"# in all, of what has not finished: {in_words(total)}; at {machine}\n")
+        machine = Machine(arguments.utilization, arguments.peak_flops)
+        for line in lines_of_plan(commands, to_run, configs, facts, machine):
+            sys.stdout.write(f"{line}\n")
     _refuse_missing_text(study, to_run, arguments)
+
+
+def _print_need(arguments: argparse.Namespace) -> None:
+    from pipeline.studies.costs import Machine
+    from pipeline.studies.plan import need_of_run
+
+    machine = Machine(arguments.utilization, arguments.peak_flops)
+    path = find_study_file(arguments.study)
+    sys.stdout.write(
+        f"{need_of_run(path, arguments.overrides, arguments.vocabulary_size, machine)}; at {machine}\n"
+    )
 
 
 def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:

@@ -36,6 +36,11 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             environment is not set; a name of a model or program is unknown.
     """
     path = find_study_file(path)
+    if is_training_configuration(path):
+        raise InputError(
+            f"{path} is the configuration of one training; a study names it as sizes.<name>.config, and"
+            " --dry-run says what it needs"
+        )
     for override in overrides:
         if "=" not in override:
             raise InputError(
@@ -61,8 +66,18 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     return study
 
 
+def is_training_configuration(path: Path) -> bool:
+    """Whether a file holds the fields of a training and not of a study.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    fields_given = _read(find_study_file(path))
+    return "model" in fields_given and "sizes" not in fields_given
+
+
 def find_study_file(path: Path) -> Path:
-    """Where a study file lies: as typed, or else in this repository."""
+    """The file, in the folder that the command is typed in or else in this repository."""
     return _found(path, [Path(), ROOT])
 
 

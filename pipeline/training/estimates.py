@@ -1,6 +1,6 @@
 """What a run will need, before it runs: parameters, tokens, memory and hours, from its configuration alone.
 
-Assumptions, each a number below or a flag of plan_study.py:
+Assumptions, each a number below or a flag of study.py --dry-run:
 
 - a Chinchilla-optimal run sees 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556);
 - hours are FLOPs (training.throughput's 6 N + 12 L D S a token) over what the device does: its peak times a

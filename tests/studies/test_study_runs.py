@@ -309,10 +309,18 @@ def test_the_plan_is_a_script_with_estimates(
     main(parser().parse_args([str(path), "--dry-run", "--peak-flops", "1e9"]))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:4:2]] == ["# tokenize_c4", "# tiny-short-seed0"]
-    assert lines[2].startswith("# tiny-short-seed0: trains on 0.0 M tokens, ")
+    assert lines[2].startswith("# tiny-short-seed0: 0.4 M parameters, 0.1 GB, trains on 0.0 M tokens, ")
     assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
     assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.04 M token")
     assert not (path.parent / "run").exists()
+
+
+def test_a_training_configuration_is_planned_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(ROOT / "olmo_configs" / "tiny.yaml")
+    main(parser().parse_args([path, "--dry-run", "--peak-flops", "1e9", "max_duration=10"]))
+    assert "in 10 steps take" in capsys.readouterr().out
+    with pytest.raises(InputError, match="is the configuration of one training"):
+        main(parser().parse_args([path]))
 
 
 def test_a_study_is_planned_where_its_text_is_not_and_the_plan_says_so(
