@@ -176,7 +176,8 @@ def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -
 
 def training_bytes(config: PretrainConfig) -> float:
     """Memory that a training takes, about; a measuring of the same model takes less."""
-    return PROCESS_BYTES + estimate(config).memory_bytes
+    # However long it lasts, which may be as many epochs as of data that is not there yet.
+    return PROCESS_BYTES + estimate(config, num_train_tokens=config.tokens_per_step).memory_bytes
 
 
 def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) -> Cost:

@@ -7,7 +7,6 @@ from pipeline.studies.commands import Command, Training
 from pipeline.studies.costs import Configs, Cost, Machine, cost_of, in_words
 from pipeline.training.estimates import estimate
 from pipeline.training.given_settings import AssumedData, DataFacts, load_config
-from pipeline.training.schedule import counts_epochs
 
 
 def lines_of_plan(
@@ -32,11 +31,9 @@ def lines_of_plan(
         is_finished = command.writes and command not in to_run
         total += Cost() if is_finished else cost
         words = [in_words(cost), "finished before" if is_finished else ""]
-        if isinstance(command.about, Training) and not counts_epochs(
-            configs[command.about.name].max_duration
-        ):
+        if isinstance(command.about, Training):
             config = configs[command.about.name]
-            run = estimate(config, machine.device_of_training(config.precision))
+            run = estimate(config, num_train_tokens=config.tokens_per_step)  # which decides neither of these
             words.insert(0, f"{run.num_parameters / 1e6:,.1f} M parameters, {run.memory_bytes / 1e9:,.1f} GB")
         yield f"# {command.name}: {', '.join(filter(None, words))}"
         yield str(command)
@@ -50,7 +47,7 @@ def need_of_run(path: Path, overrides: Sequence[str], vocabulary_size: int, mach
         InputError: it is not valid, or its duration cannot be told without data.
     """
     config = load_config(path, overrides, AssumedData(vocabulary_size))
-    run = estimate(config, machine.device_of_training(config.precision))
+    run = estimate(config, machine.device_in(config.precision))
     return (
         f"{run.num_parameters / 1e6:,.1f} M parameters, Chinchilla-optimal at"
         f" {run.chinchilla_tokens / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"

@@ -10,11 +10,14 @@ checkpointing computes twice is not counted twice. A multiplication and an addit
 """
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from pipeline.training.configuration import PretrainConfig
 
@@ -61,10 +64,23 @@ def flops_per_token(config: ModelConfig, context_length: int) -> int:
     return 6 * num_multiplying_weights(model, config) + attention
 
 
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leaves out drawing values for weights that have none: on "meta" that alone imports torch's compiler."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
 def model_without_weights(config: ModelConfig) -> OLMo:
     """The model's modules and shapes, which take no memory."""
     shapes_only = ModelConfig(**{**config.asdict(), "init_device": "meta"})
-    return OLMo(shapes_only, init_params=False)
+    with _WithoutInitialValues():
+        return OLMo(shapes_only, init_params=False)
 
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:

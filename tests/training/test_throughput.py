@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -41,3 +43,14 @@ def test_the_peak_of_this_machine_is_a_speed_and_known_at_once() -> None:
         started = time.perf_counter()
         assert 1e6 < measured_peak_flops(torch.device("cpu"), dtype) < 1e15
         assert time.perf_counter() - started < 10
+
+
+def test_shapes_are_known_without_the_compiler_that_drawing_weights_would_import() -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from pipeline.training.estimates import estimate\n"
+        "from pipeline.training.given_settings import AssumedData, load_config\n"
+        f"estimate(load_config(Path({str(TINY)!r}), [], AssumedData(300)))\n"
+        "sys.exit('torch._dynamo.convert_frame' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=TINY.parents[1])
