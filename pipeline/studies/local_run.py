@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
 from pipeline.results.folder_lock import FolderLock
 from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
 from pipeline.studies.commands import Command, Training
@@ -38,13 +37,9 @@ def run_here(
     """
 
     def training_changes(training: Training) -> list[str]:
-        from pipeline.training.checkpoints import refuse_another_run
+        from pipeline.training.checkpoints import changed_settings  # late: it imports torch
 
-        try:
-            refuse_another_run(training.folder, configs[training.name])
-        except InputError as error:
-            return [str(error)]
-        return []
+        return changed_settings(training.folder, configs[training.name])
 
     with FolderLock(Path(study.run), "run folder, as in run=FOLDER"):
         finished = Finished(Path(study.run))

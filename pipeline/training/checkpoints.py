@@ -149,17 +149,24 @@ def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     Raises:
         InputError: names every field that changed, or a record that cannot be read.
     """
-    folders = [*checkpoints_of(run_folder).values(), run_folder]
-    records = [path for folder in folders if (path := folder / _CONFIG_FILE).is_file()]
-    if not records:
-        return
-    changes = _differences(_read_record(records[-1]), plain_values(config))
+    changes = changed_settings(run_folder, config)
     if changes:
         more = f"; and {len(changes) - _MOST_TOLD} more" if len(changes) > _MOST_TOLD else ""
         raise InputError(
             f"{run_folder} holds a run with other settings: {'; '.join(changes[:_MOST_TOLD])}{more};"
             " choose another --save-folder, or repeat the earlier settings"
         )
+
+
+def changed_settings(run_folder: Path, config: RunConfig) -> list[str]:
+    """One phrase for every setting that decides numbers and differs from the newest record of a run.
+
+    Raises:
+        InputError: that record cannot be read.
+    """
+    folders = [*checkpoints_of(run_folder).values(), run_folder]
+    records = [path for folder in folders if (path := folder / _CONFIG_FILE).is_file()]
+    return _differences(_read_record(records[-1]), plain_values(config)) if records else []
 
 
 def _read_record(path: Path) -> dict[str, Any]:
