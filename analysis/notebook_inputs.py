@@ -1,6 +1,5 @@
 """What decides what a notebook shows: its text, the code it uses, what it reads, parameters, versions."""
 
-import ast
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,9 @@ from typing import Any
 
 import nbformat
 
+from pipeline.studies.code_version import HOUSES, files_of, imported_names
+
 ROOT = Path(__file__).resolve().parents[1]
-_OURS = ("analysis", "pipeline")
 _READS_TEXT = ROOT / "pipeline" / "text"
 
 
@@ -42,38 +42,19 @@ def fingerprint(results: Path, notebook: Path, parameters: Mapping[str, Any], fi
 def code_used_by(notebook: Path) -> tuple[list[Path], list[str]]:
     """The files of this repository that a notebook imports, directly or through others; all libraries."""
     cells = nbformat.read(notebook, as_version=4).cells
-    names = {name for cell in cells if cell.cell_type == "code" for name in _imported_names(cell.source)}
+    names = {name for cell in cells if cell.cell_type == "code" for name in imported_names(cell.source)}
     files: set[Path] = set()
     libraries: set[str] = set()
     while names:
         name = names.pop()
         house = name.partition(".")[0]
-        if house not in _OURS:
+        if house not in HOUSES:
             libraries.add(house)
             continue
-        for file in _files_of(name) - files:
+        for file in files_of(name) - files:
             files.add(file)
-            names |= _imported_names(file.read_text(encoding="utf-8"))
+            names |= imported_names(file.read_text(encoding="utf-8"))
     return sorted(files), sorted(libraries - sys.stdlib_module_names)
-
-
-def _imported_names(source: str) -> set[str]:
-    """Dotted names of what is imported, in functions too; `from a import b` gives a.b, a module or not."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def _files_of(name: str) -> set[Path]:
-    """The module of a dotted name, or of what it is a name in, and the packages it lies in."""
-    parts = name.split(".")
-    modules = [ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
-    candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
-    return {path for path in candidates if path.is_file()}
 
 
 def _code_states(notebook: Path, code: list[Path]) -> Iterator[bytes]:

@@ -5,13 +5,13 @@ Comments, docstrings and layout say nothing to the machine, and do not count.
 """
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-_HOUSES = ("pipeline", "analysis")
+HOUSES = ("pipeline", "analysis")
+"""The packages of this repository."""
 
 
 @cache
@@ -36,8 +36,10 @@ def code_of(program: str) -> dict[str, str]:
 @cache
 def _read(path: Path) -> tuple[str, tuple[Path, ...]]:
     """The hash of what a module says, and the modules of this house that it imports."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = tuple(file for name in _imported(tree) if (file := _file_of(name)))
+    source = path.read_text(encoding="utf-8")
+    ours = (name for name in imported_names(source) if name.partition(".")[0] in HOUSES)
+    imported = tuple({file for name in ours for file in files_of(name)})
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [line for line in node.body if not _is_only_words(line)]
@@ -52,18 +54,20 @@ def _is_only_words(line: ast.stmt) -> bool:
     )
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Dotted names of modules of this house, and of what is taken from them, which may be a module."""
-    for node in ast.walk(tree):
-        names: list[str] = []
+def imported_names(source: str) -> set[str]:
+    """Dotted names of what is imported, in functions too; `from a import b` gives a.b, a module or not."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from (name for name in names if name.partition(".")[0] in _HOUSES)
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def _file_of(dotted_name: str) -> Path | None:
-    path = _ROOT.joinpath(*dotted_name.split("."))
-    found = (path.with_suffix(".py"), path / "__init__.py")
-    return next((file for file in found if file.is_file()), None)
+def files_of(name: str) -> set[Path]:
+    """The module of a dotted name, or of what it is a name in, and the packages it lies in."""
+    parts = name.split(".")
+    modules = [_ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+    candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
+    return {path for path in candidates if path.is_file()}

@@ -30,7 +30,7 @@ def write_text(path: Path, num_documents: int, seed: int) -> None:
 
 def run(study: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
     words = [sys.executable, str(ROOT / "pipeline" / "study.py"), study.name, *SMALL, *overrides]
-    return subprocess.run(words, cwd=study.parent, capture_output=True, text=True, timeout=400)
+    return subprocess.run(words, cwd=study.parent, capture_output=True, text=True, timeout=900)
 
 
 def parquet_files(folder: Path) -> dict[str, bytes]:
@@ -68,18 +68,18 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     along = read_artefact(folder / "run" / "along_training" / "results" / "tiny", "loss_differences")
     assert set(along["model"]) == {"tiny-long-seed1-step2"}
     assert (folder / "run" / "logs" / "loss_differences-tiny-2-of-2.log").is_file()
-    one_at_a_time = run(study, *measure, "--jobs", "1", "run=alone")
-    assert one_at_a_time.returncode == 0, one_at_a_time.stderr
-    assert not list((folder / "alone" / "logs").glob("*-of-*"))
-    assert parquet_files(folder / "alone") == parquet_files(folder / "run") != {}
 
+    # What was removed is measured again, by one process: to the same bytes. A comment changes nothing.
+    measured = parquet_files(folder / "run")
     shutil.rmtree(folder / "run" / "along_training")
+    shutil.rmtree(folder / "run" / "results")
     config.write_text(config.read_text() + "# a comment\n")
-    again = run(study, *measure)
+    again = run(study, *measure, "--jobs", "1")
     assert again.returncode == 0, again.stderr
-    before = "tokenize_c4, tiny-short-seed0, tiny-long-seed1, loss_differences-tiny, influential_tokens-tiny"
-    assert f"finished before: {before}\n" in again.stderr
-    assert again.stdout.count("python ") == 2  # the summary, and what was removed
+    assert "finished before: tokenize_c4, tiny-short-seed0, tiny-long-seed1\n" in again.stderr
+    assert again.stdout.count("python ") == 4
+    assert (folder / "run" / "logs" / "loss_differences-tiny.log").is_file()
+    assert parquet_files(folder / "run") == measured != {}
 
     assert "learning_rate: 6.0e-3" in config.read_text()
     config.write_text(config.read_text().replace("learning_rate: 6.0e-3", "learning_rate: 6.1e-3"))
