@@ -4,8 +4,10 @@ import errno
 import gzip
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,13 +244,14 @@ def test_a_full_disk_leaves_no_half_part_and_the_run_can_be_repeated(
     [
         ('{"text": "a"}\n{"text": \n', [], r"train\.jsonl, line 2 is not valid JSON"),
         ('{"text": "a"}\n{"txt": "b"}\n', ["--tokens-per-part", "1"], r"train\.jsonl, line 2 has no 'text'"),
+        ('{"text": "a"}\n{"text": "\udce9"}\n', [], r"train\.jsonl, line 2 is not UTF-8"),
         ("", [], r"no training documents in .*train\.jsonl \(left out: 0 empty"),
         ('{"text": "c"}\n', [], r"no training documents .*1 that evaluate"),
         ('{"text": "a a a b"}\n', ["--max-tokens", "4"], r"no training documents .*--max-tokens 4"),
     ],
 )
 def test_bad_documents_leave_nothing_behind(folder: Path, lines: str, flags: list[str], fault: str) -> None:
-    (folder / "train.jsonl").write_text(lines)
+    (folder / "train.jsonl").write_text(lines, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=fault):
         tokenize(folder, *flags)
     assert not contents(folder / "data")
@@ -289,9 +292,9 @@ def test_c4_without_a_limit_is_refused(folder: Path) -> None:
 
 
 def run_stage(
-    *flags: str, folder: Path, command: tuple[str, ...] = (str(STAGE),)
+    *flags: str, folder: Path, command: tuple[str, ...] = (str(STAGE),), offline: str = "1"
 ) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": offline}
     environment.pop("PYTHONPATH", None)
     return subprocess.run(
         [sys.executable, *command, *flags],
@@ -321,6 +324,19 @@ def test_c4_offline_is_one_sentence_at_once(folder: Path) -> None:
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "cannot reach allenai/c4" in result.stderr
     assert "--source embedded" in result.stderr
+    assert not (folder / "data").exists()
+
+
+def test_a_hub_that_never_answers_is_one_sentence_within_seconds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        started = time.monotonic()
+        result = run_stage("--out", "data", "--source", "c4", "--max-tokens", "9", folder=folder, offline="0")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "cannot reach allenai/c4" in result.stderr
+    assert time.monotonic() - started < 40  # ten, on a machine that does nothing else
     assert not (folder / "data").exists()
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, UnfinishedError
 from pipeline.text.hub_answer import hub_answer
 
 C4_REPOSITORY = "allenai/c4"
@@ -57,6 +57,8 @@ class Document:
 def _parse_line(line: bytes) -> Mapping[str, Any]:
     try:
         record = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8; one JSON object a line is expected") from None
     except (ValueError, RecursionError):
         raise ValueError("is not valid JSON; one object a line is expected") from None
     if not isinstance(record, dict):
@@ -176,7 +178,8 @@ def stream_c4(file_name: str) -> Iterator[Record]:
     """Records of one of `C4_FILES`, streamed from the hub.
 
     Raises:
-        InputError: the hub cannot be reached, or the stream breaks off.
+        InputError: the hub cannot be reached.
+        UnfinishedError: the stream breaks off.
     """
     import datasets  # late, as above
 
@@ -186,7 +189,7 @@ def stream_c4(file_name: str) -> Iterator[Record]:
             C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=revision
         )
     except Exception as error:  # as above
-        raise InputError(
+        raise UnfinishedError(
             f"the stream of {C4_REPOSITORY}/{file_name} broke off ({_first_line(error)});"
             " run the same command again"
         ) from error
