@@ -62,6 +62,10 @@ from pipeline.stage import stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
+_LESS_MEMORY = (
+    "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
+    " activation_checkpointing=whole_layer"
+)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -72,7 +76,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
-    from pipeline.models.memory import keep_freed_memory
+    from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
     from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
@@ -94,13 +98,14 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     refuse_missing_trackers(config)
     keep_freed_memory()
-    from pipeline.training.loop import Trainer, out_of_memory_in_words
+    from pipeline.training.loop import Trainer
 
     # One rank stands for the run. torchrun and accelerate both number them so.
     is_first_rank = os.environ.get("RANK", "0") == "0"
     with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():
         trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
-        with recorded_run(folder, config) if is_first_rank else nullcontext(), out_of_memory_in_words():
+        is_recorded = recorded_run(folder, config) if is_first_rank else nullcontext()
+        with is_recorded, out_of_memory_in_words(_LESS_MEMORY):
             checkpoint = trainer.run()
     is_finished = trainer.step == schedule.num_steps
     logger.info("%s: %s", "finished" if is_finished else "saved", checkpoint)

@@ -72,7 +72,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     # Imported late, for a --help at once.
     import torch
 
-    from pipeline.models.memory import keep_freed_memory
+    from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.synthetic.configuration import load_task_config
     from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
 
@@ -92,7 +92,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     with FolderLock(folder, "--save-folder"):
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with recorded_run(folder, config):
+        with recorded_run(folder, config), out_of_memory_in_words("lower batch_size or the model's width"):
             trainer = TaskTrainer(config, folder, device, stop_request)
             checkpoint = trainer.run()
     if trainer.step < config.num_steps:

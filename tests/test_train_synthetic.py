@@ -190,13 +190,13 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         ("sparse_parity", "pose", ["largest_sparsity=11"], "with largest_size 20 k is 1 to 10"),
         ("sparse_parity", "pose", ["smallest_size=9", "size_step=1"], "size 9 is odd"),
         ("copy", "pose", ["largest_sparsity=2"], "task copy has no k"),
-        ("copy", "pose", ["num_position_ids=20"], "need 21 position IDs, but num_position_ids is 20"),
+        ("copy", "pose", ["num_position_ids=20"], "need 21 or more position IDs, but num_position_ids is 20"),
         ("copy", "predictive", [], "did you mean 'predicted'"),
         ("copi", "pose", [], "did you mean 'copy'"),
         ("copy", "pose", ["largest_sise=4"], "did you mean 'largest_size'"),
         ("copy", "pose", ["batch_size=9"], "batch_size 9 is not divisible by sizes_per_step 2"),
         ("copy", "pose", ["warm_up_steps=6"], "must be below num_steps, 6"),
-        ("copy", "pose", ["model.rotary_fraction=0.2"], "must be an even number"),
+        ("copy", "pose", ["model.rotary_fraction=0.2"], "is not an even number"),
         ("copy", "pose", ["model.architecture=gpt"], "did you mean 'gpt_neox'"),
         ("copy", "pose", ["task=addition"], "give it as --task addition"),
         ("copy", "pose", ["num_steps=many"], "num_steps"),
@@ -219,21 +219,13 @@ def test_another_run_is_not_continued(trained: Path) -> None:
 def test_bad_evaluations(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on the task copy, not on addition"):
         evaluate(trained, tmp_path, "--sizes", "2", task="addition")
-    with pytest.raises(InputError, match="size 200: examples of this size need 201 position IDs"):
+    with pytest.raises(InputError, match="size 200: examples of this size need 200 or more position IDs"):
         evaluate(trained, tmp_path, "--sizes", "2", "200")
     with pytest.raises(InputError, match="copy has no k"):
         evaluate(trained, tmp_path, "--sizes", "2", "--sparsities", "1")
     with pytest.raises(InputError, match="no checkpoint in"):
         evaluate(tmp_path, tmp_path, "--sizes", "2")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_truncated_weights_are_refused(tmp_path: Path) -> None:
-    train(tmp_path)
-    weights = tmp_path / "step6-unsharded" / "model.pt"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(InputError, match="truncated"):
-        find_task_run(tmp_path, "copy").load(torch.device("cpu"))
 
 
 def plan(*words: str) -> None:

@@ -3,9 +3,13 @@
 import ctypes
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
+
+from pipeline.errors import InputError
 
 GIBIBYTE = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
@@ -30,6 +34,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: on an accelerator, in torch's CPU allocator, or in NumPy."""
     is_torch_out_of_memory = isinstance(error, torch.OutOfMemoryError)
     return is_torch_out_of_memory or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def out_of_memory_in_words(remedy: str) -> Iterator[None]:
+    """Turn an allocation that fails into a sentence.
+
+    Args:
+        remedy: what the user may do.
+
+    Raises:
+        InputError: what is inside does not fit the memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(f"the memory does not suffice; {remedy}") from error
 
 
 def keep_freed_memory() -> None:

@@ -4,23 +4,20 @@ A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a 
 one file serves all tasks. Flags and overrides win over both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import InputError, omegaconf_sentence, unknown_name
-from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES, EXAMPLE_SCHEMES, example_position_ids
-from pipeline.synthetic.tasks.example_batch import TrainingDistribution, draw_batch
-from pipeline.synthetic.tasks.registry import TASKS, Task, task_called
-from pipeline.training.given_settings import read_yaml, refuse_unknown_fields
-
-ARCHITECTURES = ("gpt_neox", "olmo")
-_SPREADS = ("contiguous", "pose")
+from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
+from pipeline.synthetic.tasks.example_batch import TrainingDistribution
+from pipeline.synthetic.tasks.registry import TASKS, task_called
+from pipeline.synthetic.value_checks import refuse_bad_values
+from pipeline.training.given_settings import merge_given, read_overrides, read_yaml, refuse_unknown_fields
 
 
 @dataclass
@@ -106,93 +103,6 @@ class TaskConfig:
         """Write the fields as YAML."""
         OmegaConf.save(OmegaConf.structured(self), path)
 
-    def validate(self) -> None:
-        """Refuse values that could only fail later, or do nothing.
-
-        Raises:
-            InputError: names the field, its value and what would be right.
-        """
-        task = task_called(self.task)
-        if self.positions not in EXAMPLE_SCHEMES:
-            raise unknown_name("positions", self.positions, EXAMPLE_SCHEMES)
-        if self.positions in COUPLED_SCHEMES:
-            task.require_coupled_ids(self.positions)
-        if self.spread_of_coupled_ids not in _SPREADS:
-            raise unknown_name("spread_of_coupled_ids", self.spread_of_coupled_ids, _SPREADS)
-        self._validate_model()
-        self._validate_numbers()
-        self._validate_sizes(task)
-
-    def _validate_model(self) -> None:
-        model = self.model
-        if model.architecture not in ARCHITECTURES:
-            raise unknown_name("model.architecture", model.architecture, ARCHITECTURES)
-        if model.width % (2 * model.num_heads):
-            raise InputError(
-                f"model.width {model.width} is not a multiple of {2 * model.num_heads}, twice"
-                " model.num_heads: RoPE rotates pairs within a head"
-            )
-        if not 0 < model.rotary_fraction <= 1:
-            raise InputError(
-                f"model.rotary_fraction is {model.rotary_fraction}; it must be above 0, at most 1"
-            )
-        rotated = model.width // model.num_heads * model.rotary_fraction
-        if rotated != int(rotated) or rotated % 2:
-            raise InputError(
-                f"model.rotary_fraction {model.rotary_fraction} rotates {rotated} numbers of a head;"
-                " that must be an even number"
-            )
-
-    def _validate_numbers(self) -> None:
-        least_of = {"seed": 0, "warm_up_steps": 0} | dict.fromkeys(
-            ("smallest_size", "size_step", "batch_size", "sizes_per_step", "num_steps", "save_interval",
-             "eval_interval", "eval_num_examples"), 1)  # fmt: skip
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.learning_rate <= 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        if self.warm_up_steps >= self.num_steps:
-            raise InputError(
-                f"warm_up_steps is {self.warm_up_steps}; it must be below num_steps, {self.num_steps}"
-            )
-        if self.batch_size % self.sizes_per_step:
-            raise InputError(
-                f"batch_size {self.batch_size} is not divisible by sizes_per_step {self.sizes_per_step}"
-            )
-
-    def _validate_sizes(self, task: Task) -> None:
-        if self.largest_size < self.smallest_size:
-            raise InputError(
-                f"largest_size is {self.largest_size}; it must be at least smallest_size,"
-                f" {self.smallest_size}"
-            )
-        self._validate_sparsity(task)
-        # By drawing one of each size: the task itself knows best which sizes it has.
-        for size in self.distribution.sizes:
-            generator = np.random.default_rng(0)
-            batch = draw_batch(task, size, [1 if task.has_sparsity else None], generator)
-            example_position_ids(
-                self.positions,
-                batch.token_ids_BS.shape,
-                batch.coupled_ids_BS,
-                self.num_position_ids,
-                generator,
-            )
-
-    def _validate_sparsity(self, task: Task) -> None:
-        if task.has_sparsity != (self.largest_sparsity is not None):
-            needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
-            raise InputError(f"largest_sparsity is {self.largest_sparsity}, but task {task.name} {needs}")
-        if self.largest_sparsity is None:
-            return
-        most = task.largest_sparsity(self.largest_size)
-        if not 1 <= self.largest_sparsity <= most:
-            raise InputError(
-                f"largest_sparsity is {self.largest_sparsity}; with largest_size {self.largest_size} k is 1"
-                f" to {most}"
-            )
-
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
     """The configuration of one run, complete and checked.
@@ -208,25 +118,31 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     """
     given = read_yaml(path)
     of_tasks = given.pop("tasks", None) or {}
-    for name in of_tasks:
-        if name not in TASKS:
-            raise unknown_name(f"task in {path}", name, TASKS)
-    task_called(task)
-    own = of_tasks.get(task) or {}
-    chosen = OmegaConf.from_dotlist(_checked(overrides))
+    own = _fields_of_task(path, of_tasks, task)
+    chosen = _chosen(overrides)
     flags = {"task": task, "positions": positions}
     if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
         given.pop("spread_of_coupled_ids", None)
-    return _complete(path, OmegaConf.merge(given, own, chosen, flags))
+    return _complete(path, merge_given(path, given, own, chosen, flags))
 
 
-def _checked(overrides: Sequence[str]) -> list[str]:
+def _fields_of_task(path: Path, of_tasks: Any, task: str) -> Mapping[str, Any]:
+    """What `tasks` in a file sets otherwise for this task."""
+    task_called(task)
+    for name in of_tasks if isinstance(of_tasks, Mapping) else ():
+        if name not in TASKS:
+            raise unknown_name(f"task in {path}", name, TASKS)
+    fields = of_tasks.get(task) or {} if isinstance(of_tasks, Mapping) else None
+    if not isinstance(fields, Mapping):
+        raise InputError(f"{path}: `tasks` does not hold the name of each task with the fields that it sets")
+    return fields
+
+
+def _chosen(overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
-        if "=" not in override:
-            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
         if override.startswith(("task=", "positions=")):
             raise InputError(f"'{override}': give it as --{override.replace('=', ' ')}")
-    return list(overrides)
+    return read_overrides(overrides)
 
 
 def read_task_config(path: Path) -> TaskConfig:
@@ -242,9 +158,9 @@ def _complete(path: Path, given: Any) -> TaskConfig:
     schema: DictConfig = OmegaConf.structured(TaskConfig)
     try:
         refuse_unknown_fields(cast(dict[str, Any], OmegaConf.to_container(given)), schema)
-        config = OmegaConf.to_object(OmegaConf.merge(schema, given))
+        config = OmegaConf.to_object(merge_given(path, schema, given))
     except OmegaConfBaseException as error:
         raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
     assert isinstance(config, TaskConfig)
-    config.validate()
+    refuse_bad_values(config)
     return config

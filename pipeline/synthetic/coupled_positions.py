@@ -54,7 +54,7 @@ def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
     """
     if num_needed > num_position_ids:
         raise InputError(
-            f"examples of this size need {num_needed} position IDs, but num_position_ids is"
+            f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
             f" {num_position_ids}; choose a smaller size, or train with more position IDs"
         )
 

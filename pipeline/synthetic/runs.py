@@ -1,15 +1,16 @@
 """Models of synthetic tasks as runs: made from a configuration, found and loaded from a run folder."""
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipeline.errors import InputError
-from pipeline.models.checkpoint_files import newest_whole
+from pipeline.models.checkpoint_files import newest_whole, read_tensors
 from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
+from pipeline.results.schemas import SCHEMAS
 from pipeline.synthetic.configuration import TaskConfig, read_task_config
 from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
 from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
@@ -19,6 +20,7 @@ from pipeline.synthetic.tasks.registry import task_called
 from pipeline.synthetic.trunk import Trunk
 
 METRICS_FILE = "synthetic_training.parquet"
+_HINT = "put back what the run wrote, or train again in another --save-folder"
 LEARNT = 0.99
 """Exact matches in distribution from which on a task counts as learnt."""
 
@@ -45,6 +47,36 @@ def _new_trunk(config: TaskConfig) -> Trunk:
     return GPTNeoXTrunk(**sizes, rotary_fraction=model.rotary_fraction)
 
 
+def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
+    """Load what `path` holds into a model.
+
+    Raises:
+        InputError: these are another model's weights.
+    """
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} is not the weights of its config.yaml: {reason}") from error
+
+
+def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
+    """The metrics of a run's first steps: column -> a value a step.
+
+    Raises:
+        InputError: the file is missing or damaged, or lacks some of these steps.
+    """
+    path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
+    try:
+        rows = read_parquet(path, schema.names)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is missing or damaged; {_HINT}") from error
+    steps = rows["step"].to_pylist()[:num_steps]
+    if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):
+        raise InputError(f"{path} does not hold the metrics of steps 1 to {num_steps}; {_HINT}")
+    return rows.slice(0, num_steps).to_pydict()
+
+
 @dataclass(frozen=True)
 class TaskRun:
     """A trained model of a task that has been found and not yet loaded."""
@@ -64,8 +96,7 @@ class TaskRun:
     @property
     def is_learnt(self) -> bool:
         """Whether the last measurement before the checkpoint found the task learnt in distribution."""
-        rows = read_parquet(self.folder.parent / METRICS_FILE, ["step", "exact_match"]).to_pylist()
-        measured = [row["exact_match"] for row in rows if row["step"] <= self.step]
+        measured = read_metrics(self.folder.parent, self.step)["exact_match"]
         found = [exact_match for exact_match in measured if exact_match is not None]
         return bool(found) and found[-1] >= LEARNT
 
@@ -73,16 +104,10 @@ class TaskRun:
         """The model, to be tested.
 
         Raises:
-            InputError: the weights are truncated, or not of its configuration.
+            InputError: the weights are damaged, or not of its configuration.
         """
         model, path = new_task_model(self.config), self.folder / "model.pt"
-        try:
-            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"{path} is not the weights of its config.yaml, or is truncated: {reason}"
-            ) from error
+        load_weights(model, read_tensors(path), path)
         return model.to(device).eval().requires_grad_(False)
 
 

@@ -15,7 +15,8 @@ from olmo.optim import LinearWithWarmup
 
 from pipeline.errors import InputError
 from pipeline.models.checkpoint_files import newest_whole
-from pipeline.results.parquet import make_table, read_parquet, write_parquet
+from pipeline.models.memory import GIBIBYTE, free_bytes
+from pipeline.results.parquet import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.stage import progress_bar
 from pipeline.synthetic.accuracy import answers
@@ -23,7 +24,7 @@ from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.coupled_positions import example_position_ids
 from pipeline.synthetic.random_streams import of_measuring_in_training, of_training_step
 from pipeline.synthetic.response_loss import response_losses
-from pipeline.synthetic.runs import METRICS_FILE, new_task_model
+from pipeline.synthetic.runs import METRICS_FILE, load_weights, new_task_model, read_metrics
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 from pipeline.training.checkpoints import checkpoint_folder, load_state, save_checkpoint
 from pipeline.training.prefetch import Prefetch
@@ -33,6 +34,19 @@ logger = logging.getLogger("pipeline")
 
 Part = tuple[ExampleBatch, np.ndarray]
 """Examples of one size, and their position IDs [B, S]."""
+_BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments, in float32
+
+
+def _refuse_beyond_memory(config: TaskConfig) -> None:
+    """Before the kernel ends a process that fills its memory, without a word."""
+    model = config.model
+    num_parameters = 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
+    needed, free = _BYTES_PER_PARAMETER * num_parameters, free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise InputError(
+            f"model.width {model.width} and model.num_layers {model.num_layers} take"
+            f" {needed / GIBIBYTE:,.0f} GiB to train, {free / GIBIBYTE:,.0f} are free; choose a smaller model"
+        )
 
 
 class TaskTrainer:
@@ -41,7 +55,12 @@ class TaskTrainer:
     def __init__(
         self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
     ) -> None:
-        """Build model and optimizer, at the run's newest checkpoint where it has one."""
+        """Build model and optimizer, at the run's newest checkpoint where it has one.
+
+        Raises:
+            InputError: the model does not fit the memory, or the checkpoint or the metrics are damaged.
+        """
+        _refuse_beyond_memory(config)
         self._config, self._run_folder, self._device = config, run_folder, device
         self._stop_request = stop_request
         self._model = new_task_model(config).to(device)
@@ -194,8 +213,10 @@ class TaskTrainer:
             return
         self.step, folder = newest
         state = load_state(folder)
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optim"])
-        rows = read_parquet(self._run_folder / METRICS_FILE, list(self._metrics)).slice(0, self.step)
-        self._metrics = rows.to_pydict()
+        load_weights(self._model, state["model"], folder / "model.pt")
+        try:
+            self._optimizer.load_state_dict(state["optim"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{folder / 'optim.pt'} is not the state of this run's optimizer") from error
+        self._metrics = read_metrics(self._run_folder, self.step)
         logger.info("going on from %s", folder)

@@ -69,7 +69,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         refuse_unknown_fields(given, _schema())
         refuse_ignored_fields(given)
         _take_from_data(given, data)
-        config = OmegaConf.to_object(OmegaConf.merge(_schema(), given))
+        config = OmegaConf.to_object(merge_given(path, _schema(), given))
         assert isinstance(config, PretrainConfig)
         refuse_bad_numbers(config)
         _derive_sequences(config, given)
@@ -101,16 +101,55 @@ def _refuse_impossible_model(config: PretrainConfig) -> None:
 
 def _read_given(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """What the file and the overrides say, merged, interpolations resolved."""
-    for override in overrides:
-        if "=" not in override:
-            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
+    chosen = read_overrides(overrides)
     _register_resolvers()
-    merged = OmegaConf.merge(
-        PretrainConfig.update_legacy_settings(read_yaml(path)), OmegaConf.from_dotlist(list(overrides))
-    )
+    merged = merge_given(path, PretrainConfig.update_legacy_settings(read_yaml(path)), chosen)
     given = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(given, dict)
     return cast(dict[str, Any], given)
+
+
+def read_overrides(overrides: Sequence[str]) -> DictConfig:
+    """What `field.subfield=value` words of a command line say.
+
+    Raises:
+        InputError: names the word that says nothing.
+    """
+    for override in overrides:
+        if "=" not in override:
+            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
+        try:
+            OmegaConf.from_dotlist([override])
+        except (YAMLError, OmegaConfBaseException) as error:
+            raise InputError(
+                f"override '{override}' is not readable: behind '=' stands a value as YAML has it, such as"
+                " seed=1 or betas=[0.9,0.95]"
+            ) from error
+    return OmegaConf.from_dotlist(list(overrides))
+
+
+def merge_given(path: Path, *parts: Any) -> DictConfig:
+    """Fields of a configuration, the later parts winning.
+
+    Raises:
+        InputError: a value is of another kind than its field; names `path`, where most of them stand.
+    """
+    try:
+        return cast(DictConfig, OmegaConf.merge(*parts))
+    except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
+        field = _unmergeable_field(parts)
+        raise InputError(f"{path}: {field}{omegaconf_sentence(error)}") from error
+
+
+def _unmergeable_field(parts: Sequence[Any]) -> str:
+    """The field that cannot be merged, which OmegaConf's message may not name."""
+    for part in parts[1:]:
+        for name, value in cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(part))).items():
+            try:
+                OmegaConf.merge(parts[0], {name: value})
+            except (OmegaConfBaseException, TypeError):
+                return f"{name}: "
+    return ""
 
 
 def read_yaml(path: Path) -> DictConfig:

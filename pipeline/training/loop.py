@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +47,6 @@ from pipeline.training.throughput import Throughput
 from pipeline.training.trackers import start_trackers
 
 logger = logging.getLogger("pipeline")
-
-
-@contextmanager
-def out_of_memory_in_words() -> Iterator[None]:
-    """Turn an allocation that fails into a sentence.
-
-    Raises:
-        InputError: a step does not fit the memory.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            "the memory does not suffice for a step; lower device_train_microbatch_tokens, which leaves the"
-            " step as it is, or set activation_checkpointing=whole_layer"
-        ) from error
 
 
 class Trainer:

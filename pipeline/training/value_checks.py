@@ -1,18 +1,17 @@
-"""Which values a pretraining configuration may have: a table of ranges and one of relations.
+"""Which values a configuration of training may have: a table of ranges and one of relations.
 
 Asked where the configuration is built, so that no library refuses a number, or takes a senseless one, after
 data was read and folders were made. nan lies in no range. None means "off" or "by default", and is not asked.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from pipeline.errors import InputError
 
-_LARGEST_SEED = 2**63 - 1  # what a result's column of seeds holds
 _LARGEST_VOCABULARY = 2**32  # what a token's widest type holds
 
 
@@ -39,15 +38,18 @@ class Range:
         return " and ".join(words)
 
 
+SEED = Range(0, 2**63 - 1)  # what a result's column of seeds holds
+SHARE_BELOW_ONE = Range(0, 1, leaves_most_out=True)
+POSITIVE = Range(0, leaves_least_out=True)
+FINITE_FROM_ZERO = Range(0, leaves_most_out=True)
+LEARNING_RATE = Range(0, 1000, leaves_least_out=True)  # beyond, a step overflows
 _COUNT = Range(1)
 _LENGTH = Range(2)
 _SIZE = Range(0, leaves_least_out=True, leaves_most_out=True)
-_SIZE_OR_ZERO = Range(0, leaves_most_out=True)
-_SHARE_BELOW_ONE = Range(0, 1, leaves_most_out=True)
 _VOCABULARY = Range(1, _LARGEST_VOCABULARY)
 
 RANGES = {
-    "seed": Range(0, _LARGEST_SEED),
+    "seed": SEED,
     "train_context_length": _LENGTH,
     "pose_target_length": _LENGTH,
     "randomized_target_length": _LENGTH,
@@ -62,7 +64,7 @@ RANGES = {
     "save_num_unsharded_checkpoints_to_keep": Range(-1),  # OLMo's: -1 keeps all
     "console_log_interval": _COUNT,
     "peak_flops": _SIZE,
-    "max_grad_norm": Range(0, leaves_least_out=True),
+    "max_grad_norm": POSITIVE,
     "model.d_model": _COUNT,
     "model.n_heads": _COUNT,
     "model.n_kv_heads": _COUNT,
@@ -79,23 +81,25 @@ RANGES = {
     "model.init_std": _SIZE,
     "model.init_cutoff_factor": _SIZE,
     "model.emb_init_std": _SIZE,
-    "model.attention_dropout": _SHARE_BELOW_ONE,
-    "model.residual_dropout": _SHARE_BELOW_ONE,
-    "model.embedding_dropout": _SHARE_BELOW_ONE,
-    "optimizer.learning_rate": _SIZE,
-    "optimizer.weight_decay": _SIZE_OR_ZERO,
-    "optimizer.betas": _SHARE_BELOW_ONE,
+    "model.attention_dropout": SHARE_BELOW_ONE,
+    "model.residual_dropout": SHARE_BELOW_ONE,
+    "model.embedding_dropout": SHARE_BELOW_ONE,
+    "optimizer.learning_rate": LEARNING_RATE,
+    "optimizer.weight_decay": FINITE_FROM_ZERO,
+    "optimizer.betas": SHARE_BELOW_ONE,
     "optimizer.eps": _SIZE,
-    "scheduler.t_warmup": _SIZE_OR_ZERO,
+    "scheduler.t_warmup": FINITE_FROM_ZERO,
     "scheduler.t_max": _COUNT,
-    "scheduler.alpha_f": _SIZE_OR_ZERO,
-    "scheduler.warmup_min_lr": _SIZE_OR_ZERO,
-    "scheduler.grad_clip_warmup_steps": _SIZE_OR_ZERO,
+    "scheduler.alpha_f": FINITE_FROM_ZERO,
+    "scheduler.warmup_min_lr": FINITE_FROM_ZERO,
+    "scheduler.grad_clip_warmup_steps": FINITE_FROM_ZERO,
     "scheduler.grad_clip_warmup_factor": _SIZE,
 }
 """Field of a `PretrainConfig` -> where its number lies; of a list, where each of its numbers lies."""
 
-RELATIONS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+Relation = tuple[Callable[[Any], bool], str]
+"""What must be so, once every number is in its range, and the sentence where it is not."""
+RELATIONS: tuple[Relation, ...] = (
     (
         lambda config: config.model.d_model % config.model.n_heads == 0,
         "model.d_model {0.model.d_model} is not divisible by model.n_heads {0.model.n_heads}",
@@ -128,31 +132,32 @@ RELATIONS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         " leave it out",
     ),
 )
-"""What must be so, once every number is in its range, and the sentence where it is not."""
+"""Of the fields of a `PretrainConfig`."""
 
 
-def refuse_bad_numbers(config: Any) -> None:
+def refuse_bad_numbers(config: Any, ranges: Mapping[str, Range] = RANGES) -> None:
     """Refuse a number that lies outside its range.
 
     Args:
-        config: a `PretrainConfig`, or anything with its fields.
+        config: a `PretrainConfig`, or anything with the fields of `ranges`.
+        ranges: field -> where its number lies; of a list, where each of its numbers lies.
 
     Raises:
         InputError: names the field, its value and what would be right.
     """
-    for field, allowed in RANGES.items():
+    for field, allowed in ranges.items():
         for number in _numbers(attrgetter(field)(config)):
             if number not in allowed:
                 raise InputError(f"{field} is {number}; it must be {allowed}")
 
 
-def refuse_bad_relations(config: Any) -> None:
+def refuse_bad_relations(config: Any, relations: Sequence[Relation] = RELATIONS) -> None:
     """Refuse fields that do not go together, their numbers all being in range.
 
     Raises:
         InputError: says which, and why.
     """
-    for holds, sentence in RELATIONS:
+    for holds, sentence in relations:
         if not holds(config):
             raise InputError(sentence.format(config))
 

@@ -64,8 +64,8 @@ def test_pose_is_tested_at_contiguous_ids() -> None:
 @pytest.mark.parametrize(
     ("scheme", "coupled", "num_position_ids", "words"),
     [
-        ("coupled", COUPLED, 2, "need 3 position IDs, but num_position_ids is 2"),
-        ("pose", None, 4, "need 5 position IDs, but num_position_ids is 4"),
+        ("coupled", COUPLED, 2, "need 3 or more position IDs, but num_position_ids is 2"),
+        ("pose", None, 4, "need 5 or more position IDs, but num_position_ids is 4"),
         ("predictive", None, 8, "did you mean 'predicted'"),
     ],
 )
