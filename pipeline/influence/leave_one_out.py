@@ -1,7 +1,7 @@
 """The influence of every far-context token, by leaving each out once for all targets together.
 
 One forward pass over a sequence without row r gives loss(t | long without r) for every target at once,
-so a chunk costs one pass a removed token, not one a (target, token) pair (design.md 2). Row r is really
+so a chunk costs one pass a removed token, not one a (target, token) pair. Row r is really
 left out, at kept position IDs, which equals masking every attention edge into it (a test). The same pass
 tells how far the whole prediction moves, which needs no target. Under the intervention `substitute` row r
 is not left out but holds another token; every pass is then one row longer.

@@ -28,7 +28,7 @@ def far_contexts(
     substitute_ids_L: np.ndarray | None = None,
     search_budget: float | None = None,
 ) -> list[FarContext]:
-    """The chunk's own far context and its null (design.md 1): another document's tokens, same positions.
+    """The chunk's own far context and its null (README.md): another document's tokens, same positions.
 
     Nothing is measured yet. See `FarContext` for the last three arguments.
     """

@@ -20,7 +20,7 @@ def dependency_sparsity(
     Args:
         short_losses_T, long_losses_T, sparse_losses_TJ: losses, nats; column j belongs to studied_k_J[j].
         studied_k_J: ascending.
-        recovery_fraction: how much of the gain counts as recovered, 0 to 1 (design.md: 0.9).
+        recovery_fraction: how much of the gain counts as recovered, 0 to 1 (README.md: 0.9).
         minimum_gain: nats; where L_short - L_long is below it there is nothing to recover.
 
     Returns:
