@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.results.folder_lock import FolderLock
 from pipeline.studies.commands import Command, Training
 from pipeline.studies.finished import Finished
+from pipeline.studies.local_run import run_here
 from pipeline.studies.running import run_all
 from pipeline.studies.slots import Slots
+from pipeline.studies.study_file import load_study
 from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,6 +207,20 @@ def living(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_two_studies_in_one_folder_are_refused(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    study = load_study(path)
+    with (
+        FolderLock(Path(study.run), "run"),
+        pytest.raises(InputError, match="run is in use by process .* run=FOL"),
+    ):
+        run_here(study, path, [], {}, None)
+    assert run_here(study, path, [], {}, None) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
