@@ -27,24 +27,18 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from analysis.explorer_records import (
-    NATS,
-    Record,
-    Shown,
-    choose,
-    null_token_ids,
-    records,
-    refuse_missing_artefacts,
-)
 from analysis.measured_text import data_of
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
-from pipeline.stage import logger, positive_int, progress, stage_parser
+from pipeline.stage import file_path, folder_path, logger, positive_int, progress, stage_parser
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from analysis.explorer_records import Record, Shown
 
 MAX_BYTES = 20_000_000
 _PARTS = Path(__file__).resolve().parent / "explorer_page"
@@ -55,11 +49,11 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("results", type=Path, metavar="RESULTS", help="a results folder")
-    add("--out", type=Path, required=True, help="the page to write; one that is there is replaced")
+    add("results", type=folder_path, metavar="RESULTS", help="a results folder")
+    add("--out", type=file_path, required=True, help="the page to write; one that is there is replaced")
     add(
         "--data",
-        type=Path,
+        type=folder_path,
         help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
     )
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
@@ -71,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
+    # Imported late, for a --help at once.
+    from analysis.explorer_records import NATS, choose, records, refuse_missing_artefacts
+
     if arguments.out.is_dir():
         raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
     allow_partial(arguments.allow_partial)
@@ -105,13 +102,15 @@ def _room_for_the_rest() -> int:
 
 
 def fitting(
-    every: Iterable[Record], tokenizer: DocumentTokenizer, max_bytes: int
-) -> tuple[list[tuple[Record, str]], dict[int, str]]:
+    every: "Iterable[Record]", tokenizer: DocumentTokenizer, max_bytes: int
+) -> "tuple[list[tuple[Record, str]], dict[int, str]]":
     """The first records that fit into `max_bytes`.
 
     Returns:
         Each record with its JSON, and the text of every other document's token that they name, by its ID.
     """
+    from analysis.explorer_records import null_token_ids
+
     documents: list[tuple[Record, str]] = []
     null_pieces: dict[int, str] = {}
     for record in every:
@@ -125,7 +124,7 @@ def fitting(
     return documents, null_pieces
 
 
-def what_is_left_out(shown: Shown, documents: list[Record], num_wanted: int) -> list[str]:
+def what_is_left_out(shown: "Shown", documents: "list[Record]", num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
     num_available = len(shown.document_ids)
     note = partial_note()

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.partial import add_partial_flag
-from pipeline.stage import progress, stage_parser
+from pipeline.stage import folder_path, progress, stage_parser
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 logger = logging.getLogger("analysis")
@@ -116,8 +116,8 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("--results", type=Path, required=True, help="a results folder")
-    add("--figures", type=Path, required=True, help="where executed notebooks and figures go")
+    add("--results", type=folder_path, required=True, help="a results folder")
+    add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
     add(
         "--long-models",
         nargs="+",
@@ -141,18 +141,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
     )
-    add("--needles", type=Path, help="a folder of plant_needles.py, measured")
+    add("--needles", type=folder_path, help="a folder of plant_needles.py, measured")
     add(
         "--also-results",
         nargs="+",
-        type=Path,
+        type=folder_path,
         default=(),
         metavar="FOLDER",
         help="further results folders, of other sizes or steps, for the notebook model_scale",
     )
     add(
         "--data",
-        type=Path,
+        type=folder_path,
         help="folder of tokenize_c4.py that was measured, for its text and the counts of its tokens; data"
         " beside --results where not given, and no control for token frequency where there is none",
     )

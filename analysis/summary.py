@@ -14,16 +14,16 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from analysis.statistics import NULL, OWN, excess_over_null, recovered_losses, summarize_models
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
-from pipeline.stage import stage_parser
+from pipeline.stage import folder_path, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = Mapping[Hashable, Any]  # of one of the tables of statistics
 _ABSENT = "-"
@@ -55,6 +55,8 @@ def context_lengths(results: Path, model: str) -> str:
 
 def models_table(results: Path) -> str:
     """A row a model: contexts, sample size, mean losses and the mean loss difference with its interval."""
+    from analysis.statistics import summarize_models  # late, for a --help at once
+
     summary = summarize_models(read_artefact(results, "loss_differences"))
     rows = [
         [
@@ -83,6 +85,13 @@ def recovered_table(results: Path, rule: str) -> str:
     Raises:
         InputError: no results of influential tokens, or none of this rule.
     """
+    from analysis.statistics import (  # late, for a --help at once
+        NULL,
+        OWN,
+        excess_over_null,
+        recovered_losses,
+    )
+
     losses = read_artefact(results, "sparse_context_losses")
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
@@ -110,7 +119,7 @@ def _fraction(row: Row | None) -> str:
     return _interval(row, "recovered_fraction")
 
 
-def _models_without(results: Path, losses: pd.DataFrame) -> list[str]:
+def _models_without(results: Path, losses: "pd.DataFrame") -> list[str]:
     models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
     return sorted(set(models) - set(losses["model"]))
 
@@ -137,6 +146,7 @@ and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
             notes,
             "Figures (a PDF beside each)", *drawn, "",
             "Data (RESULTS.md says what the columns mean)", *parquet, "",
+            "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
         ]
     )  # fmt: skip
 
@@ -152,8 +162,8 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("--results", type=Path, required=True, help="a results folder")
-    add("--figures", type=Path, help="the folder of figures; beside the results where not given")
+    add("--results", type=folder_path, required=True, help="a results folder")
+    add("--figures", type=folder_path, help="the folder of figures; beside the results where not given")
     add("--rule", default="leave_one_out", help="the selection rule shown")
     add_partial_flag(program)
     return program

@@ -29,16 +29,26 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 
-from pipeline.stage import logger, stage_parser
+from pipeline.stage import folder_path, logger, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("--checkpoint", type=Path, required=True, help="an OLMo checkpoint, or a run folder: its newest")
-    add("--data", type=Path, required=True, help="folder of tokenize_c4.py that the model was trained on")
-    add("--out", type=Path, required=True, help="the folder to write; it must not exist")
+    add(
+        "--checkpoint",
+        type=folder_path,
+        required=True,
+        help="an OLMo checkpoint, or a run folder for its newest",
+    )
+    add(
+        "--data",
+        type=folder_path,
+        required=True,
+        help="folder of tokenize_c4.py that the model was trained on",
+    )
+    add("--out", type=folder_path, required=True, help="the folder to write; it must not exist")
     return program
 
 

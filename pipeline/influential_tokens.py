@@ -57,7 +57,7 @@ from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
 from pipeline.measuring.flags import add_evaluation_arguments
-from pipeline.stage import fraction, positive_float, positive_int, stage_parser
+from pipeline.stage import finite_float, fraction, positive_float, positive_int, random_seed, stage_parser
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 
@@ -97,10 +97,10 @@ def parser() -> argparse.ArgumentParser:
         "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
     )
     add(
-        "--minimum-gain", type=float, default=0.1,
+        "--minimum-gain", type=finite_float, default=0.1,
         help="loss difference, in nats, below which a target has no k*: there is nothing to recover",
     )  # fmt: skip
-    add("--seed", type=int, default=0, help="of rules and interventions that draw")
+    add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
     return stage
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
-from pipeline.stage import stage_parser
+from pipeline.stage import file_path, folder_path, positive_int, random_seed, stage_parser, whole_number
 from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
 from pipeline.synthetic.tasks.registry import task_called
 
@@ -57,13 +57,13 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("config", type=Path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
+    add("config", type=file_path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
     add("--tasks", nargs="+", required=True, help="names of tasks")
     add("--positions", nargs="+", required=True, help="names of position schemes")
-    add("--largest-sparsities", type=int, nargs="+", metavar="K_TRAIN",
+    add("--largest-sparsities", type=positive_int, nargs="+", metavar="K_TRAIN",
         help="K_train of tasks with k; the configuration's if not given")  # fmt: skip
-    add("--seeds", type=int, nargs="+", default=[0], help="seeds of every run")
-    add("--models", type=Path, required=True, help="folder for the run folders")
+    add("--seeds", type=random_seed, nargs="+", default=[0], help="seeds of every run")
+    add("--models", type=folder_path, required=True, help="folder for the run folders")
     add(
         "--overrides",
         nargs="+",
@@ -72,7 +72,12 @@ def parser() -> argparse.ArgumentParser:
         help="fields to set otherwise in every run",
     )
     add("--slurm", action="store_true", help="print one sbatch command, an array with a task a job")
-    add("--run", type=int, metavar="I", help="print nothing: run job I, counted from 0, in this process")
+    add(
+        "--run",
+        type=whole_number(0),
+        metavar="I",
+        help="print nothing: run job I, counted from 0, in this process",
+    )
     return program
 
 

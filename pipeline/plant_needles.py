@@ -43,7 +43,7 @@ import numpy as np
 from pipeline.errors import InputError
 from pipeline.results.files import write_atomically, write_json
 from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import fraction, logger, positive_int, stage_parser
+from pipeline.stage import folder_path, fraction, logger, positive_int, random_seed, stage_parser
 from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
 from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, make_manifest
 from pipeline.text.needles import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
@@ -59,10 +59,10 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("--data", type=Path, required=True, help="folder written by tokenize_c4.py: the haystacks")
+    add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the haystacks")
     add(
         "--out",
-        type=Path,
+        type=folder_path,
         required=True,
         help="length-<tokens>/data is written here for each length",
     )
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         help="what stands before the answer at the end",
     )  # fmt: skip
     add("--answer-digits", type=positive_int, default=5, help="digits of the numbers asked for")
-    add("--seed", type=int, default=0, help="of keys and numbers")
+    add("--seed", type=random_seed, default=0, help="of keys and numbers")
     return stage
 
 

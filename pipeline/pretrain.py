@@ -58,7 +58,7 @@ import os
 from contextlib import nullcontext
 
 from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import stage_parser
+from pipeline.stage import file_path, folder_path, stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -116,10 +116,10 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("config", type=Path, help="an OLMo TrainConfig YAML file, such as olmo_configs/tiny.yaml")
+    add("config", type=file_path, help="an OLMo TrainConfig YAML file, such as olmo_configs/tiny.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
-    add("--data", type=Path, required=True, help="folder written by tokenize_c4.py")
-    add("--save-folder", type=Path, required=True, help="the run's folder: checkpoints and metrics")
+    add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py")
+    add("--save-folder", type=folder_path, required=True, help="the run's folder: checkpoints and metrics")
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
     return stage

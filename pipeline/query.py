@@ -45,7 +45,7 @@ from pipeline.results.mixture import (
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.terminal_table import as_table
-from pipeline.stage import positive_int, stage_parser
+from pipeline.stage import file_path, folder_path, positive_int, stage_parser
 
 EXPORTS = {
     "csv": "FORMAT csv, HEADER",
@@ -60,15 +60,15 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
-    add("--sql-file", type=Path, help="read the query from this file instead")
-    add("--results", type=Path, required=True, help="a results folder")
+    add("--sql-file", type=file_path, help="read the query from this file instead")
+    add("--results", type=folder_path, required=True, help="a results folder")
     add(
         "--format",
         choices=["table", *EXPORTS],
         default="table",
         help="how the rows are written; json: an array",
     )
-    add("--out", type=Path, help="write to this file, not to standard output; parquet needs it")
+    add("--out", type=file_path, help="write to this file, not to standard output; parquet needs it")
     add("--max-rows", type=positive_int, default=200, help="rows at most in a table; other formats write all")
     add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
     add_partial_flag(stage)

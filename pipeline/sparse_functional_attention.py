@@ -38,7 +38,15 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.results.stage_output import StageOutput
-from pipeline.stage import logger, positive_float, positive_int, progress, stage_parser, whole_number
+from pipeline.stage import (
+    folder_path,
+    logger,
+    positive_float,
+    positive_int,
+    progress,
+    stage_parser,
+    whole_number,
+)
 from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ _LARGEST_SEED = (1 << 31) - 1  # what the column of seeds holds
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    stage.add_argument("--results", type=Path, required=True, help="the results folder to write to")
+    stage.add_argument("--results", type=folder_path, required=True, help="the results folder to write to")
     stage.add_argument(
         "--conditions", nargs="+", default=list(CONDITIONS), metavar="NAME",
         help="what to compare: position law, position IDs and reach of the keys; all if not given",

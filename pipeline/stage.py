@@ -3,6 +3,7 @@
 import argparse
 import logging
 import math
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pipeline.endings import endings
+from pipeline.errors import os_error_sentence
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 Item = TypeVar("Item")
+LARGEST_INT = (1 << 63) - 1
+"""What a column of results, and every generator of random numbers, can hold."""
+_LONGEST_SHOWN = 40
 logger = logging.getLogger("pipeline")
 
 
@@ -82,50 +87,85 @@ def progress_bar(
     )
 
 
-def positive_int(text: str) -> int:
-    """An argparse type: a whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return number
-
-
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from `least` to `most`."""
+def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
+    """An argparse type: a whole number from `least` to `most`; to what 64 bits hold by default."""
+    wanted = f"of at least {least}, within 64 bits" if most == LARGEST_INT else f"from {least} to {most}"
 
     def parsed(text: str) -> int:
-        number = int(text)
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
         if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number {wanted}")
         return number
 
-    parsed.__name__ = "whole number"  # argparse's word for what is none
     return parsed
 
 
-random_seed = whole_number(0, (1 << 63) - 1)
+positive_int = whole_number(1)
+"""An argparse type: a whole number of at least 1."""
+random_seed = whole_number(0)
 """An argparse type: what every generator of random numbers takes, and a column of results holds."""
+
+
+def finite_float(text: str) -> float:
+    """An argparse type: a number, neither infinite nor nan."""
+    return _refused_unless(math.isfinite, text, "a finite number")
 
 
 def positive_float(text: str) -> float:
     """An argparse type: a finite number above 0."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
+    return _refused_unless(lambda number: 0 < number < math.inf, text, "a finite number above 0")
 
 
 def positive_fraction(text: str) -> float:
     """An argparse type: a number above 0, and at most 1."""
-    number = fraction(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
+    return _refused_unless(lambda number: 0 < number <= 1, text, "a number above 0 and at most 1")
 
 
 def fraction(text: str) -> float:
     """An argparse type: a number from 0 to 1."""
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return _refused_unless(lambda number: 0 <= number <= 1, text, "between 0 and 1")
+
+
+def _refused_unless(is_right: Callable[[float], bool], text: str, wanted: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan  # which no range holds
+    if not is_right(number):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not {wanted}")
     return number
+
+
+def folder_path(text: str) -> Path:
+    """An argparse type: a folder that exists or can be made; no file, not below one, no loop of links."""
+    mode = _mode_of(text)
+    if mode is not None and not stat.S_ISDIR(mode):
+        raise argparse.ArgumentTypeError(f"{text} is a file, and a folder is wanted")
+    return Path(text)
+
+
+def file_path(text: str) -> Path:
+    """An argparse type: a file that exists or can be made; no folder, not below a file, no loop of links."""
+    mode = _mode_of(text)
+    if mode is not None and stat.S_ISDIR(mode):
+        raise argparse.ArgumentTypeError(f"{text} is a folder, and a file is wanted")
+    return Path(text)
+
+
+def _mode_of(path: str) -> int | None:
+    """The kind of what is there; None where nothing is."""
+    if not path or "\0" in path:
+        raise argparse.ArgumentTypeError("a path is wanted, and none is given")
+    try:
+        return Path(path).stat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(os_error_sentence(error) or str(error)) from error
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

@@ -17,19 +17,28 @@ from pipeline.endings import endings
 def start(file: str) -> NoReturn:
     """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
     path = Path(file)
-    start_module(f"{path.parent.name}.{path.stem}", path.name)
+    prepare(path.name)
+    run_module(f"{path.parent.name}.{path.stem}", path.name)
 
 
-def start_module(module_name: str, program: str) -> NoReturn:
+def prepare(program: str) -> None:
+    """Make the process' streams fit for every character, and end it in a sentence when asked.
+
+    Args:
+        program: the program's name, as it was typed.
+    """
+    _use_utf8()
+    _open_closed_streams()
+    interruption.listen(program)
+
+
+def run_module(module_name: str, program: str) -> NoReturn:
     """Import a program's module and run its `main` on the command line in `sys.argv`.
 
     Args:
         module_name: of a module with `parser()` and `main(arguments)`.
         program: the program's name, as it was typed.
     """
-    _use_utf8()
-    _open_closed_streams()
-    interruption.listen(program)
     try:
         with endings(program):
             module = importlib.import_module(module_name)

@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
-from pipeline.stage import positive_float, positive_fraction, positive_int, stage_parser
+from pipeline.stage import file_path, positive_float, positive_fraction, positive_int, stage_parser
 from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.finished import Finished
 from pipeline.studies.local_run import run_here
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add(
         "study",
-        type=Path,
+        type=file_path,
         help="a study file, such as olmo_configs/studies/demo.yaml; with --dry-run, a configuration too",
     )
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")

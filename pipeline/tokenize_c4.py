@@ -81,7 +81,16 @@ from pipeline.errors import InputError, UnfinishedError
 from pipeline.results.files import write_atomically
 from pipeline.results.folder_lock import FolderLock
 from pipeline.results.provenance import sha256_of_files
-from pipeline.stage import fraction, positive_int, progress, progress_bar, stage_parser
+from pipeline.stage import (
+    folder_path,
+    fraction,
+    positive_int,
+    progress,
+    progress_bar,
+    random_seed,
+    stage_parser,
+    whole_number,
+)
 from pipeline.text.bpe import train_bpe_apart
 from pipeline.text.documents import Source
 from pipeline.text.encoding import first_characters
@@ -122,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of this stage."""
     parser = stage_parser(__doc__)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="the folder to write")
+    add("--out", type=folder_path, required=True, help="the folder to write")
     add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
     add(
@@ -132,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
         default=0.05,
         help="share of --source that evaluates",
     )
-    add("--seed", type=int, default=0, help="of the split into training and evaluation")
+    add("--seed", type=random_seed, default=0, help="of the split into training and evaluation")
     add("--max-documents", type=positive_int, help="training documents at most")
     add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
     add(
@@ -150,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
     add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
-    add("--shard-index", type=int, default=0, help="which shard to tokenize, counted from 0")
+    add("--shard-index", type=whole_number(0), default=0, help="which shard to tokenize, counted from 0")
     add("--num-shards", type=positive_int, default=1, help="shards that the files of --source are divided in")
     add(
         "--num-workers",

@@ -42,7 +42,7 @@ import argparse
 import logging
 
 from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import stage_parser
+from pipeline.stage import file_path, folder_path, stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
@@ -52,11 +52,11 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("config", type=Path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
+    add("config", type=file_path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add("--task", required=True, help="the task's name")
     add("--positions", required=True, help="the position scheme's name")
-    add("--save-folder", type=Path, required=True, help="the run's folder: checkpoints and metrics")
+    add("--save-folder", type=folder_path, required=True, help="the run's folder: checkpoints and metrics")
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
     return stage

@@ -38,7 +38,7 @@ STAGES = {path.stem for path in PROGRAMS if path.parent.name == "pipeline"} - {"
 STOREYS = (
     {"errors", "interruption", "endings"},
     {"results", "positions", "text"},
-    {"start", "stage", "models", "training", "query"},
+    {"console", "start", "stage", "models", "training", "query"},
     {"influence", "synthetic", "theory"},
     {"measuring", "studies"},
     {"analysis", *STAGES},

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
-from pipeline.stage import positive_int
+from pipeline.stage import positive_int, whole_number
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def add_share_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that deal a stage's work to several tasks, and say what is left of it."""
     add = parser.add_argument
     add(
-        "--shard-index", type=int, metavar="I",
+        "--shard-index", type=whole_number(0), metavar="I",
         help="measure one share of the documents: number I, counted from 0, of --num-shards; all of them if"
         " not given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the share",
     )  # fmt: skip

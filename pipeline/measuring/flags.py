@@ -1,10 +1,9 @@
 """The flags that every measuring stage has. No torch here: --help and a wrong flag answer at once."""
 
 import argparse
-from pathlib import Path
 
 from pipeline.influence.shares import add_share_arguments
-from pipeline.stage import positive_int
+from pipeline.stage import folder_path, positive_float, positive_int
 
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
@@ -18,7 +17,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--data",
-        type=Path,
+        type=folder_path,
         required=True,
         help="folder written by tokenize_c4.py; its evaluation documents are used",
     )
@@ -28,7 +27,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         " Hugging Face causal LMs, or their names on the hub",
     )  # fmt: skip
     _add_loading_arguments(parser)
-    add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
+    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
     add(
         "--targets-per-chunk", type=positive_int, default=16,
@@ -88,7 +87,4 @@ def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 
 def gibibytes(text: str) -> float:
     """An argparse type: a positive number of GiB, as bytes."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of GiB")
-    return number * _GIBIBYTE
+    return positive_float(text) * _GIBIBYTE

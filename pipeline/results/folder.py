@@ -14,11 +14,9 @@ from functools import reduce
 from itertools import groupby
 from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from pipeline.errors import InputError
 from pipeline.results.completeness import whole_files
@@ -32,6 +30,9 @@ from pipeline.results.mixture import (
 )
 from pipeline.results.partial import partial_note
 from pipeline.results.schemas import SCHEMAS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger("pipeline.results")
 
@@ -97,7 +98,7 @@ def read_artefact(
     artefact: str,
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """All models' rows of one artefact, with the column `model` first.
 
     Args:
@@ -139,6 +140,8 @@ def _rows(
 ) -> pa.Table:
     # The model is that of the folder's name, as it stands there: Arrow's partitioning would decode it, and
     # would take every other name=value of the path for a column.
+    import pyarrow.dataset as ds  # late: it loads pandas, which few need
+
     schema = SCHEMAS[artefact]
     wanted = schema.names if columns is None else list(columns)
     chosen = [ds.field(column).isin(list(values)) for column, values in only.items()]

@@ -6,14 +6,13 @@ A cell is a test size and, where the task has one, a k; it is a shard of the res
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.results.stage_output import StageOutput
-from pipeline.stage import logger, positive_int, progress, random_seed, whole_number
+from pipeline.stage import folder_path, logger, positive_int, progress, random_seed, whole_number
 from pipeline.synthetic.coupled_positions import refuse_beyond_table
 from pipeline.synthetic.random_streams import TEST_STREAM, of_test_examples
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
@@ -39,9 +38,9 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     """
     add = parser.add_argument
     add("--task", required=True, help="the task's name; run folders of other tasks are refused")
-    add("--checkpoints", type=Path, nargs="+", required=True, metavar="RUN",
+    add("--checkpoints", type=folder_path, nargs="+", required=True, metavar="RUN",
         help="run folders of train_synthetic.py")  # fmt: skip
-    add("--results", type=Path, required=True, help="results folder; complete shards in it are kept")
+    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--sizes", type=whole_number(1, _LARGEST_SIZE), nargs="+", required=True,
         help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
         " tokens)")  # fmt: skip

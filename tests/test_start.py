@@ -1,0 +1,222 @@
+"""How programs begin and end, each in a process of its own: imports, signals, encodings, closed streams."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import interruption
+from pipeline.console import PROGRAMS
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {
+    "accelerate", "datasets", "matplotlib", "nbclient", "olmo", "pandas", "scipy", "statsmodels", "torch",
+    "transformers",
+}  # fmt: skip
+INTERRUPTED = "probe: interrupted; run the same command again to go on\n"
+
+
+def python(*words: str, **options: object) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_the_console_command_knows_every_program() -> None:
+    files = (path for folder in ("pipeline", "analysis") for path in (ROOT / folder).glob("*.py"))
+    programs = {
+        f"{path.parent.name}.{path.stem}"
+        for path in files
+        if 'if __name__ == "__main__":' in path.read_text("utf-8")
+    }
+    assert set(PROGRAMS) == programs
+    assert len(PROGRAMS) == len(programs)
+
+
+def sparsity(*words: str) -> "subprocess.CompletedProcess[bytes]":
+    return python("-c", "from pipeline.console import main; main()", *words)
+
+
+def test_the_console_command_lists_the_programs_in_order() -> None:
+    shown = sparsity("--help")
+    names = [line.split()[0] for line in shown.stdout.decode().splitlines() if line.startswith("  ")]
+    assert [f"{program.rpartition('.')[2]}" for program in PROGRAMS] == names
+    assert (shown.returncode, shown.stderr) == (0, b"")
+
+
+def test_the_console_command_names_itself_as_it_was_typed() -> None:
+    assert sparsity("query", "--help").stdout.startswith(b"usage: sparsity query [-h]")
+    refused = sparsity("quary")
+    assert refused.stderr == b"sparsity: error: unknown program 'quary'; did you mean 'query'?\n"
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_help_loads_nothing_heavy(program: str) -> None:
+    code = (
+        f"import sys, {program}\n"
+        f"try: {program}.parser().parse_args(['--help'])\n"
+        f"except SystemExit: sys.stderr.write(' '.join({HEAVY} & sys.modules.keys()))"
+    )
+    assert python("-c", code).stderr == b""
+
+
+def test_an_unknown_rule_is_refused_before_torch_is_loaded() -> None:
+    code = (
+        "import sys\n"
+        "from pipeline import influential_tokens as stage\n"
+        "flags = '--data d --checkpoints c --results r --long-context-length 8 --short-context-length 2'\n"
+        "try: stage.main(stage.parser().parse_args([*flags.split(), '--targets-per-chunk', '2', '--k', '1',"
+        " '--rules', 'greed']))\n"
+        "except Exception as error:\n"
+        f"  sys.stderr.write(f'{{error}}; ' + ' '.join({HEAVY} & sys.modules.keys()))"
+    )
+    assert python("-c", code).stderr == b"unknown rule 'greed'; did you mean 'greedy'?; "
+
+
+@pytest.mark.parametrize("program", ["pipeline/query.py", "pipeline/pretrain.py", "analysis/summary.py"])
+def test_without_the_libraries_a_program_says_how_to_get_them(program: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    flags = {
+        "pipeline/query.py": ["--results", str(tmp_path)],
+        "pipeline/pretrain.py": [
+            str(tmp_path / "config.yaml"),
+            "--data",
+            str(tmp_path),
+            "--save-folder",
+            "s",
+        ],
+        "analysis/summary.py": ["--results", str(tmp_path)],
+    }[program]
+    said = python("-I", "-S", str(ROOT / program), *flags)
+    assert said.returncode == 2
+    (sentence,) = said.stderr.decode().splitlines()
+    assert sentence.startswith(f"{Path(program).name}: error: the library ")
+    assert "activate" in sentence or "install" in sentence
+
+
+PROBE = """
+import sys
+from pipeline.start import prepare, run_module
+prepare("probe")
+run_module("probe_module", "probe")
+"""
+
+
+def probe(tmp_path: Path, body: str) -> "subprocess.Popen[bytes]":
+    """A program whose module is `body`, begun; "ready" on standard output says that it runs."""
+    (tmp_path / "probe_module.py").write_text(f"print('ready', flush=True)\n{body}\n", encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+
+
+MAIN = "import argparse\nparser = argparse.ArgumentParser\ndef main(arguments):\n    {}"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "sentence"),
+    [
+        (signal.SIGINT, 130, INTERRUPTED),
+        (signal.SIGTERM, 143, "probe: ended by SIGTERM; run the same command again to go on\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import time; time.sleep(30)",
+        MAIN.format("import time; print('ready', flush=True); time.sleep(30)"),
+        "while True:\n    try:\n        import time; time.sleep(30)\n    except KeyboardInterrupt: pass",
+    ],
+    ids=["during its imports", "while it runs", "where the exception is swallowed"],
+)
+def test_a_signal_ends_it_in_one_sentence(
+    body: str, number: signal.Signals, code: int, sentence: str, tmp_path: Path
+) -> None:
+    with probe(tmp_path, body) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        process.send_signal(number)  # the impatient
+        _, said = process.communicate(timeout=10)
+    assert (process.returncode, said.decode()) == (code, sentence)
+
+
+def test_native_code_that_does_not_listen_is_ended_in_time(tmp_path: Path) -> None:
+    # sleep() returns early when a handler has run, so it is called again and again without Python between.
+    body = (
+        "import ctypes, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"  # of this thread: the other is woken
+        "ctypes.CDLL(None).sleep(30)"
+    )
+    with probe(tmp_path, body) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.2)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.decode()) == (130, INTERRUPTED)
+    assert time.monotonic() - begun < interruption.SECONDS + 5  # and not 30; the 5 are for a busy machine
+
+
+def test_what_nobody_reads_ends_it_in_silence(tmp_path: Path) -> None:
+    with probe(tmp_path, MAIN.format("print('many lines\\n' * 100_000)")) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_broken_pipe_of_its_own_is_a_mistake_of_ours(tmp_path: Path) -> None:
+    with probe(tmp_path, MAIN.format("raise BrokenPipeError")) as process:
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert b"Traceback" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_onto_a_full_disk_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        said = subprocess.run(
+            [sys.executable, "-c", "from pipeline.console import main; main()", "--help"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    assert said.returncode == 2
+    assert said.stderr.startswith(b"sparsity: error: no space left on the device")
+
+
+@pytest.mark.parametrize("program", ["pipeline/query.py", "pipeline/study.py"])
+def test_a_closed_standard_output_is_a_sentence(program: str) -> None:
+    said = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' {program} --help >&-"], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    assert said.returncode == 2
+    assert said.stderr.decode().startswith(f"{Path(program).name}: error: standard output is closed")
+
+
+LOCALES = {
+    "C": {"LANG": "C", "LC_ALL": "C"},
+    "C, no UTF-8": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "ascii, strict": {"PYTHONIOENCODING": "ascii:strict"},
+}
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_every_locale_shows_help_and_takes_every_name(locale: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
+    environment |= LOCALES[locale]
+    shown = python("pipeline/loss_differences.py", "--help", env=environment)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"chunk length" in shown.stdout
+    missing = tmp_path / "Größe-ℓ-文"
+    said = python("pipeline/plan_study.py", os.fsencode(missing), env=environment)  # type: ignore[arg-type]
+    assert said.returncode == 2
+    assert b"Traceback" not in said.stderr
+    assert len(said.stderr.splitlines()) == 1
