@@ -216,7 +216,7 @@ def test_every_locale_shows_help_and_takes_every_name(locale: str, tmp_path: Pat
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert b"chunk length" in shown.stdout
     missing = tmp_path / "Größe-ℓ-文"
-    said = python("pipeline/plan_study.py", os.fsencode(missing), env=environment)  # type: ignore[arg-type]
+    said = python("pipeline/query.py", "SELECT 'ℓ'", "--results", str(missing), env=environment)
     assert said.returncode == 2
     assert b"Traceback" not in said.stderr
     assert len(said.stderr.splitlines()) == 1
