@@ -1,6 +1,6 @@
 """The numbers behind the figures and the closing table: DataFrames of results in, small DataFrames out.
 
-Every mean is over targets and every interval is a 95 % bootstrap interval over documents. A column
+Every mean is over targets and every interval is a 95 % interval over documents. A column
 `x` with an interval is followed by `x_low` and `x_high`, in the unit of `x`; losses, and everything
 named `*_loss`, `loss_difference` or `*_gap`, are in nats.
 """
@@ -35,10 +35,9 @@ def interval_over_documents(
     counted = 1.0 if denominators is None else denominators.astype("float64")
     values = {"numerator": numerators.astype("float64"), "denominator": counted}
     sums_D = pd.DataFrame(values, index=numerators.index).groupby(document_ids).sum()
-    if len(sums_D) >= 2:
-        return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
-    estimate = float(sums_D["numerator"].sum() / sums_D["denominator"].sum()) if len(sums_D) else np.nan
-    return Interval(estimate, np.nan, np.nan)
+    if sums_D.empty:
+        return Interval(np.nan, np.nan, np.nan)
+    return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
 
 
 def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:

@@ -2,7 +2,7 @@
 
 For each checkpoint and each context length c from 8 tokens to the long context: loss(t | exactly the c
 tokens before t), the same targets at every c, every token at its own position ID. Ends by printing the
-mean loss of each model and length with its 95 % interval (bootstrap over documents).
+mean loss of each model and length with its 95 % interval over documents.
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused

@@ -6,6 +6,12 @@ from functools import lru_cache
 import numpy as np
 
 NUM_RESAMPLES = 10_000
+FEWEST_RESAMPLED = 20  # documents; of fewer the bootstrap's 95 % intervals cover 66 to 93 %
+# Student's t at 0.975, from 1 degree of freedom to FEWEST_RESAMPLED - 2.
+_T_QUANTILES = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
+    2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009,
+)  # fmt: skip
 _RESAMPLES_PER_BLOCK = 1000
 _DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
 _BLOCKS_KEPT = 32  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
@@ -30,16 +36,24 @@ def ratio_of_sums(
     seed: int = 0,
     num_resamples: int = NUM_RESAMPLES,
 ) -> Interval:
-    """Percentile-bootstrap interval of sum(numerators) / sum(denominators), resampling documents.
+    """Interval of sum(numerators) / sum(denominators) over documents.
 
     The estimator of every mean and fraction here: with token counts as denominators it is a mean over
     tokens, with sums of L_short - L_long it is a recovered fraction (design: a ratio of sums, never a
     mean of ratios, which one document with a tiny denominator would rule).
 
+    It is the percentile bootstrap's, resampling documents. Of fewer than `FEWEST_RESAMPLED` it is Student's t
+    times the jackknife's error, leaving out one document at a time: at 3 to 20 documents that covers 94 to
+    96 % where documents are much alike, about 90 % where a few long or heavy-tailed ones rule the sum.
+
     Args:
         numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
-        seed: of the resampling; the same seed draws the same documents, whatever is measured on them.
+        seed: of the resampling, if any; the same seed draws the same documents, whatever is measured on them.
         num_resamples: bootstrap resamples.
+
+    Returns:
+        The ends are NaN for a single document, which says nothing about others, and where leaving one out
+        leaves no denominator.
 
     Raises:
         ValueError: no documents, or arrays of different shape.
@@ -48,11 +62,25 @@ def ratio_of_sums(
     denominators_D = np.asarray(denominators_D, dtype=np.float64)
     if numerators_D.shape != denominators_D.shape or numerators_D.ndim != 1 or len(numerators_D) == 0:
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
+    if len(numerators_D) < FEWEST_RESAMPLED:
+        return _jackknife_interval(numerators_D, denominators_D)
     sums_R2 = _resampled_sums(np.stack([numerators_D, denominators_D], axis=1), seed, num_resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = numerators_D.sum() / denominators_D.sum()
         low, high = np.nanquantile(sums_R2[:, 0] / sums_R2[:, 1], [0.025, 0.975])
     return Interval(float(estimate), float(low), float(high))
+
+
+def _jackknife_interval(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Interval:
+    num_documents = len(numerators_D)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate = numerators_D.sum() / denominators_D.sum()
+        without_D = (numerators_D.sum() - numerators_D) / (denominators_D.sum() - denominators_D)
+        error = np.sqrt((num_documents - 1) * without_D.var())
+    if num_documents < 2 or not np.isfinite(error):
+        return Interval(float(estimate), np.nan, np.nan)
+    half_width = _T_QUANTILES[num_documents - 2] * error
+    return Interval(float(estimate), float(estimate - half_width), float(estimate + half_width))
 
 
 def _resampled_sums(sums_D2: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:

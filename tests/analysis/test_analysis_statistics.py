@@ -45,8 +45,9 @@ def test_recovered_losses_by_hand(by_hand: pd.DataFrame) -> None:
     assert (own["recovered_loss"], own["recovered_fraction"], own["loss_difference"]) == (0.75, 0.75, 1.0)
     assert (null["recovered_loss"], null["recovered_fraction"], null["loss_difference"]) == (0.25, 0.25, 1.0)
     assert (own["num_targets"], own["num_documents"]) == (4, 2)
-    # Document a recovers 1 of 2 nats, b 2 of 2: the resamples are aa, ab, ba, bb.
-    assert (own["recovered_fraction_low"], own["recovered_fraction_high"]) == (0.5, 1.0)
+    # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t at one degree of freedom.
+    interval = own["recovered_fraction_low"], own["recovered_fraction_high"]
+    assert interval == pytest.approx((0.75 - 12.7062 / 4, 0.75 + 12.7062 / 4))
 
 
 def test_excess_by_hand(by_hand: pd.DataFrame) -> None:
@@ -134,7 +135,8 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
     assert table["loss_change"].to_dict() == {16: 0.0, 32: -0.25}
     assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
-    assert (table.loc[32, "loss_change_low"], table.loc[32, "loss_change_high"]) == (-1.0, 0.0)
+    interval = table.loc[32, "loss_change_low"], table.loc[32, "loss_change_high"]  # of -1 and 0, weighed
+    assert interval == pytest.approx((-0.25 - 12.7062 / 2, -0.25 + 12.7062 / 2))
 
 
 def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, **changes: Any) -> pd.DataFrame:

@@ -69,8 +69,9 @@ def test_long_perplexity_by_hand(by_hand: pd.DataFrame) -> None:
     assert exact["perplexity"] == pytest.approx(np.exp(12 / 6))
     assert exact["long_perplexity"] == pytest.approx(np.exp(1 / 2))  # losses 1 and 0
     assert windowed["long_perplexity"] == pytest.approx(np.exp(1))  # losses 1 and 1
-    # The resamples of documents are aa, ab, ba, bb: mean losses 1, 1/2, 1/2, 0.
-    assert (exact["long_perplexity_low"], exact["long_perplexity_high"]) == pytest.approx((1, np.exp(1)))
+    # Documents with mean losses 1 and 0: an error of 1/2, times t at one degree of freedom.
+    interval = exact["long_perplexity_low"], exact["long_perplexity_high"]
+    assert interval == pytest.approx((np.exp((1 - 12.7062) / 2), np.exp((1 + 12.7062) / 2)))
 
 
 def test_agreement_by_hand(by_hand: pd.DataFrame) -> None:
@@ -86,7 +87,7 @@ def test_windowing_differences_by_hand(by_hand: pd.DataFrame) -> None:
     # Differences 0, 0, 1 in document a and 2, -2, 0 in b: their means are 1/3 and 0.
     assert row["windowing_difference"] == pytest.approx(1 / 6)
     interval = (row["windowing_difference_low"], row["windowing_difference_high"])
-    assert interval == pytest.approx((0, 1 / 3))
+    assert interval == pytest.approx(((1 - 12.7062) / 6, (1 + 12.7062) / 6))
     assert row["mean_absolute_difference"] == pytest.approx(5 / 6)
 
 

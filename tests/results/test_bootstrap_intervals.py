@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.bootstrap import Interval, _draw_counts, ratio_of_sums
+from pipeline.results.bootstrap import _T_QUANTILES, FEWEST_RESAMPLED, Interval, _draw_counts, ratio_of_sums
 
 Study = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, float]]
 
@@ -93,6 +93,42 @@ def test_95_of_100_intervals_cover_the_truth(study: Study) -> None:
         interval = ratio_of_sums(numerators, denominators, seed=seed, num_resamples=1000)
         num_covered += interval.low <= truth <= interval.high
     assert 0.93 <= num_covered / 2000 <= 0.97
+
+
+def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Chunks of 8 to 32 targets whose mean gain, 0.1 nats, varies by document and by target."""
+    counts = generator.integers(8, 33, num_documents)
+    gains = counts * generator.normal(0.1, 0.1, num_documents)
+    return gains + np.sqrt(counts) * generator.normal(0, 0.5, num_documents), counts.astype(float), 0.1
+
+
+@pytest.mark.parametrize("num_documents", [3, 5, 8, 19, 20])
+def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
+    generator = np.random.default_rng(num_documents)
+    num_studies, num_covered = 1500, 0
+    for _ in range(num_studies):
+        numerators, denominators, truth = few_alike(generator, num_documents)
+        interval = ratio_of_sums(numerators, denominators, num_resamples=500)
+        num_covered += interval.low <= truth <= interval.high
+    fewest = 0.90 if num_documents == 20 else 0.93  # the bootstrap's are still a little narrow there
+    assert fewest <= num_covered / num_studies <= 0.97
+
+
+def test_the_interval_of_few_documents_is_students() -> None:
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    interval = ratio_of_sums(values, np.ones(4))
+    theirs = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    assert (interval.low, interval.high) == pytest.approx(theirs, rel=1e-4)
+    quantiles = stats.t.ppf(0.975, np.arange(1, FEWEST_RESAMPLED - 1))
+    assert pytest.approx(quantiles, abs=1e-4) == _T_QUANTILES
+
+
+def test_one_document_has_no_interval() -> None:
+    interval = ratio_of_sums(np.array([3.0]), np.array([2.0]))
+    assert interval.estimate == 1.5
+    assert np.isnan([interval.low, interval.high]).all()
+    none_left = ratio_of_sums(np.array([3.0, 1.0]), np.array([2.0, 0.0]))
+    assert np.isnan([none_left.low, none_left.high]).all()
 
 
 def test_intervals_cover_the_truth_and_over_tokens_they_would_not() -> None:
