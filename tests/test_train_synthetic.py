@@ -228,6 +228,14 @@ def test_bad_evaluations(trained: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    weights = tmp_path / "step6-unsharded" / "model.pt"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="model.pt has 1000 bytes, not the"):
+        find_task_run(tmp_path, "copy").load(torch.device("cpu"))
+
+
 def plan(*words: str) -> None:
     """What it prints is of its words in sys.argv, too."""
     with pytest.MonkeyPatch.context() as patch:

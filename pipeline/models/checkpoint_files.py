@@ -112,6 +112,28 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
     return None
 
 
+def newest_with_model(run_folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint to be measured; None where the run has none.
+
+    A folder without a model is passed over, with a word in the log. Damage is told when the model is loaded:
+    to measure an earlier step in place of a damaged one would be another result under the same name.
+    """
+    folders = step_folders(run_folder)
+    with_model = [step for step, folder in folders.items() if holds_model(folder)]
+    if not with_model:
+        return None
+    newest = max(with_model)
+    for step, folder in folders.items():
+        if step > newest:
+            logger.warning("%s holds no model and is passed over; taking step %d", folder, newest)
+    return newest, folders[newest]
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has the files that a model is loaded from, whatever is in them."""
+    return all((folder / name).is_file() for name in MODEL_FILES)
+
+
 def read_tensors(path: Path) -> dict[str, Any]:
     """Named tensors and plain values of a file of `torch.save`, on the CPU; never code.
 

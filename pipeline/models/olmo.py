@@ -3,7 +3,6 @@
 Shapes: B batch, S rows, K rows to look at, T query rows, D width, V vocabulary, N any number of rows.
 """
 
-import logging
 import math
 import pickle
 import re
@@ -20,13 +19,17 @@ from yaml import YAMLError
 
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
-from pipeline.models.checkpoint_files import MODEL_FILES, refuse_damaged, step_folders, unreadable
+from pipeline.models.checkpoint_files import (
+    MODEL_FILES,
+    holds_model,
+    newest_with_model,
+    refuse_damaged,
+    unreadable,
+)
 from pipeline.models.memory import is_out_of_memory
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention
-
-logger = logging.getLogger("pipeline")
 
 
 class OLMoCausalLM:
@@ -177,31 +180,19 @@ def logits_of(model: OLMo, hidden: torch.Tensor) -> torch.Tensor:
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder.
 
-    A folder without a model is passed over, with a word in the log. Damage is told when the model is loaded:
-    to measure an earlier step in place of a damaged one would be another result under the same name.
-
     Raises:
         InputError: neither is there.
     """
-    if _holds_model(path):
+    if holds_model(path):
         return path
-    folders = step_folders(path)
-    with_model = [step for step, folder in folders.items() if _holds_model(folder)]
-    if not with_model:
+    newest = newest_with_model(path)
+    if newest is None:
         raise InputError(
             f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
             " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
             " config.json"
         )
-    newest = max(with_model)
-    for step, folder in folders.items():
-        if step > newest:
-            logger.warning("%s holds no model and is passed over; taking step %d", folder, newest)
-    return folders[newest]
-
-
-def _holds_model(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in MODEL_FILES)
+    return newest[1]
 
 
 def model_name(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import InputError
-from pipeline.models.checkpoint_files import newest_whole, read_tensors
+from pipeline.models.checkpoint_files import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
 from pipeline.results.schemas import SCHEMAS
@@ -115,15 +115,16 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
     """The newest checkpoint of a run folder of train_synthetic.
 
     Raises:
-        InputError: there is none, or it was trained on another task than `task`.
+        InputError: there is none, it is damaged, or it was trained on another task than `task`.
     """
-    found = newest_whole(folder)
+    found = newest_with_model(folder)
     if found is None:
         raise InputError(
             f"no checkpoint in {folder}: expected a folder step<N>-unsharded there, as"
             " pipeline/train_synthetic.py writes them"
         )
     step, newest = found
+    refuse_damaged(newest, MODEL_FILES)
     config = read_task_config(newest / "config.yaml")
     if config.task != task:
         raise InputError(
