@@ -1,0 +1,87 @@
+"""Every program, walked with generic damages of its command line: one sentence, exit code 2, nothing begun.
+
+The damages are derived from each program's own parser, so a new program or flag is walked unasked.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.console import PROGRAMS
+from pipeline.stage import run_stage
+
+NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
+NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)
+"""None is a size, a count or a seed in any program."""
+FLOATS = ("finite_float", "positive_float", "positive_fraction", "fraction", "gibibytes")
+
+
+def paths(folder: Path) -> dict[str, list[str]]:
+    """Paths that no program can take, by what they are wrong for."""
+    (folder / "file").write_text("x")
+    (folder / "folder").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    anywhere = [str(folder / "file/below"), str(folder / "loop"), str(folder / "loop/below"), "", "x" * 5000]
+    return {
+        "folder_path": [*anywhere, str(folder / "file")],
+        "file_path": [*anywhere, str(folder / "folder")],
+    }
+
+
+def flag_of(action: argparse.Action) -> list[str]:
+    return action.option_strings[:1]
+
+
+def damages(parser: argparse.ArgumentParser, bad_paths: dict[str, list[str]]) -> Iterator[list[str]]:
+    """Command lines, each with one flag that is wrong."""
+    yield ["--no-such-flag"]
+    if any(action.required for action in parser._actions):
+        yield []
+    for action in parser._actions:
+        kind = getattr(action.type, "__name__", "")
+        if action.choices is not None:
+            yield [*flag_of(action), "no such choice"]
+        if kind in bad_paths:
+            for path in bad_paths[kind]:
+                yield [*flag_of(action), path]
+        elif action.type is not None and kind not in ("str", "_model_and_length"):
+            for number in NO_NUMBERS if kind in FLOATS else NO_WHOLE_NUMBERS:
+                # "=": -inf alone would be read as a flag
+                yield [f"{action.option_strings[0]}={number}"] if action.option_strings else [number]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_damaged_command_line_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, typed = importlib.import_module(name), f"{name.rpartition('.')[2]}.py"
+    bad_paths = paths(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    def main(arguments: argparse.Namespace) -> None:
+        raise AssertionError(f"accepted: {arguments}")
+
+    monkeypatch.setattr(sys, "argv", [typed])
+    for words in damages(program.parser(), bad_paths):
+        monkeypatch.setattr(sys, "argv", [typed, *words])
+        with pytest.raises(SystemExit) as stopped:
+            run_stage(program.parser(), main)
+        said = capsys.readouterr()
+        assert (stopped.value.code, said.out) == (2, ""), words
+        (sentence,) = said.err.splitlines()
+        assert sentence.startswith(f"{typed}: error: "), words
+        # the flag that is wrong is named first: a type is looked at before what is missing
+        if words and words[0].startswith("--") and words[0] != "--no-such-flag":
+            assert words[0].partition("=")[0] in sentence, sentence
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_flag_takes_a_number_or_a_path_as_it_comes(name: str) -> None:
+    raw = [action.dest for action in importlib.import_module(name).parser()._actions
+           if action.type in (int, float, Path)]  # fmt: skip
+    assert raw == []
