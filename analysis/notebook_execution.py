@@ -1,15 +1,18 @@
-"""One notebook executed in a kernel of its own, which never outlives this process."""
+"""Notebooks executed, each in a kernel of its own, which never outlives this process."""
 
 import atexit
 import builtins
 import hashlib
 import logging
 import os
+import shutil
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -60,25 +63,91 @@ def with_parameters(
 def execute(
     path: Path, figures: Path, parameters: Mapping[str, Any], made_from: str, *, allow_partial: bool = False
 ) -> None:
-    """Execute one notebook and write the executed copy.
+    """Execute one notebook, as `execute_all` does."""
+    for _ in execute_all({path: made_from}, figures, parameters, allow_partial=allow_partial):
+        pass
+
+
+def execute_all(
+    made_from: Mapping[Path, str],
+    figures: Path,
+    parameters: Mapping[str, Any],
+    *,
+    num_at_once: int = 1,
+    allow_partial: bool = False,
+) -> Iterator[Path]:
+    """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
+
+    In threads, for nbclient's own handlers of signals would replace this program's. The first failure, or an
+    interruption, ends the other notebooks too; whatever ends this, no kernel is left.
 
     Args:
-        path: of the notebook.
-        figures: where the copy, its figures and tables go; no one else writes there meanwhile.
+        made_from: path of a notebook -> the fingerprint of its inputs.
+        figures: where the copies, their figures and tables go; no one else writes there meanwhile.
         parameters: as of `with_parameters`.
-        made_from: the fingerprint of its inputs.
+        num_at_once: kernels, each of one thread, so that no figure depends on it.
         allow_partial: as of `with_parameters`.
 
     Raises:
         InputError: a cell met bad input, such as an artefact that is missing, or could not write.
         SystemExit: a cell failed otherwise, in a sentence; the traceback stands in <name>.failed.ipynb.
     """
-    notebook = nbformat.read(path, as_version=4)
-    notebook = with_parameters(notebook, parameters, allow_partial=allow_partial)
+    logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
+    waiting, clients = deque(made_from.items()), list[NotebookClient]()
+    ended: SimpleQueue[tuple[Path, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        while waiting:
+            with suppress(IndexError):  # another thread took the last one
+                path, inputs = waiting.popleft()
+                failure = None
+                try:
+                    _execute(path, figures, parameters, inputs, allow_partial, clients)
+                except BaseException as error:  # noqa: BLE001  (raised again by whoever waits)
+                    failure = error
+                ended.put((path, failure))
+
+    with _folder_of_jupyter():
+        for _ in range(min(num_at_once, len(made_from))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in made_from:
+                path, failure = ended.get()
+                if failure is not None:
+                    raise failure
+                yield path
+        except BaseException:
+            waiting.clear()
+            for client in list(clients):
+                atexit.unregister(client._cleanup_kernel)
+                _kill_kernel(client)
+            raise
+
+
+def _execute(
+    path: Path,
+    figures: Path,
+    parameters: Mapping[str, Any],
+    made_from: str,
+    allow_partial: bool,
+    clients: list[NotebookClient],
+) -> None:
+    """One notebook; its figures appear in the folder once it has run to its end.
+
+    Args:
+        clients: holds that of this notebook while it runs.
+    """
+    unfinished = figures / f".{path.stem}.part"  # of its own, so that it is known which files it wrote
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    notebook = with_parameters(
+        nbformat.read(path, as_version=4),
+        dict(parameters) | {"figures_folder": str(unfinished)},
+        allow_partial=allow_partial,
+    )
     failed = figures / f"{path.stem}.failed.ipynb"
-    before = _states(figures)
     try:
-        _run(notebook)
+        _run(notebook, clients)
     except CellExecutionError as error:
         if error.ename == "InputError" or _is_os_error(error.ename):
             raise InputError(f"{path.name}: {error.evalue}") from error
@@ -89,48 +158,31 @@ def execute(
         ) from error
     except DeadKernelError as error:
         raise InputError(f"{path.name}: its kernel ended by itself, mostly for want of memory") from error
-    written = [name for name, state in _states(figures).items() if before.get(name) != state]
-    notebook.metadata[_METADATA] = {
-        "made_from": made_from,
-        "written": {name: _sha256(figures / name) for name in written},
-    }
-    _write(figures / path.name, notebook)
-    failed.unlink(missing_ok=True)
+    else:
+        written = {file.name: _sha256(file) for file in sorted(unfinished.iterdir())}
+        for name in written:
+            (unfinished / name).replace(figures / name)
+        notebook.metadata[_METADATA] = {"made_from": made_from, "written": written}
+        _write(figures / path.name, notebook, {str(unfinished): str(figures)})
+        failed.unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _run(notebook: nbformat.NotebookNode) -> None:
-    """Execute the cells, in place.
-
-    In a thread, for nbclient's own handlers of signals would replace this program's; the kernel is killed
-    whatever ends this thread.
-    """
-    logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
-    failures: list[Exception] = []
-    with _folder_of_jupyter():
-        client = NotebookClient(
-            notebook,
-            timeout=None,
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],
-            kernel_name="python3",
-            resources={"metadata": {"path": str(ROOT)}},
-        )
-
-        def work() -> None:
-            try:
-                client.execute()
-            except Exception as error:  # noqa: BLE001  (raised again by whoever waits)
-                failures.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            thread.join()
-        except BaseException:
-            atexit.unregister(client._cleanup_kernel)
-            _kill_kernel(client)
-            raise
-    if failures:
-        raise failures[0]
+def _run(notebook: nbformat.NotebookNode, clients: list[NotebookClient]) -> None:
+    """Execute the cells, in place."""
+    client = NotebookClient(
+        notebook,
+        timeout=None,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        kernel_name="python3",
+        resources={"metadata": {"path": str(ROOT)}},
+    )
+    clients.append(client)
+    try:
+        client.execute(env=os.environ | {"OMP_NUM_THREADS": "1"})
+    finally:
+        clients.remove(client)
 
 
 def _kill_kernel(client: NotebookClient) -> None:
@@ -162,15 +214,6 @@ def _is_os_error(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, OSError)
 
 
-def _states(figures: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file that a notebook may have written."""
-    return {
-        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(figures.glob("*"))
-        if path.suffix in (".png", ".pdf", ".parquet", ".csv") and path.is_file()
-    }
-
-
 def _sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -178,5 +221,9 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def _write(path: Path, notebook: nbformat.NotebookNode) -> None:
-    write_atomically(path, lambda part: part.write_text(nbformat.writes(notebook), encoding="utf-8"))
+def _write(path: Path, notebook: nbformat.NotebookNode, renamed: Mapping[str, str] | None = None) -> None:
+    """Write a notebook, with some texts, such as a folder's path, replaced by others."""
+    text = nbformat.writes(notebook)
+    for old, new in (renamed or {}).items():
+        text = text.replace(old, new)
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))

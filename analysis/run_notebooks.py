@@ -28,11 +28,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import logging
+import os
 from collections.abc import Sequence
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.partial import add_partial_flag
-from pipeline.stage import folder_path, progress, stage_parser
+from pipeline.stage import folder_path, positive_int, progress, stage_parser
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 logger = logging.getLogger("analysis")
@@ -46,7 +47,7 @@ def main(arguments: argparse.Namespace) -> None:
         SystemExit: a cell failed.
     """
     # Imported late, for a --help at once.
-    from analysis.notebook_execution import execute, is_up_to_date
+    from analysis.notebook_execution import execute_all, is_up_to_date
     from analysis.notebook_inputs import fingerprint
     from analysis.notebook_needs import what_lacks
     from pipeline.results.folder import artefacts_in
@@ -64,17 +65,23 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.figures,
     )
     with FolderLock(figures, "--figures"):
-        for path in progress(notebooks, "notebooks", "notebook", len(notebooks)):
+        made_from: dict[Path, str] = {}
+        for path in notebooks:
             decides = parameters | {"allow_partial": arguments.allow_partial}
-            made_from = fingerprint(arguments.results, path, decides, figures)
-            if is_up_to_date(figures / path.name, made_from):
+            inputs = fingerprint(arguments.results, path, decides, figures)
+            if is_up_to_date(figures / path.name, inputs):
                 logger.info("%s: nothing has changed, skipped", path.name)
             elif lacks := what_lacks(path.stem, arguments):
                 if arguments.notebooks:
                     raise InputError(f"{path.name}: {lacks}")
                 logger.info("%s: %s, skipped", path.name, lacks)
             else:
-                execute(path, figures, parameters, made_from, allow_partial=arguments.allow_partial)
+                made_from[path] = inputs
+        executed = execute_all(
+            made_from, figures, parameters, num_at_once=arguments.jobs, allow_partial=arguments.allow_partial
+        )
+        for _ in progress(executed, "notebooks", "notebook", len(made_from)):
+            pass
 
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
@@ -162,6 +169,12 @@ def parser() -> argparse.ArgumentParser:
         default=(),
         metavar="NAME",
         help="the notebooks to execute; all if not given",
+    )
+    add(
+        "--jobs",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given",
     )
     add_partial_flag(program)
     return program

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import run_notebooks
+from analysis import notebook_execution
 from analysis.synthetic import dependency_recovery as recovery
 from analysis.synthetic import dependency_recovery_figures as recovery_figures
 
@@ -103,7 +103,7 @@ def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) ->
         folder.mkdir(parents=True)
         of_model.drop(columns="model").to_parquet(folder / "00000-of-00001.parquet")
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    run_notebooks.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
         "dependency_recovery.pdf", "dependency_recovery.png",
     }  # fmt: skip

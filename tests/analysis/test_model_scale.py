@@ -10,7 +10,7 @@ import pytest
 from exported_results import vouch_for
 from synthetic_results import CENSORED_K, MEAN_GAP, Truth, write_results
 
-from analysis import notebook_needs, run_notebooks
+from analysis import notebook_execution, notebook_needs
 from analysis.generalization import model_scale, scale_figures
 from pipeline.errors import InputError
 
@@ -126,7 +126,7 @@ def test_the_figure_draws_every_line(compared: list[model_scale.ComparedModels])
 def test_the_notebook_draws_both_and_states_its_conclusions(folders: list[Path], tmp_path: Path) -> None:
     large, small, early = map(str, folders)
     parameters = {"results": large, "also_results": [small, early], "figures_folder": str(tmp_path)}
-    run_notebooks.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     written = {path.name for path in tmp_path.glob("*.p[dn][fg]")}
     assert written == {
         f"{name}.{suffix}" for name in ("model_scale", "training_steps_1000000") for suffix in ("png", "pdf")

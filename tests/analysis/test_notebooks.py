@@ -239,7 +239,7 @@ def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Sig
         "    from analysis.notebook_execution import execute\n"
         f"    execute(Path({str(path)!r}), Path({str(tmp_path)!r}), {{}}, 'f')\n"
     )
-    begin = "from pipeline.start import start_module; start_module('program', 'program.py')"
+    begin = "from pipeline.start import *; prepare('program.py'); run_module('program', 'program.py')"
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
     running = subprocess.Popen(
         [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,

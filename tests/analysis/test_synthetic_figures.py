@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import run_notebooks
+from analysis import notebook_execution
 from analysis.synthetic import synthetic_accuracy, synthetic_figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
     folder.mkdir(parents=True)
     accuracy.to_parquet(folder / "00000-of-00001.parquet")
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    run_notebooks.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
         "synthetic_positions",
         "sparse_parity-pose",

@@ -52,7 +52,13 @@ elif reaction == "starts":
 pathlib.Path(name + "-started").touch()
 time.sleep(60)
 """
-START = "import sys; sys.argv = ['study.py']; from pipeline.start import *; start_module('stub', 'study.py')"
+START = """
+import sys
+from pipeline.start import prepare, run_module
+sys.argv = ["study.py"]
+prepare("study.py")
+run_module("stub", "study.py")
+"""
 STUDY = """
 import sys
 from pathlib import Path
