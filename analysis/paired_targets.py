@@ -1,4 +1,4 @@
-"""Joining two tables on what both measured, and saying how much only one of them did."""
+"""Joining tables on what both measured, and saying how much is left out because a table lacks it."""
 
 import logging
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ def joined_on_common(
     on: Sequence[str],
     what: str,
     suffixes: tuple[str, str] = ("", "_"),
+    *,
+    may_right_have_more: bool = False,
 ) -> pd.DataFrame:
     """The rows of both tables whose keys both have; a warning says how many keys only one has.
 
@@ -23,14 +25,43 @@ def joined_on_common(
         on: what names a target, or whatever is paired.
         what: is paired, for the warning, such as "targets of the generalization gap".
         suffixes: of columns that both have.
+        may_right_have_more: nothing is left out with keys that `right` alone has, as where it tells of all
+            targets and `left` asks for some.
     """
     keys = list(on)
     sides: Any = left[keys].drop_duplicates().merge(
-        right[keys].drop_duplicates(), on=keys, how="outer", indicator=True
+        right[keys].drop_duplicates(), on=keys, how="left" if may_right_have_more else "outer", indicator=True
     )["_merge"]  # fmt: skip
-    num_alone = int((sides != "both").sum())
-    if num_alone:
-        logger.warning(
-            "%s: %s of %s are not in both tables and left out", what, f"{num_alone:,}", f"{len(sides):,}"
-        )
+    tell_left_out(int((sides != "both").sum()), len(sides), what)
     return left.merge(right, on=keys, suffixes=suffixes)
+
+
+def of_common_groups(
+    left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of each table in the groups that both have: what one did not measure at all is not left out.
+
+    Args:
+        left, right: tables with the columns `groups`.
+        groups: such as model, rule and k.
+    """
+    keys = list(groups)
+    return (
+        left.merge(right[keys].drop_duplicates(), on=keys),
+        right.merge(left[keys].drop_duplicates(), on=keys),
+    )
+
+
+def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
+    """The rows without a missing value; a warning says how many others there are."""
+    complete = table.dropna()
+    tell_left_out(len(table) - len(complete), len(table), what)
+    return complete
+
+
+def tell_left_out(num_left_out: int, num_all: int, what: str) -> None:
+    """Warn of what a statistic leaves out, where that is anything."""
+    if num_left_out:
+        logger.warning(
+            "%s: %s of %s are not in both tables and left out", what, f"{num_left_out:,}", f"{num_all:,}"
+        )

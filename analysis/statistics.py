@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.paired_targets import joined_on_common
+from analysis.paired_targets import joined_on_common, of_common_groups
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.bootstrap import Interval, ratio_of_sums
 
@@ -112,7 +112,12 @@ def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     own_targets = sparse_context_losses.loc[
         sparse_context_losses["far_context"] == OWN, ["model", *TARGET, "long_context_loss"]
     ].drop_duplicates(["model", *TARGET])
-    rows = sparse_context_losses.drop(columns="long_context_loss").merge(own_targets, on=["model", *TARGET])
+    rows = joined_on_common(
+        sparse_context_losses.drop(columns="long_context_loss"),
+        own_targets,
+        ["model", *TARGET],
+        "targets with k tokens of their own far context",
+    )
     rows["loss_difference"] = rows["short_context_loss"] - rows["long_context_loss"]
     rows["recovered_loss"] = rows["short_context_loss"] - rows["sparse_context_loss"]
     return rows
@@ -183,9 +188,7 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     losses = with_recovered_losses(sparse_context_losses)
     own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
     keys = ["model", "rule", "k", *TARGET]
-    choices = keys[:3]  # a null that was not measured at all is no target left out
-    own = own.merge(null[choices].drop_duplicates(), on=choices)
-    null = null.merge(own[choices].drop_duplicates(), on=choices)[[*keys, "recovered_loss"]]
+    own, null = of_common_groups(own, null[[*keys, "recovered_loss"]], ["model", "rule", "k"])
     paired = joined_on_common(own, null, keys, "choices of own and null tokens", ("", "_null"))
     paired["excess_loss"] = paired["recovered_loss"] - paired["recovered_loss_null"]
     rows = [

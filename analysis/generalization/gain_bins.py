@@ -121,7 +121,11 @@ def sparsity_distribution(
         and num_documents (of the measure and bin), share with its interval.
     """
     targets = measured.assign(category=sparsity_category(measured, studied_ks))
-    targets = targets.assign(gain_bin="all") if bins is None else targets.merge(bins, on=TARGET)
+    targets = (
+        targets.assign(gain_bin="all")
+        if bins is None
+        else joined_on_common(targets, bins, TARGET, "targets with k* and with a bin")
+    )
     rows = []
     for measure, of_measure in targets.groupby("measure", sort=False):
         for gain_bin, of_bin in _by_bin(of_measure):

@@ -141,7 +141,9 @@ def _regressions(
     targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int
 ) -> Iterator[tuple[dict[Hashable, Any], pd.DataFrame]]:
     """What each regression is of, and its targets with the column `sparsity`."""
-    if targets.merge(measured[TARGET].drop_duplicates(), on=TARGET).empty:
+    if joined_on_common(
+        targets, measured[TARGET].drop_duplicates(), TARGET, "targets of the gap and of k*"
+    ).empty:
         raise InputError(
             "no target is common to the gaps and the dependency sparsity; measure them on the same documents"
         )

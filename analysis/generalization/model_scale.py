@@ -16,6 +16,7 @@ import pandas as pd
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.sparsity_measures import sparsity_measures
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import (
     TARGET,
     generalization_gaps,
@@ -159,9 +160,11 @@ def _dense_minus_sparse(
         return interval_columns("dense_minus_sparse", Interval(np.nan, np.nan, np.nan))
     _, measured, studied_ks = found
     of_measure = measured[measured["measure"] == measure]
-    of_measure = of_measure[of_measure["dependency_sparsity"].notna() | of_measure["is_censored"]]
     is_dense = ~(of_measure["dependency_sparsity"] <= _middle(studied_ks))
-    chosen = targets.merge(of_measure[TARGET].assign(is_dense=is_dense.astype("float64")), on=TARGET)
+    of_measure = of_measure.assign(is_dense=is_dense.astype("float64"))
+    names = [*TARGET, "dependency_sparsity", "is_censored", "is_dense"]
+    chosen = joined_on_common(targets, of_measure[names], TARGET, "targets of the gap and of k*")
+    chosen = chosen[chosen["dependency_sparsity"].notna() | chosen["is_censored"]]
     gaps, dense, documents = (
         chosen[name].to_numpy() for name in ("generalization_gap", "is_dense", "document_id")
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import complete_rows, of_common_groups
 from analysis.rules.selection_rules import BLIND_RULES, compared_rules
 from analysis.statistics import NULL, OWN, TARGET, with_recovered_losses
 from pipeline.errors import unknown_name
@@ -65,8 +66,11 @@ def sparsity_beyond_null(
     """
     losses = with_recovered_losses(sparse_context_losses)
     keys = ["rule", *TARGET, "loss_difference"]
-    of_k = losses.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(columns=[OWN, NULL])
-    excess = (of_k[OWN] - of_k[NULL]).dropna().unstack("k").sort_index(axis="columns")
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
+    both = pd.concat(of_common_groups(own, null, ["rule", "k"]))
+    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(columns=[OWN, NULL])
+    of_k = complete_rows(of_k, "choices of own and null tokens for k*")
+    excess = (of_k[OWN] - of_k[NULL]).unstack("k").sort_index(axis="columns")
     targets = excess.index.to_frame(index=False)
     gains = targets["loss_difference"].to_numpy()
     reaches = excess.to_numpy() >= recovery_fraction * gains[:, None]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.paired_targets import complete_rows, joined_on_common, of_common_groups
 from analysis.statistics import (
     NULL,
     OWN,
@@ -67,7 +68,8 @@ def rules_table(
     excess = excess_over_null(sparse_context_losses)
     beyond = [*keys, *(column for column in excess if str(column).startswith("excess_"))]
     own = recovered[recovered["far_context"] == OWN]
-    table = own.merge(null, on=keys).merge(excess[beyond], on=keys)
+    table = joined_on_common(own, null, keys, "rules at one k, with their null")
+    table = joined_on_common(table, excess[beyond], keys, "rules at one k, with what is beyond their null")
     table["sees_answer"] = ~table["rule"].isin(BLIND_RULES)
     lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
     costs = {
@@ -111,9 +113,14 @@ def differences_between_rules(
     keys = ["model", "k", *TARGET]
     recovered = _own_and_null(sparse_context_losses)
     compared_with = recovered[recovered["rule"] == reference].drop(columns="rule")
-    paired = recovered[recovered["rule"] != reference].merge(
-        compared_with, on=keys, suffixes=("", "_of_reference")
-    )
+    pairs = []
+    for rule, of_rule in recovered[recovered["rule"] != reference].groupby("rule"):
+        both = of_common_groups(of_rule, compared_with, ["model", "k"])
+        what = f"targets at one k, by {rule} and {reference}"
+        pairs.append(joined_on_common(*both, keys, what, ("", "_of_reference")))
+    if not pairs:
+        return pd.DataFrame(columns=["model", "rule", "k"])
+    paired = pd.concat(pairs, ignore_index=True)
     own = paired[OWN] - paired[f"{OWN}_of_reference"]
     null = paired[NULL] - paired[f"{NULL}_of_reference"]
     paired = paired.assign(recovered_difference=own, excess_difference=own - null)
@@ -167,10 +174,18 @@ def missed_redundancy(
     )
     if of_rule.shape[1] < 2:
         return pd.DataFrame(columns=["model", "k"])
-    targets = of_rule.dropna().reset_index().merge(is_spared, on=keys)
+    own_or_null = of_rule.groupby(level=["model", "far_context", "k"])
+    of_rule = of_rule[own_or_null.transform("count").gt(0).all(axis="columns")]
+    targets = complete_rows(of_rule, "targets at one k, by greedy and leave_one_out").reset_index()
+    targets = joined_on_common(
+        targets, is_spared, keys, "targets with greedy's first token", may_right_have_more=True
+    )
     is_better = targets["greedy"] - targets["leave_one_out"] >= recovers_more
     targets["is_missed"] = (is_better & targets["is_spared"]).astype("float64")
-    shares = targets.pivot(index=["model", "k", *TARGET], columns="far_context", values="is_missed").dropna()
+    shares = complete_rows(
+        targets.pivot(index=["model", "k", *TARGET], columns="far_context", values="is_missed"),
+        "targets at one k with redundancy in their own and the null's far context",
+    )
     shares = shares.rename(columns={OWN: "missed_share", NULL: "null_missed_share"}).reset_index()
     shares["excess_share"] = shares["missed_share"] - shares["null_missed_share"]
     rows = [
@@ -187,10 +202,14 @@ def missed_redundancy(
 def _own_and_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """A row a model, rule, k and target: nats recovered with the own far context and with the null's."""
     losses = with_recovered_losses(sparse_context_losses)
-    wide = losses.pivot(
-        index=["model", "rule", "k", *TARGET], columns="far_context", values="recovered_loss"
-    ).reindex(columns=[OWN, NULL])
-    return wide.dropna().reset_index()
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
+    keys = ["model", "rule", "k", *TARGET]
+    wide = (
+        pd.concat(of_common_groups(own, null, keys[:3]))
+        .pivot(index=keys, columns="far_context", values="recovered_loss")
+        .reindex(columns=[OWN, NULL])
+    )
+    return complete_rows(wide, "choices of own and null tokens by a rule").reset_index()
 
 
 def _means(targets: pd.DataFrame, names: list[str]) -> dict[Hashable, float]:

@@ -10,6 +10,7 @@ from functools import partial
 
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import (
     TARGET,
     excess_over_null,
@@ -40,12 +41,13 @@ def by_category(
         Nothing of categories without rows, nor of an aspect that is null.
     """
     tables = []
+    labels = categories[[*TARGET, *ASPECTS]]
+    labelled = joined_on_common(rows, labels, TARGET, "targets with a category", may_right_have_more=True)
     for aspect, names in ASPECTS.items():
-        labelled = rows.merge(categories[[*TARGET, aspect]].dropna(), on=TARGET)
         for name in names:
             chosen = labelled[labelled[aspect] == name]
             if len(chosen):
-                table = statistic(chosen.drop(columns=aspect))
+                table = statistic(chosen.drop(columns=list(ASPECTS)))
                 table.insert(0, "category", name)
                 table.insert(0, "aspect", aspect)
                 tables.append(table)

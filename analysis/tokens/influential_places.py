@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.measured_text import MeasuredText
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import NULL, OWN, TARGET, interval_columns, interval_over_documents
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
@@ -204,6 +205,9 @@ def _shares(
 ) -> pd.DataFrame:
     """Shares of each value of a column among the chosen, and among what the same targets could choose."""
     keys = [*TARGET, "far_context"]
+    what = "targets and their far tokens"
+    # For what it says, once: each group below is joined by itself.
+    joined_on_common(selected[keys], available[keys], keys, what, may_right_have_more=True)
     rows = []
     for name, number, is_in in groups:
         for (model, rule, far_context), chosen in selected[is_in].groupby(["model", "rule", "far_context"]):

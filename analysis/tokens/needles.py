@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common
 from analysis.statistics import OWN, interval_columns, interval_over_documents
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact, read_settings
@@ -62,7 +63,8 @@ def answers(folder: Path, artefact: str, columns: Sequence[str]) -> pd.DataFrame
         results = length_folder / "results"
         needles = pd.DataFrame(read_needles(length_folder / "data"))[_OF_NEEDLES]
         rows = read_artefact(results, artefact, ["document_id", "target_position", *columns])
-        rows = rows.merge(needles, on="document_id")
+        what = f"planted documents of {length_folder.name}, in {artefact}"
+        rows = joined_on_common(rows, needles, ["document_id"], what)
         rows = rows[rows["target_position"] >= rows["answer_position"]]
         if rows.empty:
             raise InputError(
@@ -88,7 +90,9 @@ def retrieval_losses(folder: Path) -> pd.DataFrame:
     rows = answers(folder, "loss_differences", ["long_context_loss"])
     keys = ["model", "source_document_id", "context_length", "answer_token"]
     control = rows.loc[rows["depth"].isna(), [*keys, "long_context_loss"]]
-    pairs = rows[rows["depth"].notna()].merge(control, on=keys, suffixes=("", "_of_control"))
+    with_needle = rows[rows["depth"].notna()]
+    what = "answer tokens with and without the needle"
+    pairs = joined_on_common(with_needle, control, keys, what, ("", "_of_control"))
     pairs["retrieval_gain"] = pairs["long_context_loss_of_control"] - pairs["long_context_loss"]
     pairs["is_retrieved"] = (pairs["long_context_loss"] < np.log(2)).astype("float64")
     named = {

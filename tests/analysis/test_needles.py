@@ -114,3 +114,20 @@ def test_lines_against_k_are_the_table(folder: Path, ax: Axes) -> None:
     needle_figures.found_against_k(table, "recall", ax)
     drawn = {container.get_label(): container.lines[0].get_ydata().tolist() for container in ax.containers}
     assert drawn == {"leave_one_out": [0.5, 1, 1], "nearest": [0, 0, 0]}
+
+
+def test_documents_and_answers_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_needle_results(tmp_path)
+    needles.retrieval_losses(folder)
+    needles.found_needles(folder, KS)
+    assert caplog.messages == []
+    # Of the first length nothing is known of the first source's control, nor of one of its needles.
+    write_needles(folder / f"length-{LENGTHS[0]}" / "data", rows_of_needles(LENGTHS[0])[2:])
+    table = needles.retrieval_losses(folder)
+    assert table["num_documents"].tolist() == [2, 2, 2, 3, 3, 3]
+    num_answers = len(LENGTHS) * len(SOURCES) * NUM_ANSWER
+    assert caplog.messages == [
+        "planted documents of length-40, in loss_differences: 2 of 12 are not in both tables and left out",
+        f"answer tokens with and without the needle: {NUM_ANSWER} of {num_answers} are not in both tables and"
+        " left out",
+    ]

@@ -139,6 +139,55 @@ def test_differences_are_paired(losses: pd.DataFrame) -> None:
     ]
 
 
+def test_targets_left_out_are_counted(
+    losses: pd.DataFrame, tokens: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return messages
+
+    selection_rules.rules_table(losses, {"m": SETTINGS})
+    selection_rules.differences_between_rules(losses)
+    selection_rules.missed_redundancy(losses, tokens)
+    assert said() == []
+    # The first target was not measured with greedy's k = 2, own and null.
+    is_gone = (losses["rule"] == "greedy") & (losses["k"] == 2)
+    is_gone &= (losses["document_id"] == "a") & (losses["target_position"] == 22)
+    differences = selection_rules.differences_between_rules(losses[~is_gone])
+    assert _row(differences, rule="greedy", k=2)["num_targets"] == 3
+    assert said() == [
+        "targets at one k, by greedy and leave_one_out: 1 of 8 are not in both tables and left out"
+    ]
+    missed = selection_rules.missed_redundancy(losses[~is_gone], tokens)
+    assert _row(missed, k=2)["num_targets"] == 3
+    assert said() == [
+        "targets at one k, by greedy and leave_one_out: 2 of 16 are not in both tables and left out"
+    ]
+    # A rule without a null at one target; one without any null, which has no row.
+    is_null = losses["far_context"] == "other_document"
+    selection_rules.differences_between_rules(losses[~(is_gone & is_null)])
+    assert "choices of own and null tokens by a rule: 1 of 24 are not in both tables and left out" in said()
+    table = selection_rules.rules_table(losses[~(is_null & (losses["rule"] == "random"))], {"m": SETTINGS})
+    assert "random" not in set(table["rule"])
+    assert said() == ["rules at one k, with their null: 2 of 6 are not in both tables and left out"]
+    # A k that greedy was not run at leaves nothing out.
+    selection_rules.missed_redundancy(losses[(losses["rule"] != "greedy") | (losses["k"] == 1)], tokens)
+    assert said() == []
+    # Of one target the first token's influence is not known, of its null's alone.
+    unknown = (tokens["far_context"] == "other_document") & (tokens["rank"] == 1)
+    unknown &= (tokens["document_id"] == "b") & (tokens["target_position"] == 23)
+    missed = selection_rules.missed_redundancy(
+        losses, tokens.assign(influence=tokens["influence"].mask(unknown))
+    )
+    assert missed["num_targets"].tolist() == [3, 3]
+    assert said() == [
+        "targets with greedy's first token: 1 of 8 are not in both tables and left out",
+        "targets at one k with redundancy in their own and the null's far context: 2 of 8 are not in both"
+        " tables and left out",
+    ]
+
+
 def test_missed_redundancy_by_hand(losses: pd.DataFrame, tokens: pd.DataFrame) -> None:
     missed = selection_rules.missed_redundancy(losses, tokens)
     # k = 1, own: greedy is ahead at targets 0 and 2, and its first token can be spared at 0 and 3; null: it
