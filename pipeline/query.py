@@ -197,8 +197,10 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, pa
 
     def copy(temporary: Path) -> None:
         nonlocal num_rows
-        target = str(temporary).replace("'", "''")
-        copied = connection.execute(f"COPY (FROM query_result) TO '{target}' ({EXPORTS[file_format]})")
+        options = EXPORTS[file_format]
+        if file_format == "parquet" and (note := partial_note()):
+            options += f", KV_METADATA {{note: {_quoted(note)}}}"
+        copied = connection.execute(f"COPY (FROM query_result) TO {_quoted(str(temporary))} ({options})")
         ((num_rows,),) = copied.fetchall()
 
     try:
@@ -292,6 +294,7 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse
 
 
 def _tell_partial() -> None:
+    """On standard error, for rows that other programs read must stay rows."""
     if note := partial_note():
         logger.warning("%s", note)
 

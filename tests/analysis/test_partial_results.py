@@ -1,0 +1,144 @@
+"""Whatever is made of results that are not complete is refused, or says so: tables, figures, pages, rows."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+import pyarrow.parquet as pq
+import pytest
+from explorable_results import write_explorable
+
+from analysis import explorer, figures, summary
+from analysis.notebook_execution import execute
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.results.partial import allow_partial
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTE = "partial: 1 of 2 shards of loss_differences of model 'long-seed0'"
+SQL = "SELECT model, count(*) AS num_rows FROM loss_differences GROUP BY model ORDER BY model"
+
+
+@pytest.fixture(autouse=True)
+def nothing_partial() -> Iterator[None]:
+    yield
+    allow_partial(False)
+    plt.close("all")
+
+
+@pytest.fixture
+def partial_results(results: Path, tmp_path: Path) -> Path:
+    """The synthetic results, of one model's loss differences one of two shards."""
+    copy = shutil.copytree(results, tmp_path / "results")
+    (copy / "_stages/loss_differences/model=long-seed0/00001-of-00002.done").unlink()
+    return copy
+
+
+def test_both_tables_of_the_closing_page(partial_results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--results", str(partial_results)]
+    with pytest.raises(InputError, match="holds 1 of 2 shards of loss_differences of model 'long-seed0'"):
+        summary.main(summary.parser().parse_args(flags))
+    assert capsys.readouterr().out == ""
+    summary.main(summary.parser().parse_args([*flags, "--allow-partial"]))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"What the long context is worth ({NOTE})" in lines
+    assert f"What k tokens of it recover (rule leave_one_out) ({NOTE})" in lines
+
+
+def test_a_figure(partial_results: Path, tmp_path: Path) -> None:
+    def texts(results: Path) -> list[str]:
+        read_artefact(results, "loss_differences", ["document_id"])
+        figure, _ = figures.panels()
+        for path in figures.save(figure, tmp_path, "figure"):
+            assert path.stat().st_size > 0
+        return [text.get_text() for text in figure.texts]
+
+    allow_partial()
+    assert texts(partial_results) == [NOTE]
+    others = tmp_path / "others"
+    shutil.copytree(partial_results, others)
+    for folder in (others / "loss_differences", others / "_stages" / "loss_differences"):
+        shutil.rmtree(folder / "model=long-seed0")
+    allow_partial()
+    assert texts(others) == []
+
+
+def test_a_notebook_says_so_below_every_cell_from_the_reading_on(
+    partial_results: Path, tmp_path: Path
+) -> None:
+    notebook = ROOT / "analysis" / "notebooks" / "loss_differences.ipynb"
+    parameters = {"results": str(partial_results), "figures_folder": str(tmp_path / "figures")}
+    (tmp_path / "figures").mkdir()
+    with pytest.raises(InputError, match=r"^loss_differences.ipynb: .* holds 1 of 2 shards of loss_diff"):
+        execute(notebook, tmp_path / "figures", parameters, "made from")
+    assert list((tmp_path / "figures").iterdir()) == []
+    execute(notebook, tmp_path / "figures", parameters, "made from", allow_partial=True)
+    cells = nbformat.read(tmp_path / "figures" / notebook.name, as_version=4).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    told = [NOTE in "".join(output.get("text", "") for output in cell.outputs) for cell in code]
+    first = next(i for i, cell in enumerate(code) if "read_artefact(" in cell.source)
+    assert told == [i >= first for i in range(len(code))]
+    assert len(told) - first >= 3  # a table, a figure and sentences
+
+
+def test_the_page_of_targets_in_their_text(tmp_path: Path) -> None:
+    results, _ = write_explorable(tmp_path, [f"words number {i} of a text to read " * 40 for i in range(2)])
+    folder = results / "_stages" / "influential_tokens"
+    model = next(folder.iterdir()).name
+    for path in [*results.glob(f"*/{model}/*.parquet"), *folder.glob(f"{model}/*.done")]:
+        if "loss_differences" not in path.parts:  # as if another shard were still to come
+            path.rename(path.with_name(path.name.replace("of-00001", "of-00002")))
+    flags = [str(results), "--out", str(tmp_path / "page.html")]
+    with pytest.raises(InputError, match="holds 1 of 2 shards of dependency_sparsity of model"):
+        explorer.main(explorer.parser().parse_args(flags))
+    assert not (tmp_path / "page.html").exists()
+    explorer.main(explorer.parser().parse_args([*flags, "--allow-partial"]))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    left_out = json.loads(page[page.index('"left_out":') + len('"left_out":') :].split("]")[0] + "]")
+    assert left_out[0].startswith("Partial: 1 of 2 shards of dependency_sparsity of model")
+    assert "influential_tokens" in left_out[0]
+
+
+def query(results: Path, *further: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, ROOT / "pipeline" / "query.py", "--results", results, SQL, *further]
+    return subprocess.run(program, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+
+
+def test_a_query_that_prints_a_table(partial_results: Path) -> None:
+    refused = query(partial_results)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (
+        refused.stderr.count("\n") == 1
+        and "; run python pipeline/loss_differences.py again" in refused.stderr
+    )
+    done = query(partial_results, "--allow-partial")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == f"({NOTE})"
+    assert done.stderr == f"query: {NOTE}\n"
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json"])
+def test_rows_for_programs_stay_rows_and_the_note_goes_to_standard_error(
+    partial_results: Path, file_format: str
+) -> None:
+    done = query(partial_results, "--allow-partial", "--format", file_format)
+    assert (done.returncode, done.stderr) == (0, f"query: {NOTE}\n")
+    assert "partial" not in done.stdout
+    if file_format == "json":
+        assert len(json.loads(done.stdout)) == 4
+    else:
+        assert len(done.stdout.splitlines()) == 1 + 4
+
+
+def test_a_parquet_file_of_a_query_says_so_itself(partial_results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "counts.parquet"
+    done = query(partial_results, "--allow-partial", "--format", "parquet", "--out", str(out))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"query: {NOTE}\n")
+    assert pq.read_metadata(out).metadata[b"note"] == NOTE.encode()
+    assert pq.read_table(out).num_rows == 4
