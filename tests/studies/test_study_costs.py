@@ -125,3 +125,11 @@ def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.M
         monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
         planned = [Machine(0.5).device_in(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
         assert planned == [max(of_float32, of_bfloat16), of_bfloat16, of_float32]
+
+
+def test_only_the_peak_that_an_estimate_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {torch.float32: 4e10, torch.bfloat16: 4e8}  # bfloat16 is emulated
+    monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype: peaks[dtype])
+    machine = Machine(0.5)
+    machine.device_in("auto")
+    assert str(machine) == "40 GFLOP/s in float32, of which 50% are assumed to be used"
