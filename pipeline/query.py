@@ -25,7 +25,6 @@ import json
 import logging
 import re
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -301,7 +300,6 @@ def _tell_partial() -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a query, as it ends any program
     sql = _sql_of(arguments)
     _refuse_flags_at_odds(sql, arguments.format, arguments.out)
     allow_partial(arguments.allow_partial or sql is None)
