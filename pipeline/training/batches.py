@@ -38,6 +38,7 @@ class TrainingBatches:
         batch_size: int,
         scheme: PositionScheme,
         seed: int,
+        vocabulary_size: int | None = None,
     ) -> None:
         """Map the files.
 
@@ -48,6 +49,7 @@ class TrainingBatches:
             batch_size: B, sequences of one step over all ranks.
             scheme: draws the position IDs.
             seed: decides order and position IDs.
+            vocabulary_size: tokens are below it, which each batch is checked for; None: any will do.
 
         Raises:
             InputError: the files hold fewer sequences than one step needs.
@@ -63,6 +65,7 @@ class TrainingBatches:
         )  # index of each file's first sequence, and the end
         self._train_context_length, self._batch_size = train_context_length, batch_size
         self._scheme, self._seed = scheme, seed
+        self._paths, self._vocabulary_size = list(paths), vocabulary_size
         self.steps_per_epoch = int(sum(lengths)) // batch_size
         if self.steps_per_epoch == 0:
             raise InputError(
@@ -81,6 +84,7 @@ class TrainingBatches:
             batch_size=config.global_train_batch_size,
             scheme=position_scheme(config.position_scheme, config.position_target_length),
             seed=config.seed,
+            vocabulary_size=data.vocabulary_size,
         )
 
     def _order(self, epoch: int) -> EpochOrder:
@@ -93,14 +97,30 @@ class TrainingBatches:
         return self._order_of_epoch(epoch).sequences_at(np.arange(first, first + self._batch_size))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(token_ids_BS, position_ids_BS) of `step`, both int64."""
+        """(token_ids_BS, position_ids_BS) of `step`, both int64.
+
+        Raises:
+            InputError: one of the tokens is none of the vocabulary.
+        """
         indices_B = self.sequence_indices(step)
         files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
         token_ids_BS = np.empty((self._batch_size, self._train_context_length), dtype=np.int64)
         for row, (file, index) in enumerate(zip(files_B, indices_B, strict=True)):
             token_ids_BS[row] = self._files[file][index - self._starts[file]]
+        self._refuse_foreign_tokens(token_ids_BS, files_B)
         generator = np.random.default_rng([self._seed, _POSITIONS, step])
         return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)
+
+    def _refuse_foreign_tokens(self, token_ids_BS: np.ndarray, files_B: np.ndarray) -> None:
+        """Here, and not in the model, where they are an index error, or on a GPU the end of its process."""
+        largest_B = token_ids_BS.max(axis=1)
+        row = int(largest_B.argmax())
+        if self._vocabulary_size is not None and largest_B[row] >= self._vocabulary_size:
+            raise InputError(
+                f"{self._paths[files_B[row]]} holds the token {largest_B[row]}, and its manifest a vocabulary"
+                f" of {self._vocabulary_size}: they do not belong together; run pipeline/tokenize_c4.py again"
+                " as it was run for this folder, with --verify"
+            )
 
 
 def _map_tokens(path: Path, token_dtype: np.dtype) -> np.ndarray:

@@ -103,3 +103,15 @@ def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert sorted(token_ids_BS.tolist()) == [[index, 65_535 - index] for index in range(300)]
+
+
+def test_a_token_that_is_none_of_the_vocabulary_is_refused_by_its_file(paths: list[Path]) -> None:
+    def take(vocabulary_size: int) -> None:
+        TrainingBatches(
+            paths, np.dtype(np.uint16), train_context_length=2, batch_size=5, scheme=contiguous_position_ids,
+            seed=0, vocabulary_size=vocabulary_size,
+        ).batch(1)  # fmt: skip
+
+    take(14)
+    with pytest.raises(InputError, match=r"part-00001.npy holds the token 13, .* vocabulary of 13: they"):
+        take(13)
