@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import interruption
-from pipeline.errors import InputError, os_error_sentence
+from pipeline.errors import InputError, is_out_of_memory, os_error_sentence
 
 EXIT_BAD_INPUT = 2
 EXIT_NO_READER = 141
@@ -54,14 +54,11 @@ def _sentence_of(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
         return None if library in _OURS else _missing_library(library)
-    if isinstance(error, OSError):
-        return os_error_sentence(error)
-    # By name: torch's class of this name is a RuntimeError, and torch is not imported here.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return (
             "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
         )
-    return None
+    return os_error_sentence(error) if isinstance(error, OSError) else None
 
 
 def _missing_library(library: str) -> str:

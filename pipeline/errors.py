@@ -17,6 +17,8 @@ _OF_PATHS = {
     errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
 }
 """What a path that the system refused is, and what would be right."""
+_OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
+"""What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
 
 
 class InputError(Exception):
@@ -25,6 +27,16 @@ class InputError(Exception):
 
 class UnfinishedError(InputError):
     """Something from outside ended the work: what is written stays, and the same command goes on from it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: of Python, NumPy, Arrow or torch, on a CPU or an accelerator."""
+    # torch's class is known by its name, and torch is not imported here.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OF_MEMORY)
 
 
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:

@@ -8,17 +8,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from measured_documents import command_line, contents, measure, stage_name, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.results import parquet
 from pipeline.results.folder import read_artefact
 from pipeline.results.partial import allow_partial
-from pipeline.stage import run_stage
+from pipeline.stage import run_stage, stage_parser
 
 STAGES = [loss_differences, influential_tokens, length_losses]
 
@@ -211,6 +213,40 @@ def test_no_space_left(
     monkeypatch.undo()
     measure(stage, folder, *flags)
     assert contents(folder / "results") == whole
+
+
+NO_MEMORY = [
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+        " to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    RuntimeError("unable to mmap 2000 bytes from file <part-00000.npy>: Cannot allocate memory (12)"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    pa.ArrowMemoryError("malloc of size 400000000000000 failed"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+def test_no_memory_left_is_one_sentence_wherever_it_is(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def take_too_much(arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    with pytest.raises(SystemExit) as stopped:
+        run_stage(stage_parser(""), take_too_much)
+    assert stopped.value.code == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "error: the memory does not suffice; end other programs" in sentence
+
+
+def test_torch_says_what_is_told_as_no_memory() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(error.value)
 
 
 def test_an_error_of_ours_is_no_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.memory import GIBIBYTE, free_bytes, is_out_of_memory
+from pipeline.models.memory import GIBIBYTE, free_bytes
 from pipeline.stage import logger
 
 # Measured (tests/benchmarks/leave_one_out.py): on a CPU, batches that leave its caches are slower.

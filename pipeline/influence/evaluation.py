@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.influence.batching import Batching
 from pipeline.influence.dtypes import dtype_of_results
 from pipeline.influence.shares import device_of_this_process, share_of_this_process
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.loading import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.memory import GIBIBYTE, is_out_of_memory, keep_freed_memory, peak_bytes
+from pipeline.models.memory import GIBIBYTE, keep_freed_memory, peak_bytes
 from pipeline.models.training_facts import training_facts
 from pipeline.results.provenance import sha256_of_files
 from pipeline.results.stage_output import StageOutput

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InputError
-from pipeline.models.memory import is_out_of_memory
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.results.files import write_json
 from pipeline.results.provenance import describe_files, sha256_of_files
 

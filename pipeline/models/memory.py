@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 
 GIBIBYTE = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
@@ -28,12 +28,6 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: on an accelerator, in torch's CPU allocator, or in NumPy."""
-    is_torch_out_of_memory = isinstance(error, torch.OutOfMemoryError)
-    return is_torch_out_of_memory or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager

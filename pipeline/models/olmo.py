@@ -17,7 +17,7 @@ from olmo.model import OLMo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
 from pipeline.models.checkpoint_files import (
     MODEL_FILES,
@@ -26,7 +26,6 @@ from pipeline.models.checkpoint_files import (
     refuse_damaged,
     unreadable,
 )
-from pipeline.models.memory import is_out_of_memory
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention

@@ -28,6 +28,7 @@ from pipeline.results.mixture import (
     differences_within_models,
     origins,
 )
+from pipeline.results.parquet import read_parquet
 from pipeline.results.partial import partial_note
 from pipeline.results.schemas import SCHEMAS
 
@@ -150,9 +151,14 @@ def _rows(
     )
     tables = []
     for model, of_model in groupby(files, lambda file: file.model):
-        paths = [str(file.path) for file in of_model]
-        dataset = ds.dataset(paths, schema=schema, format=checked)
-        rows = dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
+        paths = [file.path for file in of_model]
+        dataset = ds.dataset([str(path) for path in paths], schema=schema, format=checked)
+        try:
+            rows = dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
+        except (pa.ArrowException, OSError):
+            for path in paths:  # Arrow does not tell which of them
+                read_parquet(path)
+            raise
         tables.append(rows.add_column(0, "model", pa.array([model] * rows.num_rows, pa.string())))
     if not tables:
         names = [pa.field("model", pa.string()), *map(schema.field, wanted)]

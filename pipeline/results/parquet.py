@@ -1,6 +1,7 @@
 """Tables as Parquet files, each whole or absent, with a checksum a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,34 @@ def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Ta
     return pa.Table.from_pydict(dict(columns), schema=schema)
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> pa.Table:
-    """The named columns of one Parquet file, its pages checked where they have checksums."""
-    return pq.read_table(path, columns=list(columns), page_checksum_verification=True)
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The named columns, or all, of one Parquet file, its pages checked where they have checksums.
+
+    Raises:
+        InputError: it is not Parquet, not all of it, damaged inside, or lacks a column.
+    """
+    present = read_footer(path).schema.names
+    missing = [name for name in columns or () if name not in present]
+    if missing:
+        raise InputError(f"{path} lacks the column {missing[0]}: it is another file, or of another version")
+    with _damage_in_words(path):
+        return pq.read_table(path, columns=list(columns or present), page_checksum_verification=True)
+
+
+@contextmanager
+def _damage_in_words(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises where it cannot read `path` into a sentence.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # What the system refuses, memory or the file, no damage has caused.
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+            raise
+        raise _damaged(path) from error
 
 
 def read_footer(path: Path) -> Footer:
@@ -54,7 +80,11 @@ def read_footer(path: Path) -> Footer:
     if not path.is_file():
         raise InputError(f"{path} is no file")
     try:
-        with pq.ParquetFile(path) as file:
+        with _damage_in_words(path), pq.ParquetFile(path) as file:
             return Footer(file.schema_arrow, file.metadata.num_rows)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise InputError(f"{path} is no whole Parquet file") from error
+    except MemoryError as error:  # a footer is small, unless a damaged one says otherwise
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path} is damaged: it is no whole Parquet file")

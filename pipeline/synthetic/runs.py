@@ -69,7 +69,7 @@ def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
     path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
     try:
         rows = read_parquet(path, schema.names)
-    except (OSError, ValueError) as error:
+    except (InputError, OSError) as error:
         raise InputError(f"{path} is missing or damaged; {_HINT}") from error
     steps = rows["step"].to_pylist()[:num_steps]
     if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):

@@ -12,8 +12,7 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.optim import Optimizer
 
-from pipeline.errors import InputError
-from pipeline.models.memory import is_out_of_memory
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.models.rope import blocks_of
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.precision import mixed_precision_of

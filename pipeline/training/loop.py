@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, is_out_of_memory
 from pipeline.models.checkpoint_files import newest_whole
-from pipeline.models.memory import is_out_of_memory
 from pipeline.models.rope import use_position_ids
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.training.assembly import (

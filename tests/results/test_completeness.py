@@ -169,7 +169,7 @@ def test_marks_of_an_older_version_tell_rows_only(results: Path) -> None:
     assert open_output(results).pending_shards() == []
     path = shards(results) / f"{FIRST}.parquet"
     path.write_bytes(path.read_bytes()[:-9])
-    assert f"{FIRST}.parquet is no whole Parquet file; run python" in refused_by_all(results)
+    assert f"{FIRST}.parquet is damaged: it is no whole Parquet file; run python" in refused_by_all(results)
     assert open_output(results).pending_shards() == [0]
 
 
