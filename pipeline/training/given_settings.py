@@ -162,7 +162,7 @@ def read_yaml(path: Path) -> DictConfig:
         file = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise InputError(f"no configuration file {path}") from error
-    except (OSError, YAMLError) as error:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"{path} is not a readable YAML file: {error}") from error
     if not isinstance(file, DictConfig):
         raise InputError(f"{path} does not hold the fields of a training configuration")
