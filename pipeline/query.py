@@ -6,9 +6,10 @@
 
 Without SQL it lists the views, their rows and columns; RESULTS.md says what the columns mean. The dialect
 is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
-with WHERE model = '...' that model's files alone. Results that were not made alike, in another schema
-version or with other settings, are refused by name; --allow-mixed queries them all the same. So are
-incomplete ones, of which --allow-partial queries what is complete. Damaged files are always refused.
+with WHERE model = '...' that model's alone. Every file of an artefact that the SQL names is hashed before, to
+find it whole. Results that were not made alike, in another schema version or with other settings, are refused
+by name; --allow-mixed queries them all the same. So are incomplete ones, of which --allow-partial queries what
+is complete. Damaged files are always refused.
 """
 
 import sys
@@ -97,6 +98,8 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
         raise InputError(f"{results} holds no results; --results names a folder that a stage wrote to")
     connection = duckdb.connect()
     connection.execute("SET errors_as_json = true")
+    # Else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
+    connection.execute("SET enable_progress_bar = false")
     named = artefacts if sql is None else named_in(sql, artefacts)
     for artefact in artefacts:
         # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.

@@ -214,3 +214,9 @@ def test_an_empty_selection_names_the_models(results: Path, tmp_path: Path) -> N
     done = run("--results", results, "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "a\n(0 rows)\n")
     assert done.stderr == "query: no rows; the models here are 2, a\n"
+
+
+def test_no_progress_bar_is_drawn_among_the_rows(results: Path) -> None:
+    connection = query.connect(results)
+    sql = "SELECT current_setting('enable_progress_bar')"
+    assert query.run_query(connection, sql, 9)[1] == [(False,)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.results.stage_output import what_made
+from pipeline.results.claim import what_made
 from pipeline.training.precision import faster_dtype
 
 AUTO = "auto"

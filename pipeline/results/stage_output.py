@@ -11,64 +11,30 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 
 from pipeline.errors import InputError
-from pipeline.results.files import remove_leftovers, write_json
+from pipeline.results.claim import Claim
+from pipeline.results.files import remove_leftovers
 from pipeline.results.folder_lock import FolderLock
 from pipeline.results.made_by import (
     SETTINGS_FILE,
-    differences,
-    made_by_of,
     read_settings_file,
     sha256_of_settings,
     why_foreign,
 )
 from pipeline.results.marks import FileRecord, Mark, damage, read_marks, shard_name
 from pipeline.results.missing import as_ranges
-from pipeline.results.parquet import read_footer, write_parquet
+from pipeline.results.parquet import write_parquet
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 logger = logging.getLogger("pipeline.results")
-
-
-def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """What made the results of a stage and model that are here, complete or not; None where there are none.
-
-    Their settings file tells, or the shards where it is gone or damaged, which is mended by `writing`.
-
-    Raises:
-        InputError: it is gone or damaged, and no shard tells.
-    """
-    folder = results / "_stages" / stage / f"model={model}"
-    path, marks = folder / SETTINGS_FILE, read_marks(folder)
-    try:
-        if path.exists():
-            return read_settings_file(folder)
-    except InputError as error:
-        if not marks:
-            advice = f"remove {path}, for no shard is complete beside it"
-            raise InputError(f"{path} is damaged; {advice}") from error
-    for mark in marks:
-        for artefact, record in mark.files.items():
-            name = f"{shard_name(mark.shard_index, mark.num_shards)}.parquet"
-            file = results / artefact / folder.name / name
-            if damage(file, record) is None:
-                return made_by_of(read_footer(file))
-    if marks:
-        raise InputError(
-            f"{path} is missing or damaged, and so are all shards of model '{model}' that could tell what"
-            f" made them; remove {folder}, and {stage} measures it anew"
-        )
-    return None
 
 
 class StageOutput:
@@ -110,11 +76,10 @@ class StageOutput:
             "inputs": dict(inputs),
         }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
-        self._num_tasks = num_tasks
+        self._claim = Claim(results, stage, model, self._made_by, num_tasks)
         self._is_locked = False
         self._told: set[str] = set()
-        self._refuse_another_configuration()
-        self._refuse_another_deal()
+        self._claim.refuse_others()
 
     @contextmanager
     def writing(self, part: str | None = None) -> Iterator[None]:
@@ -128,38 +93,14 @@ class StageOutput:
             InputError: another program is writing it; or what `__init__` raises, of one that just ended.
         """
         with FolderLock(self._marks, "--results", part):
-            self._refuse_another_configuration()
-            self._refuse_another_deal()
+            self._claim.refuse_others()
             if read_marks(self._marks):
-                self._mend_settings_file()
+                self._claim.mend()
             self._is_locked = True
             try:
                 yield
             finally:
                 self._is_locked = False
-
-    def _refuse_another_configuration(self) -> None:
-        earlier = what_made(self._results, self._stage, self._model)
-        if earlier is not None and (changes := differences(earlier, self._made_by)):
-            raise InputError(
-                f"{self._results} holds {self._stage} of model '{self._model}' made with other settings:"
-                f" {'; '.join(changes)}; choose another --results folder, or repeat the earlier settings"
-            )
-
-    @property
-    def dealt_to(self) -> int | None:
-        """To how many tasks the shards were dealt; None where no task of several has written one."""
-        return next((int(mark.name.split("-")[2]) for mark in self._marks.glob("dealt-to-*-tasks")), None)
-
-    def _refuse_another_deal(self) -> None:
-        # Task 3 of 4 and task 3 of 8 are different documents: whoever starts one for the other would think
-        # that the result is whole.
-        if self._num_tasks is not None and self.dealt_to not in (None, self._num_tasks):
-            raise InputError(
-                f"{self._results} holds {self._stage} of model '{self._model}' begun with --num-shards"
-                f" {self.dealt_to}, now {self._num_tasks}; repeat --num-shards {self.dealt_to}, or leave out"
-                " --shard-index and --num-shards to measure all that is missing in one task"
-            )
 
     def _file(self, artefact: str, shard_index: int) -> Path:
         name = f"{shard_name(shard_index, self._num_shards)}.parquet"
@@ -218,10 +159,10 @@ class StageOutput:
             return f"{what} {whole} in {self._results}"
         state = f"{what} misses {len(missing)} of {self._num_shards} shards in {self._results}:"
         state += f" {as_ranges(missing)}"
-        if self.dealt_to is None:
+        if (dealt_to := self._claim.dealt_to) is None:
             return state
-        tasks = {shard % self.dealt_to for shard in missing}
-        return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {self.dealt_to}"
+        tasks = {shard % dealt_to for shard in missing}
+        return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {dealt_to}"
 
     def write_shard(
         self,
@@ -240,7 +181,7 @@ class StageOutput:
             InputError: outside of `writing`, what that raises.
         """
         with nullcontext() if self._is_locked else self.writing():
-            self._claim_folder()
+            self._claim.lay()
             name = shard_name(shard_index, self._num_shards)
             remove_leftovers(self._marks, f".{name}.*.part", f".{SETTINGS_FILE}.*.part")
             # Damaged files are replaced one by one: until all are, no mark may say that they are whole.
@@ -263,34 +204,3 @@ class StageOutput:
         return {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
-
-    def _claim_folder(self) -> None:
-        """Leave what refuses another configuration; only now, for a run that fails at once claims nothing."""
-        self._refuse_another_configuration()  # of a task that was started at the same moment
-        self._refuse_another_deal()
-        self._marks.mkdir(parents=True, exist_ok=True)
-        if self._num_tasks is not None:
-            (self._marks / f"dealt-to-{self._num_tasks}-tasks").touch()
-        self._mend_settings_file()
-
-    def _mend_settings_file(self) -> None:
-        """Write the settings file where it is absent or damaged."""
-        if self._is_settings_file_whole():
-            return
-        path = self._marks / SETTINGS_FILE
-        if read_marks(self._marks):
-            logger.warning("%s was missing or damaged; it is written anew from what the shards tell", path)
-        path.unlink(missing_ok=True)
-        # Tasks of one start may be here together: of two that differ, the second must find the first's.
-        own = self._marks / f"settings-{uuid4().hex}.json"
-        write_json(own, self._made_by)
-        with suppress(FileExistsError):
-            os.link(own, path)
-        own.unlink()
-        self._refuse_another_configuration()
-
-    def _is_settings_file_whole(self) -> bool:
-        try:
-            return bool(read_settings_file(self._marks))
-        except InputError:
-            return False
