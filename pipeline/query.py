@@ -7,9 +7,9 @@
 Without SQL it lists the views, their rows and columns; RESULTS.md says what the columns mean. The dialect
 is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
 with WHERE model = '...' that model's alone. Every file of an artefact that the SQL names is hashed before, to
-find it whole. Results that were not made alike, in another schema version or with other settings, are refused
-by name; --allow-mixed queries them all the same. So are incomplete ones, of which --allow-partial queries what
-is complete. Damaged files are always refused.
+find it whole. Results that were not made alike, in another schema version or with other settings, are
+refused by name; --allow-mixed queries them all the same. So are incomplete ones, of which --allow-partial
+queries what is complete. Damaged files are always refused.
 """
 
 import sys

@@ -5,7 +5,8 @@
 The data are `sparse_context_losses` with the real schema, written into a temporary folder that is
 removed at the end. Each timing is a process of its own, from its start to the printed answer, on files
 that the system has cached. pandas reads the columns that the aggregate needs, of `--pandas-rows` rows, since
-it holds all of them in memory at once; the two answers are compared there.
+it holds all of them in memory at once; the two answers are compared there. What finding the files whole costs
+(query hashes those of each artefact that it reads) is told by the same queries without it, turn by turn.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +39,15 @@ AGGREGATE = """SELECT model, k, sum(short_context_loss - sparse_context_loss)
   / sum(short_context_loss - long_context_loss) AS recovered_fraction, count(*) AS num_rows
 FROM sparse_context_losses WHERE far_context = 'own' AND rule = 'leave_one_out' GROUP BY ALL ORDER BY ALL"""
 OF_ONE_MODEL = AGGREGATE.replace("WHERE", "WHERE model = 'm3' AND")
+UNCHECKED = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pipeline.results import completeness
+completeness.damage = lambda path, record: None
+from pipeline.start import prepare, run_module
+prepare("query.py")
+run_module("pipeline.query", "query.py")
+"""
 PANDAS = """
 import json, sys
 import pandas as pd
@@ -93,23 +104,38 @@ def generate(results: Path, num_rows: int, num_shards: int) -> None:
     write_manifest(results)
 
 
-def timed(command: list[str]) -> tuple[float, list[dict[str, object]]]:
-    """Wall seconds of a process, and the rows it prints as JSON."""
-    started = time.perf_counter()
+class Run(NamedTuple):
+    """A process: how long it took, all its threads' time on processors, and the rows it printed as JSON."""
+
+    wall_seconds: float
+    processor_seconds: float
+    rows: list[dict[str, object]]
+
+
+def timed(command: list[str]) -> Run:
+    """One run of a command that prints JSON."""
+    started, before = time.perf_counter(), _processor_seconds()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return time.perf_counter() - started, json.loads(done.stdout)
+    wall_seconds = time.perf_counter() - started
+    return Run(wall_seconds, _processor_seconds() - before, json.loads(done.stdout))
 
 
-def query(results: Path, sql: str) -> tuple[float, list[dict[str, object]]]:
-    """`timed` of one query."""
-    program = str(ROOT / "pipeline" / "query.py")
-    return timed([sys.executable, program, "--results", str(results), "--format", "json", sql])
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
-def show(name: str, num_rows: int, seconds: list[float]) -> None:
-    """One line: the fastest run and all of them."""
-    times = ", ".join(f"{each:.2f}" for each in seconds)
-    print(f"{name:32} {num_rows:12,} rows  {min(seconds):7.2f} s  (runs: {times})")
+def query(results: Path, sql: str, *, is_checked: bool = True) -> Run:
+    """`timed` of one query, which finds the files whole before, or takes them as they are."""
+    program = [str(ROOT / "pipeline" / "query.py")] if is_checked else ["-c", UNCHECKED]
+    return timed([sys.executable, *program, "--results", str(results), "--format", "json", sql])
+
+
+def show(name: str, num_rows: int, runs: list[Run]) -> None:
+    """One line: the fastest run, the least that one took of the processors, and all runs."""
+    wall, processor = min(run.wall_seconds for run in runs), min(run.processor_seconds for run in runs)
+    times = ", ".join(f"{run.wall_seconds:.2f}" for run in runs)
+    print(f"{name:26} {num_rows:12,} rows {wall:7.2f} s {processor:7.2f} processor s  (runs: {times})")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -120,26 +146,33 @@ def main(arguments: argparse.Namespace) -> None:
         files = list(results.glob("*/*/*.parquet"))
         num_bytes = sum(path.stat().st_size for path in files)
         print(f"{arguments.rows:,} rows, {len(files):,} files, {num_bytes / 1e9:.2f} GB on disk")
-        runs = [query(results, AGGREGATE) for _ in range(arguments.rounds)]
-        show("query, all models", arguments.rows, [seconds for seconds, _ in runs])
-        one = [query(results, OF_ONE_MODEL) for _ in range(arguments.rounds)]
-        show("query, WHERE model = 'm3'", arguments.rows // NUM_MODELS, [seconds for seconds, _ in one])
-        show(
-            "query, no rows read", 0, [query(results, "SELECT 1 AS one")[0] for _ in range(arguments.rounds)]
-        )
+        queries = {
+            "all models": (AGGREGATE, arguments.rows),
+            "WHERE model = 'm3'": (OF_ONE_MODEL, arguments.rows // NUM_MODELS),
+            "no rows read": ("SELECT 1 AS one", 0),
+        }
+        runs: dict[str, list[Run]] = {}
+        for name, (sql, num_rows) in queries.items():
+            checked, unchecked = runs.setdefault(name, []), []
+            for _ in range(arguments.rounds):
+                checked.append(query(results, sql))
+                unchecked.append(query(results, sql, is_checked=False))
+            show(f"query, {name}", num_rows, checked)
+            show("  without hashing", num_rows, unchecked)
         num_models = max(1, min(NUM_MODELS, arguments.pandas_rows * NUM_MODELS // arguments.rows))
         models = [f"m{model}" for model in range(num_models)]
         artefact = str(results / "sparse_context_losses")
         by_pandas = [
             timed([sys.executable, "-c", PANDAS, artefact, ",".join(models)]) for _ in range(arguments.rounds)
         ]
-        show("pandas", arguments.rows * num_models // NUM_MODELS, [seconds for seconds, _ in by_pandas])
+        show("pandas", arguments.rows * num_models // NUM_MODELS, by_pandas)
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         print(f"largest process: {peak:.1f} GB")
-        ours = [row["recovered_fraction"] for row in runs[0][1] if row["model"] in models]
-        theirs = [row["recovered_fraction"] for row in by_pandas[0][1]]
+        answers = runs["all models"][0].rows
+        ours = [row["recovered_fraction"] for row in answers if row["model"] in models]
+        theirs = [row["recovered_fraction"] for row in by_pandas[0].rows]
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-        assert sum(int(str(row["num_rows"])) for row in runs[0][1]) == arguments.rows // 8
+        assert sum(int(str(row["num_rows"])) for row in answers) == arguments.rows // 8
 
 
 def parser() -> argparse.ArgumentParser:
