@@ -117,7 +117,7 @@ class Claim:
         Raises:
             InputError: another task wrote it first, with other settings.
         """
-        if self._is_settings_file_whole():
+        if self.is_settings_file_whole():
             return
         path = self._marks / SETTINGS_FILE
         if read_marks(self._marks):
@@ -131,7 +131,8 @@ class Claim:
         own.unlink()
         self._refuse_another_configuration()
 
-    def _is_settings_file_whole(self) -> bool:
+    def is_settings_file_whole(self) -> bool:
+        """Whether the settings file is there and can be read."""
         try:
             return bool(read_settings_file(self._marks))
         except InputError:

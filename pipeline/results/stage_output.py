@@ -120,7 +120,7 @@ class StageOutput:
 
     def is_done(self, among: Sequence[int] | None = None) -> bool:
         """Whether of these shards, all where None, there is nothing to measure and nothing to mend."""
-        return not self.pending_shards(among) and self._is_settings_file_whole()
+        return not self.pending_shards(among) and self._claim.is_settings_file_whole()
 
     def _is_damaged(self, mark: Mark) -> bool:
         wrongs = []
