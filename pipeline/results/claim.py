@@ -125,7 +125,7 @@ class Claim:
         path.unlink(missing_ok=True)
         # Tasks of one start may be here together: of two that differ, the second must find the first's.
         own = self._marks / f"settings-{uuid4().hex}.json"
-        write_json(own, self._made_by)
+        write_json(own, dict(self._made_by))
         with suppress(FileExistsError):
             os.link(own, path)
         own.unlink()
