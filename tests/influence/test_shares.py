@@ -14,7 +14,7 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
-from pipeline.influence import evaluation
+from pipeline.influence import batching, evaluation
 from pipeline.influence.shares import Share, device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +65,17 @@ def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Pa
         measure(stage, folder, *ONE_DOCUMENT, "--results", str(dealt), *share_of(index, 4))
     assert results_of(dealt) == whole
     assert sum(path.endswith(".parquet") for path in whole) >= 3
+
+
+def test_what_memory_is_free_where_a_task_runs_moves_no_byte(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, dealt = influential_tokens, tmp_path / "dealt"
+    whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
+    for index, free_gibibytes in enumerate((2, 20, 2000)):  # the budget is half of what is free, 1 at most
+        monkeypatch.setattr(batching, "free_bytes", lambda _, free=free_gibibytes: free << 30)
+        measure(stage, folder, *ONE_DOCUMENT, "--results", str(dealt), *share_of(index, 3))
+    assert results_of(dealt) == whole  # metadata included
 
 
 @pytest.mark.parametrize(
