@@ -50,10 +50,11 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """What made a stage's results, for each model: "settings", "inputs" (SHA-256), "schema_version".
 
     Raises:
-        InputError: a settings file is damaged.
+        InputError: a settings file is damaged, or missing where shards are marked as complete.
     """
-    paths = sorted((results / "_stages" / stage).glob(f"model=*/{SETTINGS_FILE}"))
-    return {path.parent.name.removeprefix("model="): read_settings_file(path.parent) for path in paths}
+    of_stage = results / "_stages" / stage
+    folders = {path.parent for name in (SETTINGS_FILE, "*.done") for path in of_stage.glob(f"model=*/{name}")}
+    return {folder.name.removeprefix("model="): read_settings_file(folder) for folder in sorted(folders)}
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:

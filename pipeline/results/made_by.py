@@ -20,10 +20,12 @@ def read_settings_file(folder: Path) -> dict[str, Any]:
         folder: <results>/_stages/<stage>/model=<model>.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: the file is missing or damaged.
     """
     path, stage = folder / SETTINGS_FILE, folder.parent.name
     mend = f"run python pipeline/{stage}.py again with the flags it was run with, which mends it"
+    if not path.exists():
+        raise InputError(f"{path} is missing; {mend}")
     try:
         made_by = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
