@@ -137,7 +137,6 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
     ("flags", "sentence"),
     [
         (share_of(4, 4), "--shard-index 4 is no share of --num-shards 4: .* the last is 3"),
-        (share_of(-1, 4), "--shard-index -1 is no share of --num-shards 4"),
         (["--shard-index", "0"], "--shard-index and --num-shards say only together .*: give both"),
         (["--num-shards", "4"], "--shard-index and --num-shards say only together .*: give both"),
     ],

@@ -86,9 +86,12 @@ def test_a_study_runs_from_text_to_results(
 
 
 def test_where_a_job_fails_those_that_need_it_are_cancelled(
-    slurm: LocalSlurm, make_checkout: Callable[..., Path]
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path
 ) -> None:
-    root = make_checkout(train_text="/nowhere/train-*.jsonl")
+    # There when the study is submitted, so that it is a job that finds out.
+    for index in range(2):
+        (tmp_path / f"damaged-{index}.jsonl").write_text("no JSON\n")
+    root = make_checkout(train_text=str(tmp_path / "damaged-*.jsonl"))
     submitted = slurm.run(*SUBMIT, cwd=root)
     job_ids = job_ids_of(submitted)
     tokenize, *others = [slurm.wait(job_id) for job_id in job_ids]
@@ -96,7 +99,7 @@ def test_where_a_job_fails_those_that_need_it_are_cancelled(
     assert {job["ExitCode"] for job in tokenize} == {"2:0"}
     assert len(others) == 8
     assert {state for jobs in others for state in states(jobs)} == {"CANCELLED"}
-    assert "/nowhere/train-" in log(root, "tokenize_c4-shards", f"{job_ids[0]}_0")
+    assert "damaged-0.jsonl" in log(root, "tokenize_c4-shards", f"{job_ids[0]}_0")
 
 
 @pytest.fixture
