@@ -109,7 +109,9 @@ def test_the_table_by_hand(table: pd.DataFrame) -> None:
     ]  # fmt: skip
     row = _row(table, rule="greedy", k=2)
     assert (row["recovered_loss"], row["null_recovered_loss"], row["excess_loss"]) == (1.0, 0.625, 0.375)
-    assert (row["excess_loss_low"], row["excess_loss_high"]) == (0.25, 0.5)  # documents: b 1/4 and a 1/2 nats
+    # Documents: b 1/4 and a 1/2 nats, so an error of 1/8; Student's t of one degree of freedom is 12.706.
+    ends = row["excess_loss_low"], row["excess_loss_high"]
+    assert ends == pytest.approx((0.375 - 12.706 / 8, 0.375 + 12.706 / 8), abs=1e-4)
     assert (row["loss_difference"], row["excess_fraction"]) == (1.0, 0.375)
     assert (row["num_targets"], row["num_documents"], row["sees_answer"]) == (4, 2, True)
     # Far contexts of 18 and 19 tokens; 4 + 1 tokens a candidate, then 4 + 2 for all but the chosen one.
@@ -220,12 +222,12 @@ def test_the_verdict_says_what_the_intervals_carry(losses: pd.DataFrame, table: 
     )
     # leave_one_out: document a 1/4, b nothing beyond the null; greedy: 1/2 and 1/4.
     assert said[1] == (
-        "  beyond the null remain leave_one_out 0.125 [0.000, 0.250], greedy 0.375 [0.250, 0.500]: clearly"
-        " more than nothing for 1 of 2 (greedy);"
+        "  beyond the null remain leave_one_out 0.125 [-1.463, 1.713], greedy 0.375 [-1.213, 1.963]:"
+        " clearly more than nothing for none of 2;"
     )
     assert said[2].endswith("greedy 0.250 [0.250, 0.250]: clearly another number for all 1.")
     assert said[-1].startswith("So of 2 comparisons with leave_one_out")
-    assert "2 differ clearly in the recovery and 1 in what is left" in said[-1]
+    assert "0 differ clearly in the recovery and 1 in what is left" in said[-1]
     alone = table[table["rule"] != "greedy"], differences[differences["rule"] != "greedy"]
     assert list(rule_verdicts.verdict_on_eq_20(*alone)) == [
         "No other rule that sees the answer was run beside leave_one_out."
@@ -235,7 +237,7 @@ def test_the_verdict_says_what_the_intervals_carry(losses: pd.DataFrame, table: 
 def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(table: pd.DataFrame) -> None:
     lines = rule_verdicts.markdown_table(table).splitlines()
     assert lines[0] == "| rule | k = 1 | k = 2 | k = 2, beyond the null | token-forwards a target |"
-    assert lines[3] == "| `greedy` | 0.625 (0.250) | 1.000 (0.625) | 0.375 [0.250, 0.500] | 198 |"
+    assert lines[3] == "| `greedy` | 0.625 (0.250) | 1.000 (0.625) | 0.375 [-1.213, 1.963] | 198 |"
     assert lines[4].startswith("| `random` (blind) | 0.125 (0.000) | 0.250 (-0.125) | own: 0.250 [")
 
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis import notebook_execution
 from analysis.synthetic import synthetic_accuracy, synthetic_figures
+from pipeline.results.exported import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
@@ -108,6 +109,7 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
     folder.mkdir(parents=True)
     accuracy.to_parquet(folder / "00000-of-00001.parquet")
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
+    write_manifest(tmp_path / "results")
     notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
         "synthetic_positions",

@@ -110,7 +110,7 @@ def test_a_mended_checkpoint_may_use_the_folder_in_which_the_broken_one_failed(f
     weights_path = folder / "run/step20-unsharded/model.pt"
     weights = weights_path.read_bytes()
     weights_path.write_bytes(weights[:1000])
-    with pytest.raises(InputError, match="truncated"):
+    with pytest.raises(InputError, match="is damaged"):
         measure(loss_differences, folder)
     weights_path.write_bytes(weights)
     assert len(read_artefact(measure(loss_differences, folder), "loss_differences")) == 12
