@@ -91,8 +91,8 @@ def test_weights_that_are_no_numbers_are_not_exported(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_and_a_file_in_the_way_are_the_systems_own_errors(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
+def test_a_full_disk_and_a_file_in_the_way_are_told(
+    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = save(make_olmo(), tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -103,8 +103,8 @@ def test_a_full_disk_and_a_file_in_the_way_are_the_systems_own_errors(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is there already"):
-        export(run, tmp_path / "file")
-    with pytest.raises(FileExistsError):
-        export(run, tmp_path / "file" / "out")
+    for in_the_way in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(SystemExit, match="2"):
+            export(run, in_the_way)
+    assert capsys.readouterr().err.count("where a folder is wanted") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run", "file"}

@@ -119,7 +119,9 @@ def _read(path: Path) -> DictConfig:
         file = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise InputError(f"no study file {path}; there are some in olmo_configs/studies/") from error
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
+        raise _unreadable(path, error) from error
+    except (OSError, ValueError, RecursionError, YAMLError) as error:
         raise InputError(f"{path} is not a readable YAML file: {error}") from error
     if not isinstance(file, DictConfig):
         raise InputError(f"{path} does not hold the fields of a study; see olmo_configs/studies/demo.yaml")

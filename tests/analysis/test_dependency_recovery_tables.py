@@ -5,11 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from written_results import write_rows
 
 from analysis import notebook_execution
 from analysis.synthetic import dependency_recovery as recovery
 from analysis.synthetic import dependency_recovery_figures as recovery_figures
-from pipeline.results.exported import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "dependency_recovery.ipynb"
@@ -99,12 +99,8 @@ def test_the_sample_and_the_condition_are_told(rows: pd.DataFrame, ax: Axes) -> 
 
 
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:
-    for model, of_model in rows.groupby("model"):
-        folder = tmp_path / "results" / "dependency_recovery" / f"model={model}"
-        folder.mkdir(parents=True)
-        of_model.drop(columns="model").to_parquet(folder / "00000-of-00001.parquet")
+    write_rows(tmp_path / "results", "dependency_recovery", "dependency_recovery", rows)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    write_manifest(tmp_path / "results")
     notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
         "dependency_recovery.pdf", "dependency_recovery.png",

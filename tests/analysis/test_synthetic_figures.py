@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from written_results import write_rows
 
 from analysis import notebook_execution
 from analysis.synthetic import synthetic_accuracy, synthetic_figures
-from pipeline.results.exported import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
@@ -104,12 +104,9 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
     accuracy = pd.concat([
         rows(0, 1, [1.0, 1.0, 0.8]), rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),
         rows(0, 1, [1.0, 0.9, 0.5]).assign(task="copy", sparsity=None, largest_train_sparsity=None),
-    ]).assign(num_examples=100)  # fmt: skip
-    folder = tmp_path / "results" / "synthetic_accuracy" / "model=a"
-    folder.mkdir(parents=True)
-    accuracy.to_parquet(folder / "00000-of-00001.parquet")
+    ]).assign(num_examples=100, model="a")  # fmt: skip
+    write_rows(tmp_path / "results", "evaluate_synthetic", "synthetic_accuracy", accuracy)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    write_manifest(tmp_path / "results")
     notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
         "synthetic_positions",

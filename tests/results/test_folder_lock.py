@@ -94,7 +94,10 @@ def test_it_says_who_holds_it_and_goes_away(tmp_path: Path) -> None:
         held = json.loads((tmp_path / "run" / LOCK_FILE).read_text())
         assert (held["host"], held["pid"]) == (socket.gethostname(), os.getpid())
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK_FILE]
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()  # made for the lock, and nothing was written there
+    with FolderLock(tmp_path, "--out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_program_is_told_folder_process_host_and_time(tmp_path: Path) -> None:

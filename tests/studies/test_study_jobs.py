@@ -25,7 +25,11 @@ def measuring(data: Path, max_documents: int | None) -> Command:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """The manifest of 100 evaluation documents."""
-    manifest = {"stage": "tokenize_c4", "schema_version": 1, "counts": {"evaluation_documents": 100}}
+    manifest = {
+        "stage": "tokenize_c4", "schema_version": 1, "token_dtype": "uint16",
+        "vocabulary_size": 9, "eos_token_id": 0, "files": {},
+        "counts": {"train_tokens": 0, "evaluation_documents": 100},
+    }  # fmt: skip
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path
 

@@ -96,7 +96,10 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("model.attention_dropout=nan", "model.attention_dropout is nan"),
         ("optimizer.weight_decay=-0.1", "optimizer.weight_decay is -0.1; it must be at least 0"),
         ("optimizer.weight_decay=nan", "optimizer.weight_decay is nan"),
-        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan; it must be above 0 and finite"),
+        (
+            "optimizer.learning_rate=nan",
+            "optimizer.learning_rate is nan; it must be above 0 and at most 1000",
+        ),
         ("optimizer.learning_rate=inf", "optimizer.learning_rate is inf"),
         ("optimizer.betas=[0.9,1.0]", "optimizer.betas is 1.0; it must be at least 0 and below 1"),
         ("optimizer.eps=-1", "optimizer.eps is -1"),
