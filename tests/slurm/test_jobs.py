@@ -187,13 +187,15 @@ def test_a_task_of_an_array_is_requeued_alone(
 
 
 def test_a_job_that_saves_nothing_within_its_time_limit_fails(
-    slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
+    slurm: LocalSlurm, make_checkout: Callable[..., Path]
 ) -> None:
     root = make_checkout()
-    array = tokenize_long_files(slurm, root, text)
-    await_until(lambda: "restart 0" in log(root, "tokenize_c4", f"{array}_1"), "task 1 runs")
-    slurm.signal_near_time_limit(f"{array}_1")  # before it has written anything
-    failed = [job for job in slurm.wait(array) if job["ArrayTaskId"] == "1"]
-    assert [(job["JobState"], job["Restarts"]) for job in failed] == [("FAILED", "0")]
-    said = log(root, "tokenize_c4", f"{array}_1")
+    idle = "run bash -c 'touch started; exec sleep 300' idle --out run/nothing"
+    (root / "slurm/idle.sh").write_text(f"#!/usr/bin/env bash\nsource slurm/job.sh || exit 2\n{idle}\n")
+    job_id = slurm.submit("--output=idle.log", "slurm/idle.sh", "an argument", cwd=root)
+    await_until((root / "started").exists, "the job runs")
+    slurm.signal_near_time_limit(job_id)
+    (failed,) = slurm.wait(job_id)
+    assert (failed["JobState"], failed["Restarts"]) == ("FAILED", "0")
+    said = (root / "idle.log").read_text()
     assert "nothing was saved within the time limit" in said and "give it a longer --time" in said
