@@ -36,6 +36,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -87,25 +88,39 @@ def main(arguments: argparse.Namespace) -> None:
     refuse_bad_templates(arguments.needle, arguments.question)
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
-    lengths = sorted(set(arguments.lengths))
-    planted = {length: plant(data, tokenizer, length, arguments) for length in lengths}
-    for length, (documents, rows) in planted.items():
-        folder = arguments.out / f"length-{length}" / "data"
-        settings = {
-            name: getattr(arguments, name)
-            for name in ("depths", "max_documents", "needle", "question", "answer_digits", "seed")
-        }
-        inputs = {"data": [{"file": EVALUATION_FILE, "sha256": data.evaluation_sha256}]}
-        configuration = {"settings": settings | {"context_length": length}, "inputs": inputs}
-        with FolderLock(folder, "--out"):
-            if not is_complete(folder, configuration, verify=True):
-                write(folder, documents, rows, tokenizer, configuration)
-        logger.info(
-            "%s: %d documents from %d haystacks; measure them with --long-context-length %d"
-            " --targets-per-chunk %d",
-            folder, len(documents), len({row["source_document_id"] for row in rows}), length,
-            max(row["num_answer_tokens"] for row in rows),
-        )  # fmt: skip
+    folders = {
+        length: arguments.out / f"length-{length}" / "data" for length in sorted(set(arguments.lengths))
+    }
+    with ExitStack() as locks:
+        # Before the planting, which takes a while: a folder that cannot be written to is told at once.
+        for folder in folders.values():
+            locks.enter_context(FolderLock(folder, "--out"))
+        made_by = {length: configuration_of(length, data, arguments) for length in folders}
+        to_write = [
+            length
+            for length, folder in folders.items()
+            if not is_complete(folder, made_by[length], verify=True)
+        ]
+        planted = {length: plant(data, tokenizer, length, arguments) for length in folders}
+        for length, (documents, rows) in planted.items():
+            if length in to_write:
+                write(folders[length], documents, rows, tokenizer, made_by[length])
+            logger.info(
+                "%s: %d documents from %d haystacks; measure them with --long-context-length %d"
+                " --targets-per-chunk %d",
+                folders[length], len(documents), len({row["source_document_id"] for row in rows}), length,
+                max(row["num_answer_tokens"] for row in rows),
+            )  # fmt: skip
+
+
+def configuration_of(length: int, data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings and inputs that decide what is planted at one length."""
+    names = ("depths", "max_documents", "needle", "question", "answer_digits", "seed")
+    settings = {name: getattr(arguments, name) for name in names} | {"context_length": length}
+    return {
+        "settings": settings,
+        "inputs": {"data": [{"file": EVALUATION_FILE, "sha256": data.evaluation_sha256}]},
+    }
 
 
 def plant(

@@ -179,6 +179,20 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_something_else_is_refused_before_anything_is_planted(
+    data: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plant_needles, "plant", lambda *_: 1 / 0)
+    before = contents(planted)
+    with pytest.raises(InputError, match="seed was 0, now 1"):
+        plant(data, planted, "--seed", "1")
+    (tmp_path / f"length-{LENGTHS[1]}").write_text("a file")
+    with pytest.raises(NotADirectoryError):  # which every program ends with in a sentence
+        plant(data, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"length-{LENGTHS[1]}"]
+    assert contents(planted) == before
+
+
 def test_a_depth_beyond_the_document_is_refused_with_code_two(data: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
