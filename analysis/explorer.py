@@ -129,6 +129,11 @@ def what_is_left_out(shown: "Shown", documents: "list[Record]", num_wanted: int)
     num_available = len(shown.document_ids)
     note = partial_note()
     left_out = [f"{note[0].upper()}{note[1:]}."] if note else []
+    if num_other := shown.num_documents_of_one_stage:
+        left_out.append(
+            f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
+            " loss_differences and influential_tokens has measured."
+        )
     if num_wanted < num_available:
         left_out.append(
             f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order"

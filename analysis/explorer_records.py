@@ -47,6 +47,8 @@ class Shown:
     rules: list[str]
     document_ids: list[str]
     """In the order of their hashes: the first few are a random sample."""
+    num_documents_of_one_stage: int
+    """Documents that only one of the two stages has measured, and that are not shown."""
     settings: Mapping[str, Any]
     """That all models share."""
 
@@ -91,7 +93,9 @@ def choose(
             f" {', '.join(chosen_models)}; run both stages on the same documents"
         )
     settings = _shared_settings(results, data, chosen_models, with_selections)
-    return Shown(results, chosen_models, chosen_rules, sorted(set(both["document_id"])), settings)
+    document_ids = set(both["document_id"])
+    of_one_stage = ({*sparsity["document_id"]} | {*losses["document_id"]}) - document_ids
+    return Shown(results, chosen_models, chosen_rules, sorted(document_ids), len(of_one_stage), settings)
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.derived_tables import write_derived_table
 from analysis.paired_targets import complete_rows, joined_on_common, of_common_groups
 from analysis.statistics import (
     NULL,
@@ -22,8 +23,6 @@ from analysis.statistics import (
     sample_counts,
     with_recovered_losses,
 )
-from pipeline.results.parquet import make_table, write_parquet
-from pipeline.results.schemas import SCHEMAS
 from pipeline.studies.rule_costs import RuleCosts
 
 READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient")
@@ -92,9 +91,7 @@ def rules_table(
 
 def write_rules_table(table: pd.DataFrame, folder: Path) -> Path:
     """Write `rules_table` as `<folder>/selection_rules.parquet`, in its schema."""
-    path, schema = folder / "selection_rules.parquet", SCHEMAS["selection_rules"]
-    write_parquet(path, make_table({name: table[name].tolist() for name in schema.names}, schema))
-    return path
+    return write_derived_table(table, "selection_rules", folder)
 
 
 def differences_between_rules(

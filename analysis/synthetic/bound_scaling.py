@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.paired_targets import joined_on_common, tell_left_out
 from analysis.statistics import interval_columns
 from pipeline.results.bootstrap import Interval
 
@@ -46,7 +47,7 @@ def with_bounds(errors: pd.DataFrame) -> pd.DataFrame:
     """
     is_trained = errors["test_length"] <= errors["train_context_length"]
     deltas = errors[is_trained].groupby(FIT)["squared_error"].mean().rename("in_distribution_error")
-    rows = errors.merge(deltas.reset_index(), on=FIT)
+    rows = joined_on_common(errors, deltas.reset_index(), FIT, "fits with and without a length of training")
     train, test, delta = (
         rows[name].astype("float64")
         for name in ("train_context_length", "test_length", "in_distribution_error")
@@ -119,6 +120,7 @@ def _a_row_a_seed(of_model: pd.DataFrame) -> pd.DataFrame:
     at_training = last[last["length_ratio"] == 1].set_index("seed")
     before_last = after_training(of_model[of_model["training_step"] < last["training_step"].iloc[0]])
     early = before_last[before_last["test_length"] == last["test_length"].max()].set_index("seed")
+    _tell_seeds_left_out(*(rows.index for rows in (at_longest, at_training, early) if not rows.empty))
     error, delta = at_longest["squared_error"], at_longest["in_distribution_error"]
     growth = np.log(error / at_training["squared_error"]) / np.log(at_longest["length_ratio"])
     falls = np.log(error / early["squared_error"]) / np.log(delta / early["in_distribution_error"])
@@ -132,6 +134,12 @@ def _a_row_a_seed(of_model: pd.DataFrame) -> pd.DataFrame:
             "delta_exponent": falls,
         }
     )
+
+
+def _tell_seeds_left_out(*seeds: pd.Index) -> None:
+    """A ratio between two lengths or steps is of the seeds that have both."""
+    of_all, of_any = set(seeds[0]).intersection(*seeds), set().union(*seeds)
+    tell_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
 
 
 def verdict(condition: pd.Series) -> str:

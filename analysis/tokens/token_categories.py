@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.derived_tables import write_derived_table
 from analysis.measured_text import MeasuredText
 from analysis.tokens import parts_of_speech
 from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, Word, first_characters, words_of
-from pipeline.results.parquet import make_table, write_parquet
-from pipeline.results.schemas import SCHEMAS
 
 WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"
 PUNCTUATION, WHITE_SPACE = "punctuation", "white space"
@@ -114,6 +113,4 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
 
 def write_categories(categories: pd.DataFrame, folder: Path) -> Path:
     """Write `categories_of_targets` as `<folder>/token_categories.parquet`, in its schema."""
-    path, schema = folder / "token_categories.parquet", SCHEMAS["token_categories"]
-    write_parquet(path, make_table({name: categories[name].tolist() for name in schema.names}, schema))
-    return path
+    return write_derived_table(categories, "token_categories", folder)

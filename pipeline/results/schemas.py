@@ -330,7 +330,8 @@ Losses are in nats, and never negative; `_position` counts tokens from the start
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
 checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
-seed, as far as the checkpoint tells them), `git_commit` and `packages` (their versions).
+seed, as far as the checkpoint tells them), `git_commit` and `packages` (their versions). A table that was
+made of results read in part (`--allow-partial`) says of which in its metadata's `note`.
 
 A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
 which holds rows, bytes and SHA-256 of its files. Programs here check that, and refuse results that are

@@ -113,6 +113,24 @@ def test_the_figure_draws_the_table(fits: pd.DataFrame) -> None:
     plt.close(figure)
 
 
+def test_fits_and_seeds_that_are_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    errors = planted_errors("local-k2", 2.0)
+    bound_scaling.summarize_conditions(bound_scaling.with_bounds(errors))
+    assert caplog.messages == []
+    is_trained = errors["test_length"] <= TRAIN
+    fits = bound_scaling.with_bounds(errors[~(is_trained & (errors["seed"] == 2))])
+    assert set(fits["seed"]) == {0, 1}
+    assert caplog.messages == [
+        "fits with and without a length of training: 2 of 6 are not in both tables and left out"
+    ]
+    caplog.clear()
+    is_early = (errors["seed"] == 2) & (errors["training_step"] == STEPS[0])
+    bound_scaling.summarize_conditions(bound_scaling.with_bounds(errors[~is_early]))
+    assert caplog.messages == [
+        "seeds measured at every length and step: 1 of 3 are not in both tables and left out"
+    ]
+
+
 def test_the_tables_need_only_columns_of_the_artefact() -> None:
     columns = set(planted_errors("m-k2", 2.0)) - {"model"}
     assert columns <= set(SCHEMAS["sparse_functional_attention"].names)

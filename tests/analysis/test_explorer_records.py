@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
 from exported_results import vouch_for
@@ -134,6 +136,19 @@ def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
     (document,) = page["documents"]
     assert all(chunk["models"].keys() == {"other"} for chunk in document["chunks"])
     assert page["left_out"][0].startswith("2 of 3 documents")
+
+
+def test_documents_that_one_stage_alone_has_measured_are_counted(explorable: Path, copied: Path) -> None:
+    first, *others = [document["id"] for document in embedded(run_explorer(explorable))["documents"]]
+    for path in (copied / "results" / "dependency_sparsity").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.filter(pc.not_equal(table["document_id"], first)), path)
+    vouch_for(copied / "results")
+    page = embedded(run_explorer(copied))
+    assert [document["id"] for document in page["documents"]] == others
+    assert page["left_out"][0] == (
+        "1 of 3 documents, which only one of the stages loss_differences and influential_tokens has measured."
+    )
 
 
 def test_what_has_no_room_is_left_out_and_said(explorable: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,19 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from explorable_results import write_explorable
 
 from analysis import explorer, figures, summary
 from analysis.notebook_execution import execute
+from analysis.rules.selection_rules import write_rules_table
+from analysis.tokens.token_categories import write_categories
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 from pipeline.results.partial import allow_partial
+from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "partial: 1 of 2 shards of loss_differences of model 'long-seed0'"
@@ -85,6 +89,24 @@ def test_a_notebook_says_so_below_every_cell_from_the_reading_on(
     first = next(i for i, cell in enumerate(code) if "read_artefact(" in cell.source)
     assert told == [i >= first for i in range(len(code))]
     assert len(told) - first >= 3  # a table, a figure and sentences
+
+
+def test_the_tables_that_notebooks_write(partial_results: Path, results: Path, tmp_path: Path) -> None:
+    empty = {
+        name: pd.DataFrame(columns=SCHEMAS[name].names) for name in ("selection_rules", "token_categories")
+    }
+
+    def notes(read: Path) -> list[bytes | None]:
+        allow_partial()
+        read_artefact(read, "loss_differences", ["document_id"])
+        written = [
+            write_rules_table(empty["selection_rules"], tmp_path),
+            write_categories(empty["token_categories"], tmp_path),
+        ]
+        return [(pq.read_schema(path).metadata or {}).get(b"note") for path in written]
+
+    assert notes(partial_results) == [NOTE.encode()] * 2
+    assert notes(results) == [None] * 2
 
 
 def test_the_page_of_targets_in_their_text(tmp_path: Path) -> None:
