@@ -26,7 +26,7 @@ For each checkpoint and each target t of the evaluation documents:
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
          *.parquet                                            columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --shard-index I --num-shards N for one of N tasks; a process a GPU under torchrun; the same files
+shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
          Hugging Face causal LM, as a folder or by its name on the hub
 
@@ -131,7 +131,7 @@ def main(arguments: argparse.Namespace) -> None:
         "search_budget": arguments.search_budget,
         "engine": ENGINE,
     }
-    from pipeline.influence.evaluation import evaluate_checkpoints  # late, for a --help at once
+    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints  # late, for a --help at once
 
     evaluate_checkpoints(
         arguments,
@@ -181,9 +181,9 @@ def _measure(
     unigram: UnigramDistribution | None,
 ) -> "dict[str, Columns]":
     from pipeline.influence.context_loss import window_losses
-    from pipeline.influence.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
     from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
     from pipeline.influence.sparsity import dependency_sparsity
+    from pipeline.measuring.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
     from pipeline.text.chunks import append_columns
 
     chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T

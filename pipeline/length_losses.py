@@ -6,7 +6,7 @@ mean loss of each model and length with its 95 % interval over documents.
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --shard-index I --num-shards N for one of N tasks; a process a GPU under torchrun; the same files
+shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
          Hugging Face causal LM, as a folder or by its name on the hub
 
@@ -81,7 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.influence.context_loss import window_losses
-    from pipeline.influence.evaluation import evaluate_checkpoints
+    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
 
     def measure(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> "dict[str, Columns]":
         means = [

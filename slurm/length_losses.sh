@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Loss against context length, a share of the documents a task; what follows goes to length_losses.py:
-#   sbatch --array=0-15 slurm/length_losses.sh --num-shards 16 --data … --checkpoints … --results … …
+#   sbatch --array=0-15 slurm/length_losses.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/length_losses.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=length_losses
 #SBATCH --array=0-15
@@ -15,4 +15,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/length_losses.py --shard-index "$SLURM_ARRAY_TASK_ID" "$@"
+run "${torchrun[@]}" pipeline/length_losses.py --task-index "$SLURM_ARRAY_TASK_ID" "$@"

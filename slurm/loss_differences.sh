@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Short and long loss of every target, a share of the documents a task; what follows goes to loss_differences.py:
-#   sbatch --array=0-15 slurm/loss_differences.sh --num-shards 16 --data … --checkpoints … --results … …
+#   sbatch --array=0-15 slurm/loss_differences.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/loss_differences.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=loss_differences
 #SBATCH --array=0-15
@@ -15,4 +15,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run "${torchrun[@]}" pipeline/loss_differences.py --shard-index "$SLURM_ARRAY_TASK_ID" "$@"
+run "${torchrun[@]}" pipeline/loss_differences.py --task-index "$SLURM_ARRAY_TASK_ID" "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tokenize text, a share of its files a task; slurm/merge_c4.sh makes one data set of them. What follows goes to
 # tokenize_c4.py:
-#   sbatch --array=0-63 slurm/tokenize_c4.sh --num-shards 64 --out … --source … --tokenizer …
+#   sbatch --array=0-63 slurm/tokenize_c4.sh --num-tasks 64 --out … --source … --tokenizer …
 #   sbatch --array=3,7 slurm/tokenize_c4.sh <the same>        only the tasks 3 and 7 again
 #SBATCH --job-name=tokenize_c4
 #SBATCH --array=0-63
@@ -15,4 +15,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/tokenize_c4.py --shard-index "$SLURM_ARRAY_TASK_ID" --num-workers "$SLURM_CPUS_PER_TASK" "$@"
+run python pipeline/tokenize_c4.py --task-index "$SLURM_ARRAY_TASK_ID" --num-workers "$SLURM_CPUS_PER_TASK" "$@"

@@ -270,3 +270,19 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert stopped.value.code == 130
     said = capsys.readouterr().err
     assert said == "loss_differences.py: interrupted; run the same command again to go on\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--shard-index", "0"], "--shard-index is called --task-index now"),
+        (["--num-shards=4"], "--num-shards is called --num-tasks now"),
+    ],
+)
+def test_a_flag_of_an_earlier_version_is_refused_by_its_new_name(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        loss_differences.parser().parse_args(words)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err

@@ -53,11 +53,11 @@ def tokenize(
 
 
 def run(folder: Path, *flags: str) -> None:
-    """`tokenize` of a shard, which is read only once it is merged."""
+    """`tokenize` of a task, which is read only once it is merged."""
     try:
         tokenize(folder, *flags)
     except InputError as error:
-        assert "its shards are not merged" in str(error)  # noqa: PT017
+        assert "its tasks are not merged" in str(error)  # noqa: PT017
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -193,22 +193,22 @@ def flip_a_bit(path: Path) -> None:
 def test_two_runs_on_one_folder_the_second_is_refused(folder: Path) -> None:
     with FolderLock(folder / "data", "--out"), pytest.raises(InputError, match="is in use by process"):
         tokenize(folder)
-    # The tasks of one array share the folder, a shard only one of them.
+    # The tasks of one array share the folder, a task only one of them.
     with FolderLock(folder / "data", "--out", "00000-of-00002"):
-        run(folder, "--shard-index", "1", "--num-shards", "2")
+        run(folder, "--task-index", "1", "--num-tasks", "2")
         with pytest.raises(InputError, match="is in use by process"):
-            tokenize(folder, "--shard-index", "0", "--num-shards", "2")
+            tokenize(folder, "--task-index", "0", "--num-tasks", "2")
 
 
 def test_two_texts_as_shards_of_one_folder_are_refused_while_the_first_is_unfinished(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shard = ("--num-shards", "2", "--shard-index")
+    task = ("--num-tasks", "2", "--task-index")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at_document(patch, 5)
-        tokenize(folder, *shard, "0")
+        tokenize(folder, *task, "0")
     with pytest.raises(InputError, match="holds data made otherwise: seed was 0, now 1"):
-        tokenize(folder, *shard, "1", "--seed", "1")
+        tokenize(folder, *task, "1", "--seed", "1")
 
 
 def test_the_folder_of_a_model_is_left_alone(folder: Path) -> None:
@@ -272,16 +272,16 @@ def test_a_flipped_bit_is_found_by_verify(folder: Path, name: str) -> None:
 
 
 def test_a_damaged_shard_is_named_by_the_merge_and_made_whole(folder: Path) -> None:
-    shard = ("--num-shards", "2", "--shard-index")
+    task = ("--num-tasks", "2", "--task-index")
     merge = tokenize_c4.parser().parse_args(["--out", str(folder / "data"), "--merge", "--verify"])
     for index in ("0", "1"):
-        run(folder, *shard, index)
+        run(folder, *task, index)
     tokenize_c4.main(merge)
     before = contents(folder / "data")
-    flip_a_bit(folder / "data/shards/00001-of-00002/train/part-00000.npy")
+    flip_a_bit(folder / "data/tasks/00001-of-00002/train/part-00000.npy")
     with pytest.raises(InputError, match=r"00001-of-00002/train/part-00000\.npy has not the SHA-256"):
         tokenize_c4.main(merge)
-    run(folder, *shard, "1", "--verify")
+    run(folder, *task, "1", "--verify")
     tokenize_c4.main(merge)
     assert contents(folder / "data") == before
 

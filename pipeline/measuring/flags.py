@@ -2,7 +2,7 @@
 
 import argparse
 
-from pipeline.influence.shares import add_share_arguments
+from pipeline.measuring.tasks import add_share_arguments
 from pipeline.stage import folder_path, positive_float, positive_int
 
 DTYPES = ("float32", "bfloat16", "auto")

@@ -94,9 +94,9 @@ class Claim:
         # that the result is whole.
         if self._num_tasks is not None and self.dealt_to not in (None, self._num_tasks):
             raise InputError(
-                f"{self._results} holds {self._stage} of model '{self._model}' begun with --num-shards"
-                f" {self.dealt_to}, now {self._num_tasks}; repeat --num-shards {self.dealt_to}, or leave out"
-                " --shard-index and --num-shards to measure all that is missing in one task"
+                f"{self._results} holds {self._stage} of model '{self._model}' begun with --num-tasks"
+                f" {self.dealt_to}, now {self._num_tasks}; repeat --num-tasks {self.dealt_to}, or leave out"
+                " --task-index and --num-tasks to measure all that is missing in one task"
             )
 
     def lay(self) -> None:

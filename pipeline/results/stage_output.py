@@ -162,7 +162,7 @@ class StageOutput:
         if (dealt_to := self._claim.dealt_to) is None:
             return state
         tasks = {shard % dealt_to for shard in missing}
-        return f"{state}, of --shard-index {as_ranges(tasks)} --num-shards {dealt_to}"
+        return f"{state}, of --task-index {as_ranges(tasks)} --num-tasks {dealt_to}"
 
     def write_shard(
         self,

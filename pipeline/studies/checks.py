@@ -14,8 +14,8 @@ from pipeline.measuring.flags import DTYPES
 from pipeline.studies.commands import Command, Measuring, Tokenizing, Training
 from pipeline.studies.costs import Configs
 from pipeline.studies.study_fields import Evaluation, Study, Text
-from pipeline.text.sharding import Shard
 from pipeline.text.sources import open_sources_of_both_parts
+from pipeline.text.tasks import TokenizationTask
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import DataFacts, load_config
@@ -67,13 +67,13 @@ def refuse_what_cannot_run(
                 _refuse_unsaved_steps(command.about, configs)
 
 
-def refuse_missing_text(study: Study, commands: Sequence[Command], num_shards: int = 1) -> None:
+def refuse_missing_text(study: Study, commands: Sequence[Command], num_tasks: int = 1) -> None:
     """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'.
 
     Args:
         study: the whole of it.
         commands: those of it that are still to run.
-        num_shards: in how many the study's own text is tokenized.
+        num_tasks: in how many the study's own text is tokenized.
 
     Raises:
         InputError: names the command and what would be right.
@@ -81,7 +81,7 @@ def refuse_missing_text(study: Study, commands: Sequence[Command], num_shards: i
     for command in commands:
         if isinstance(command.about, Tokenizing):
             with _told_of(command.name):
-                _refuse_text(command.about.text, study, num_shards)
+                _refuse_text(command.about.text, study, num_tasks)
 
 
 @contextmanager
@@ -105,10 +105,10 @@ def _refuse_durations(config: PretrainConfig, facts: DataFacts) -> None:
     Schedule(config, steps_per_epoch=(facts.num_train_tokens or 0) // config.tokens_per_step)
 
 
-def _refuse_text(text: Text, study: Study, num_shards: int) -> None:
+def _refuse_text(text: Text, study: Study, num_tasks: int) -> None:
     is_studys_own = text is study.data
-    num_shards = num_shards if is_studys_own else 1
-    has_end = num_shards > 1 or text.max_documents is not None or text.max_tokens is not None
+    num_tasks = num_tasks if is_studys_own else 1
+    has_end = num_tasks > 1 or text.max_documents is not None or text.max_tokens is not None
     sources, _ = open_sources_of_both_parts(text.source, text.evaluation_source, has_end=has_end)
     written_here = [Path(study.run) / "data" / name for name in ("", "tokenizer.json")]
     if not is_studys_own and Path(text.tokenizer) in written_here:
@@ -121,12 +121,12 @@ def _refuse_text(text: Text, study: Study, num_shards: int) -> None:
             f"tokenizer {text.tokenizer} would be another one than the models were trained with; use"
             f" {written_here[1]}, as in tokenizer: ${{run}}/data/tokenizer.json"
         )
-    elif num_shards > 1:
+    elif num_tasks > 1:
         raise InputError(
-            f"slurm.tokenize is {num_shards}, but tokenizer {text.tokenizer} is trained on the whole text;"
+            f"slurm.tokenize is {num_tasks}, but tokenizer {text.tokenizer} is trained on the whole text;"
             " set slurm.tokenize=1, or name a tokenizer.json"
         )
-    Shard(0, num_shards).sources_of(sources)
+    TokenizationTask(0, num_tasks).sources_of(sources)
 
 
 def _refuse_unknown_dtype(dtype: str | None) -> None:

@@ -27,9 +27,9 @@ class Share:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a measuring stage its share, as torchrun tells it (pipeline/influence/shares.py).
+        """What tells a measuring stage its share, as torchrun tells it (pipeline/measuring/tasks.py).
 
-        And not --shard-index: a study that goes on with another number of jobs would be refused.
+        And not --task-index: a study that goes on with another number of jobs would be refused.
         """
         if self.number == 1:
             return {}

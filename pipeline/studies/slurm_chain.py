@@ -1,7 +1,7 @@
-"""The commands of a study as Slurm jobs: each after those it needs, sharded stages as arrays.
+"""The commands of a study as Slurm jobs: each after those it needs, stages dealt to tasks as arrays.
 
 A command is submitted as slurm/<stage>.sh, which asks Slurm for what the stage needs and hands on the
-arguments. Tokenizing in shards becomes two jobs, the array and the merge of its shards.
+arguments. Tokenizing in several tasks becomes two jobs, the array and the merge.
 """
 
 import subprocess
@@ -61,14 +61,14 @@ def _jobs_of(command: Command, study: Study) -> list[_Job]:
     name, arguments = command.name, command.arguments
     if command.stage == "tokenize_c4":
         tasks = study.slurm.tokenize if command.arguments[1] == str(Path(study.run) / "data") else 1
-        shards = ["--num-shards", str(tasks), *arguments]
+        dealt = ["--num-tasks", str(tasks), *arguments]
         if tasks == 1:
-            return [_Job(name, "tokenize_c4", shards, 1)]
+            return [_Job(name, "tokenize_c4", dealt, 1)]
         merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
-        return [_Job(f"{name}-shards", "tokenize_c4", shards, tasks), merge]
+        return [_Job(f"{name}-tasks", "tokenize_c4", dealt, tasks), merge]
     if command.stage in MEASURING:
         tasks = study.slurm.measure
-        return [_Job(name, command.stage, ["--num-shards", str(tasks), *arguments], tasks)]
+        return [_Job(name, command.stage, ["--num-tasks", str(tasks), *arguments], tasks)]
     if command.stage in ANALYSING:
         return [_Job(name, "analysis", [command.program, *arguments])]
     return [_Job(name, command.stage, arguments)]

@@ -26,7 +26,7 @@ class EvaluationSample:
     """The distinct documents with the smallest IDs, at most `max_documents` of all that are added.
 
     IDs are hashes, so this is a random sample, and the same in whatever order documents come and in
-    however many shards.
+    however many tasks.
     """
 
     def __init__(self, max_documents: int) -> None:

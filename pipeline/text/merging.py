@@ -1,6 +1,6 @@
-"""Many shards made into one data set: a manifest that names their files, and their evaluation documents.
+"""What many tasks wrote made into one data set: a manifest of their files, their evaluation documents.
 
-Training tokens stay where the shards wrote them; nothing large is copied.
+Training tokens stay where the tasks wrote them; nothing large is copied.
 """
 
 from collections import Counter
@@ -28,29 +28,29 @@ from pipeline.text.manifest import (
     refuse_empty_parts,
 )
 from pipeline.text.manifest_checks import refuse_damage
-from pipeline.text.sharding import Shard, shard_folders
+from pipeline.text.tasks import TokenizationTask, task_folders
 from pipeline.text.token_counts import training_token_counts, write_token_counts
 from pipeline.text.tokenized_data import TokenizedData, is_complete
 from pipeline.text.unfinished import read_made_by
 
 
-def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any]) -> None:
-    """Refuse to add a shard to those of another tokenizer, of other settings or of another division.
+def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping[str, Any]) -> None:
+    """Refuse to add a task's part to those of another tokenizer, of other settings or of another division.
 
     Raises:
-        InputError: `out` holds such shards, or data made in one piece.
+        InputError: `out` holds such tasks, or data made in one piece.
     """
-    others = shard_folders(out)
+    others = task_folders(out)
     for other in others:
-        if other.num_shards != shard.num_shards:
+        if other.num_tasks != task.num_tasks:
             raise InputError(
-                f"{out} holds shards of --num-shards {other.num_shards}, now {shard.num_shards};"
+                f"{out} holds tasks of --num-tasks {other.num_tasks}, now {task.num_tasks};"
                 " choose another --out folder, or repeat the earlier number"
             )
-    if shard.is_whole:
+    if task.is_whole:
         return
     inputs = {role: files for role, files in configuration["inputs"].items() if role != "source"}
-    # All shards agree with one another, as each was checked so: one finished and one begun stand for them.
+    # All tasks agree with one another, as each was checked so: one finished and one begun stand for them.
     merged, finished = read_manifest(out), next(filter(None, map(read_manifest, others.values())), None)
     begun = next(filter(None, map(read_made_by, others.values())), None)
     for manifest in filter(None, (merged, finished, begun)):
@@ -62,21 +62,21 @@ def refuse_other_shards(out: Path, shard: Shard, configuration: Mapping[str, Any
             )
 
 
-def merge_shards(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
-    """Write the manifest, the evaluation documents and the tokenizer of all shards in `out`.
+def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
+    """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
 
     Returns:
         The manifest, or None where the same was there already.
 
     Raises:
-        InputError: shards are missing, or were made otherwise than others.
+        InputError: tasks are missing, or were made otherwise than others.
     """
     folders = _complete_folders(out)
     manifests = [read_manifest(folder) if folder.exists() else None for folder in folders]
     missing = [index for index, manifest in enumerate(manifests) if manifest is None]
     if missing:
         raise InputError(
-            f"{out} misses {len(missing)} of {len(folders)} shards: --shard-index {as_ranges(missing)};"
+            f"{out} misses {len(missing)} of {len(folders)} tasks: --task-index {as_ranges(missing)};"
             " run these, then --merge again"
         )
     finished = [manifest for manifest in manifests if manifest is not None]
@@ -95,17 +95,17 @@ def merge_shards(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
 
 
 def _complete_folders(out: Path) -> list[Path]:
-    """The folders of all shards that belong together, whether there or not, in order."""
-    shards = shard_folders(out)
-    numbers = sorted({shard.num_shards for shard in shards})
+    """The folders of all tasks that belong together, whether there or not, in order."""
+    tasks = task_folders(out)
+    numbers = sorted({task.num_tasks for task in tasks})
     if not numbers:
-        raise InputError(f"no shards in {out}; run pipeline/tokenize_c4.py with --num-shards first")
+        raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
     if len(numbers) > 1:
         raise InputError(
-            f"{out} holds shards of several divisions, --num-shards {' and '.join(map(str, numbers))};"
+            f"{out} holds tasks of several divisions, --num-tasks {' and '.join(map(str, numbers))};"
             " delete those that do not belong"
         )
-    return [Shard(index, numbers[0]).folder(out) for index in range(numbers[0])]
+    return [TokenizationTask(index, numbers[0]).folder(out) for index in range(numbers[0])]
 
 
 def _refuse_mixture(index: int, manifest: Mapping[str, Any], first: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _refuse_mixture(index: int, manifest: Mapping[str, Any], first: Mapping[str,
         changes.append(f"C4's revision was {first['c4_revision']}, now {manifest['c4_revision']}")
     if changes:
         raise InputError(
-            f"shard {index} was made otherwise than shard 0: {'; '.join(changes)};"
+            f"task {index} was made otherwise than task 0: {'; '.join(changes)};"
             " delete the folder of one and run its command again"
         )
 
@@ -123,7 +123,7 @@ def _refuse_mixture(index: int, manifest: Mapping[str, Any], first: Mapping[str,
 def _merge_counts(
     folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], sample: EvaluationSample
 ) -> dict[str, int]:
-    """The counts of the whole; the evaluation documents of all shards go to `sample`."""
+    """The counts of the whole; the evaluation documents of all tasks go to `sample`."""
     counts: Counter[str] = Counter()
     for folder, manifest in zip(folders, manifests, strict=True):
         counts.update(manifest["counts"])
@@ -158,7 +158,7 @@ def _write(
 
 
 def _write_token_counts(out: Path, folders: Sequence[Path]) -> list[Path]:
-    """The counts of all shards, where there are training tokens."""
+    """The counts of all tasks, where there are training tokens."""
     parts = [TokenizedData.open(folder) for folder in folders]
     counts = [training_token_counts(part) for part in parts if part.train_paths]
     return [write_token_counts(out, np.sum(counts, axis=0))] if counts else []

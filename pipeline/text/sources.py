@@ -52,7 +52,7 @@ def open_sources_of_both_parts(
     if streams_c4 and not has_end:
         raise InputError(
             "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
-            " or divide it with --num-shards"
+            " or divide it with --num-tasks"
         )
     evaluation_names = evaluation_source or (["c4"] if streams_c4 else [])
     return open_sources(source, c4_split="train"), open_sources(evaluation_names, c4_split="validation")

@@ -23,7 +23,7 @@ from pipeline.text.manifest import (
     read_manifest,
 )
 from pipeline.text.manifest_checks import damages, refuse_damage
-from pipeline.text.sharding import SHARDS_FOLDER
+from pipeline.text.tasks import TASKS_FOLDER
 
 logger = logging.getLogger("pipeline")
 
@@ -116,7 +116,7 @@ class TokenizedData:
 
 def _what_to_run(folder: Path) -> str:
     command = f"run pipeline/tokenize_c4.py --out {folder}"
-    return f"its shards are not merged: {command} --merge" if (folder / SHARDS_FOLDER).exists() else command
+    return f"its tasks are not merged: {command} --merge" if (folder / TASKS_FOLDER).exists() else command
 
 
 def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool = False) -> bool:

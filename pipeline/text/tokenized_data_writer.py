@@ -27,8 +27,8 @@ from pipeline.text.manifest import (
     refuse_empty_parts,
 )
 from pipeline.text.packed_shards import PackedShardWriter
-from pipeline.text.sharding import Shard
 from pipeline.text.split import Part, Split, distinct_documents
+from pipeline.text.tasks import TokenizationTask
 from pipeline.text.token_counts import count_tokens, write_token_counts
 from pipeline.text.tokenizer import DocumentTokenizer
 from pipeline.text.unfinished import Unfinished
@@ -39,13 +39,13 @@ class TokenizedDataWriter:
     """What one run of tokenize_c4 reads and writes."""
 
     folder: Path
-    shard: Shard
+    task: TokenizationTask
     sources: Sequence[Source]
-    """The shard's own."""
+    """The task's own."""
     evaluation_sources: Sequence[Source]
-    """The same for all shards, which all leave them out of training; shard 0 writes them."""
+    """The same for all tasks, which all leave them out of training; task 0 writes them."""
     configuration: dict[str, Any]
-    """`settings` and `inputs` as in the manifest; limits are those of the whole, not the shard's."""
+    """`settings` and `inputs` as in the manifest; limits are those of the whole, not the task's."""
     num_workers: int = 1
 
     @property
@@ -64,13 +64,13 @@ class TokenizedDataWriter:
             evaluation_fraction=self._settings["evaluation_fraction"] if has_fraction else 0.0,
             seed=self._settings["seed"] if has_fraction else 0,
             evaluation_ids=self._reserved_ids(),
-            max_documents=self.shard.share_of(self._settings["max_documents"]),
+            max_documents=self.task.share_of(self._settings["max_documents"]),
         )
 
     @property
     def max_tokens(self) -> int | None:
         """Training tokens at most, EOS included."""
-        return self.shard.share_of(self._settings["max_tokens"])
+        return self.task.share_of(self._settings["max_tokens"])
 
     def _reserved_ids(self) -> frozenset[str]:
         documents = read_documents(
@@ -139,7 +139,7 @@ class TokenizedDataWriter:
         tally["evaluation_documents"] = len(documents)
         tally["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
         tally["beyond_max_evaluation_documents"] = sample.num_left_out
-        if self.shard.is_whole:  # a shard may miss a part that others have
+        if self.task.is_whole:  # a task may miss a part that others have
             refuse_empty_parts(tally, self.configuration)
         write_evaluation_documents(self.folder / EVALUATION_FILE, documents)
         paths = [*writer.paths, *self._write_token_counts(tokenizer, writer)]
@@ -172,7 +172,7 @@ class TokenizedDataWriter:
         self, encoder: Encoder, unfinished: Unfinished, tally: Counter[str]
     ) -> Iterator[tuple[Part, EncodedDocument]]:
         """Every document with its part, first those of the evaluation source."""
-        own = self.evaluation_sources if self.shard.index == 0 else []
+        own = self.evaluation_sources if self.task.index == 0 else []
         reserved = islice(
             distinct_documents(encoder.encode(own, tally), tally), self._settings["max_evaluation_documents"]
         )

@@ -99,7 +99,7 @@ def test_where_a_job_fails_those_that_need_it_are_cancelled(
     assert {job["ExitCode"] for job in tokenize} == {"2:0"}
     assert len(others) == 8
     assert {state for jobs in others for state in states(jobs)} == {"CANCELLED"}
-    assert "damaged-0.jsonl" in log(root, "tokenize_c4-shards", f"{job_ids[0]}_0")
+    assert "damaged-0.jsonl" in log(root, "tokenize_c4-tasks", f"{job_ids[0]}_0")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def tokenize_long_files(slurm: LocalSlurm, root: Path, text: Path) -> str:
             json.dumps({"text": f"{n} " + " ".join(words[n % 500 : n % 500 + 80])}) for n in range(8_000)
         )
         (root / f"long-{index}.jsonl").write_text("\n".join(lines))
-    flags = ["--num-shards", "2", "--out", "run/data", "--source", "long-0.jsonl", "long-1.jsonl"]
+    flags = ["--num-tasks", "2", "--out", "run/data", "--source", "long-0.jsonl", "long-1.jsonl"]
     flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
     job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
     return slurm.submit(*job, *flags, "--tokens-per-part", "100000", cwd=root)
@@ -176,7 +176,7 @@ def test_a_task_of_an_array_is_requeued_alone(
     root = make_checkout()
     array = tokenize_long_files(slurm, root, text)
     # The last task of an array has the array's own ID, which would requeue all of it.
-    parts = root / "run/data/shards/00001-of-00002/train"
+    parts = root / "run/data/tasks/00001-of-00002/train"
     await_until(lambda: any(parts.glob("part-*.npy")), "task 1 has saved something")
     slurm.signal_near_time_limit(f"{array}_1")
     jobs = slurm.wait(array)

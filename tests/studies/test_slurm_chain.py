@@ -41,7 +41,7 @@ def test_each_job_waits_for_those_it_needs(study_file: Callable[..., Path]) -> N
         for name, words in jobs.items()
     }
     assert {name: wait.removeprefix("--dependency=afterok:") for name, wait in waits.items()} == {
-        "tokenize_c4-shards": "",
+        "tokenize_c4-tasks": "",
         "tokenize_c4": "j1",
         "tiny-short-seed0": "j2",
         "tiny-long-seed1": "j2",
@@ -57,23 +57,23 @@ def test_each_job_waits_for_those_it_needs(study_file: Callable[..., Path]) -> N
 
 def test_what_jobs_are_given(study_file: Callable[..., Path]) -> None:
     jobs = submitted(study_file(), "slurm={tokenize: 3, measure: 2}")
-    assert jobs["tokenize_c4-shards"] == [
-        "--parsable", "--kill-on-invalid-dep=yes", "--job-name=tokenize_c4-shards",
-        "--output=run/logs/tokenize_c4-shards-%A_%a.log", "--array=0-2", "slurm/tokenize_c4.sh",
-        "--num-shards", "3", "--out", "run/data", "--source", "train.jsonl",
+    assert jobs["tokenize_c4-tasks"] == [
+        "--parsable", "--kill-on-invalid-dep=yes", "--job-name=tokenize_c4-tasks",
+        "--output=run/logs/tokenize_c4-tasks-%A_%a.log", "--array=0-2", "slurm/tokenize_c4.sh",
+        "--num-tasks", "3", "--out", "run/data", "--source", "train.jsonl",
         "--evaluation-source", "evaluation.jsonl", "--tokenizer", "bpe:300",
     ]  # fmt: skip
     assert jobs["tokenize_c4"][-3:] == ["slurm/merge_c4.sh", "--out", "run/data"]
     assert "--output=run/logs/tiny-long-seed1-%j.log" in jobs["tiny-long-seed1"]
     assert jobs["length_losses-tiny"][4] == "--array=0-1"
-    assert jobs["length_losses-tiny"][6:10] == ["slurm/length_losses.sh", "--num-shards", "2", "--data"]
+    assert jobs["length_losses-tiny"][6:10] == ["slurm/length_losses.sh", "--num-tasks", "2", "--data"]
     assert jobs["summary-tiny"][-6:-3] == ["slurm/analysis.sh", "analysis/summary.py", "--results"]
 
 
 def test_text_in_one_piece_needs_no_merge(study_file: Callable[..., Path]) -> None:
     jobs = submitted(study_file())
-    assert "tokenize_c4-shards" not in jobs
-    assert jobs["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-shards", "1"]
+    assert "tokenize_c4-tasks" not in jobs
+    assert jobs["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_the_arguments_of_one_job_by_its_name_or_its_script(study_file: Callable
     by_name = arguments_of(commands, study, "tiny-long-seed1")
     assert by_name == list(commands[2].arguments)
     assert arguments_of(commands, study, "pretrain") == list(commands[1].arguments)  # the first of its kind
-    shards = ["--num-shards", str(study.slurm.measure)]
+    shards = ["--num-tasks", str(study.slurm.measure)]
     assert arguments_of(commands, study, "loss_differences")[:2] == shards
     with pytest.raises(InputError, match="tiny-long-seed9"):
         arguments_of(commands, study, "tiny-long-seed9")

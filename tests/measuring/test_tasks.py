@@ -14,8 +14,9 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
-from pipeline.influence import batching, evaluation
-from pipeline.influence.shares import Share, device_of_this_process
+from pipeline.influence import batching
+from pipeline.measuring import evaluate_checkpoints
+from pipeline.measuring.tasks import Share, device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_DOCUMENT = ["--documents-per-shard", "1"]
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
 
 
 def share_of(index: int, count: int) -> list[str]:
-    return ["--shard-index", str(index), "--num-shards", str(count)]
+    return ["--task-index", str(index), "--num-tasks", str(count)]
 
 
 def results_of(results: Path) -> dict[str, bytes]:
@@ -123,9 +124,7 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "dealt")]
     measure(loss_differences, folder, *flags, *share_of(1, 2))
     before = contents(tmp_path / "dealt")
-    with pytest.raises(
-        InputError, match=r"begun with --num-shards 2, now 3; repeat --num-shards 2, or leave"
-    ):
+    with pytest.raises(InputError, match=r"begun with --num-tasks 2, now 3; repeat --num-tasks 2, or leave"):
         measure(loss_differences, folder, *flags, *share_of(1, 3))
     assert contents(tmp_path / "dealt") == before
     measure(loss_differences, folder, *flags)
@@ -136,9 +135,9 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (share_of(4, 4), "--shard-index 4 is no share of --num-shards 4: .* the last is 3"),
-        (["--shard-index", "0"], "--shard-index and --num-shards say only together .*: give both"),
-        (["--num-shards", "4"], "--shard-index and --num-shards say only together .*: give both"),
+        (share_of(4, 4), "--task-index 4 is no share of --num-tasks 4: .* the last is 3"),
+        (["--task-index", "0"], "--task-index and --num-tasks say only together .*: give both"),
+        (["--num-tasks", "4"], "--task-index and --num-tasks say only together .*: give both"),
     ],
 )
 def test_no_such_share(folder: Path, tmp_path: Path, flags: list[str], sentence: str) -> None:
@@ -151,18 +150,18 @@ def test_status_names_what_is_missing_and_whose_it_is(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
-    load = evaluation.load_causal_lm
+    load = evaluate_checkpoints.load_causal_lm
 
     def status(*more: str) -> tuple[int, str]:
         def refuse_to_load(*arguments: object) -> None:
             raise AssertionError("a model was loaded")
 
-        monkeypatch.setattr(evaluation, "load_causal_lm", refuse_to_load)
+        monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
         before = contents(tmp_path)
         with pytest.raises(SystemExit) as stopped:  # a device that is not here: nor is one asked for
             measure(loss_differences, folder, *flags, "--status", "--device", "cuda:77", *more)
         assert contents(tmp_path) == before
-        monkeypatch.setattr(evaluation, "load_causal_lm", load)
+        monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", load)
         line = capsys.readouterr().out
         return int(stopped.value.code or 0), line.removeprefix("loss_differences of model 'run' ").rstrip(
             "\n"
@@ -171,7 +170,7 @@ def test_status_names_what_is_missing_and_whose_it_is(
     where = f"in {tmp_path / 'results'}"
     assert status() == (1, f"misses 3 of 3 shards {where}: 0-2")
     measure(loss_differences, folder, *flags, *share_of(1, 2))
-    assert status() == (1, f"misses 2 of 3 shards {where}: 0,2, of --shard-index 0 --num-shards 2")
+    assert status() == (1, f"misses 2 of 3 shards {where}: 0,2, of --task-index 0 --num-tasks 2")
     assert status(*share_of(0, 2))[0] == 1
     assert status(*share_of(1, 2)) == (0, f"has all shards that were asked for {where}")
     measure(loss_differences, folder, *flags, *share_of(0, 2))

@@ -1,4 +1,4 @@
-"""tokenize_c4 at scale: worker processes, shards and their merge, against one process and one piece."""
+"""tokenize_c4 at scale: worker processes, tasks and their merge, against one process and one piece."""
 
 import hashlib
 import json
@@ -68,9 +68,9 @@ def merge(out: Path) -> TokenizedData:
     return TokenizedData.open(out)
 
 
-def tokenize_in_shards(corpus: Path, out: Path, num_shards: int, *flags: str) -> TokenizedData:
-    for index in reversed(range(num_shards)):  # the order in which tasks run does not matter
-        tokenize(corpus, out, "--shard-index", str(index), "--num-shards", str(num_shards), *flags)
+def tokenize_in_tasks(corpus: Path, out: Path, num_tasks: int, *flags: str) -> TokenizedData:
+    for index in reversed(range(num_tasks)):  # the order in which tasks run does not matter
+        tokenize(corpus, out, "--task-index", str(index), "--num-tasks", str(num_tasks), *flags)
     return merge(out)
 
 
@@ -120,11 +120,11 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
     assert digests(tmp_path / "data") == digests(whole.folder)
 
 
-@pytest.mark.parametrize("num_shards", [2, 3, 5])
+@pytest.mark.parametrize("num_tasks", [2, 3, 5])
 def test_shards_together_are_the_corpus(
-    corpus: Path, whole: TokenizedData, tmp_path: Path, num_shards: int
+    corpus: Path, whole: TokenizedData, tmp_path: Path, num_tasks: int
 ) -> None:
-    data = tokenize_in_shards(corpus, tmp_path, num_shards)
+    data = tokenize_in_tasks(corpus, tmp_path, num_tasks)
     assert evaluation_rows(data) == evaluation_rows(whole)
     documents_of_shards, documents_of_whole = training_documents(data), training_documents(whole)
     # Shards know nothing of each other: the text at the end of the last file is that of the first file again.
@@ -145,7 +145,7 @@ def test_shards_together_are_the_corpus(
 
 
 def test_evaluation_documents_and_training_documents_share_none(corpus: Path, tmp_path: Path) -> None:
-    data = tokenize_in_shards(corpus, tmp_path, 5, "--max-evaluation-documents", "20")
+    data = tokenize_in_tasks(corpus, tmp_path, 5, "--max-evaluation-documents", "20")
     kept = {token_ids for _, token_ids in evaluation_rows(data)}
     assert len(kept) == 20
     assert not kept & set(training_documents(data))
@@ -155,7 +155,7 @@ def test_the_limit_on_evaluation_documents_does_not_depend_on_shards(corpus: Pat
     flags = ("--max-evaluation-documents", "20")
     tokenize(corpus, tmp_path / "whole", *flags)
     whole = TokenizedData.open(tmp_path / "whole")
-    data = tokenize_in_shards(corpus, tmp_path / "shards", 3, *flags)
+    data = tokenize_in_tasks(corpus, tmp_path / "tasks", 3, *flags)
     assert evaluation_rows(data) == evaluation_rows(whole)
 
 
@@ -163,65 +163,65 @@ def test_an_evaluation_source_is_left_out_by_every_shard(corpus: Path, tmp_path:
     flags = ("--evaluation-source", f"{corpus}/file-3.jsonl")
     tokenize(corpus, tmp_path / "whole", *flags)
     whole = TokenizedData.open(tmp_path / "whole")
-    data = tokenize_in_shards(corpus, tmp_path / "shards", 4, *flags)
+    data = tokenize_in_tasks(corpus, tmp_path / "tasks", 4, *flags)
     assert evaluation_rows(data) == evaluation_rows(whole)
     assert len(evaluation_rows(data)) == 149
     assert not {ids for _, ids in evaluation_rows(data)} & set(training_documents(data))
 
 
 def test_limits_are_shared_by_the_shards(corpus: Path, tmp_path: Path) -> None:
-    data = tokenize_in_shards(corpus, tmp_path / "documents", 2, "--max-documents", "9")
+    data = tokenize_in_tasks(corpus, tmp_path / "documents", 2, "--max-documents", "9")
     assert len(training_documents(data)) == 9
-    data = tokenize_in_shards(corpus, tmp_path / "tokens", 2, "--max-tokens", "101")
+    data = tokenize_in_tasks(corpus, tmp_path / "tokens", 2, "--max-tokens", "101")
     assert 101 - 2 * 10 < data.num_train_tokens <= 101
 
 
 def test_a_finished_shard_is_skipped_and_a_merge_done_once(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenize_in_shards(corpus, tmp_path, 2)
+    tokenize_in_tasks(corpus, tmp_path, 2)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     caplog.set_level("INFO", logger="pipeline")
-    tokenize_in_shards(corpus, tmp_path, 2)
+    tokenize_in_tasks(corpus, tmp_path, 2)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert caplog.text.count("is complete, nothing to do") == 3
 
 
 def test_missing_shards_are_listed(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no shards in .*--num-shards first"):
+    with pytest.raises(InputError, match=r"no tasks in .*--num-tasks first"):
         merge(tmp_path)
-    tokenize(corpus, tmp_path, "--shard-index", "1", "--num-shards", "5")
-    with pytest.raises(InputError, match=r"misses 4 of 5 shards: --shard-index 0,2-4; run these"):
+    tokenize(corpus, tmp_path, "--task-index", "1", "--num-tasks", "5")
+    with pytest.raises(InputError, match=r"misses 4 of 5 tasks: --task-index 0,2-4; run these"):
         merge(tmp_path)
-    with pytest.raises(InputError, match=r"its shards are not merged: run .* --merge first"):
+    with pytest.raises(InputError, match=r"its tasks are not merged: run .* --merge first"):
         TokenizedData.open(tmp_path)
 
 
 def test_shards_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
-    tokenize(corpus, tmp_path, "--shard-index", "0", "--num-shards", "2")
-    other = ("--shard-index", "1", "--num-shards", "2")
+    tokenize(corpus, tmp_path, "--task-index", "0", "--num-tasks", "2")
+    other = ("--task-index", "1", "--num-tasks", "2")
     with pytest.raises(
         InputError, match=r"holds data made otherwise: tokenizer was 'words\.json', now 'olmo'"
     ):
         tokenize(corpus, tmp_path, *other, "--tokenizer", "olmo")
-    with pytest.raises(InputError, match="holds shards of --num-shards 2, now 3"):
-        tokenize(corpus, tmp_path, "--shard-index", "1", "--num-shards", "3")
-    with pytest.raises(InputError, match="holds shards of --num-shards 2, now 1"):
+    with pytest.raises(InputError, match="holds tasks of --num-tasks 2, now 3"):
+        tokenize(corpus, tmp_path, "--task-index", "1", "--num-tasks", "3")
+    with pytest.raises(InputError, match="holds tasks of --num-tasks 2, now 1"):
         tokenize(corpus, tmp_path)
     with pytest.raises(InputError, match="all_files was '5 files, .*', now '2 files"):
         tokenize(corpus, tmp_path, *other, "--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
     with pytest.raises(
-        InputError, match=r"bpe:300 would train another tokenizer in every shard; train one first"
+        InputError, match=r"bpe:300 would train another tokenizer in every task; train one first"
     ):
         tokenize(corpus, tmp_path, *other, "--tokenizer", "bpe:300")
 
 
 def test_a_merge_refuses_shards_of_two_tokenizers(corpus: Path, tmp_path: Path) -> None:
-    tokenize(corpus, tmp_path, "--shard-index", "0", "--num-shards", "2")
-    tokenize(corpus, tmp_path / "b", "--shard-index", "1", "--num-shards", "2", "--tokenizer", "olmo")
-    (tmp_path / "b/shards/00001-of-00002").rename(tmp_path / "shards/00001-of-00002")
+    tokenize(corpus, tmp_path, "--task-index", "0", "--num-tasks", "2")
+    tokenize(corpus, tmp_path / "b", "--task-index", "1", "--num-tasks", "2", "--tokenizer", "olmo")
+    (tmp_path / "b/tasks/00001-of-00002").rename(tmp_path / "tasks/00001-of-00002")
     with pytest.raises(
-        InputError, match=r"shard 1 was made otherwise than shard 0: tokenizer was 'words\.json'"
+        InputError, match=r"task 1 was made otherwise than task 0: tokenizer was 'words\.json'"
     ):
         merge(tmp_path)
     assert not (tmp_path / "manifest.json").exists()
@@ -253,15 +253,15 @@ if __name__ == "__main__":
 
 
 def test_a_shard_killed_in_the_middle_is_redone_to_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    shard = ("--shard-index", "0", "--num-shards", "2")
-    tokenize(corpus, tmp_path / "expected", *shard)
+    task = ("--task-index", "0", "--num-tasks", "2")
+    tokenize(corpus, tmp_path / "expected", *task)
     (tmp_path / "slow.py").write_text(SLOW_READING.format(root=str(STAGE.parent.parent)))
-    words = ["--out", str(tmp_path / "data"), "--source", f"{corpus}/file-?.jsonl", *WHOLE, *shard]
+    words = ["--out", str(tmp_path / "data"), "--source", f"{corpus}/file-?.jsonl", *WHOLE, *task]
     words = [f"{corpus}/words.json" if word == "words.json" else word for word in words]
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "slow.py"), *words, "--num-workers", "2"], stderr=subprocess.DEVNULL
     )
-    folder = tmp_path / "data/shards/00000-of-00002"
+    folder = tmp_path / "data/tasks/00000-of-00002"
     try:
         wait_for(lambda: any(folder.glob("train/*part-*")))
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -271,7 +271,7 @@ def test_a_shard_killed_in_the_middle_is_redone_to_the_same_bytes(corpus: Path, 
         process.wait()
     assert not (folder / "manifest.json").exists()
     wait_for(lambda: not any(is_alive(worker) for worker in workers))  # none outlives its parent
-    tokenize(corpus, tmp_path / "data", *shard)
+    tokenize(corpus, tmp_path / "data", *task)
     assert digests(tmp_path / "data") == digests(tmp_path / "expected")
 
 

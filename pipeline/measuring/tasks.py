@@ -48,12 +48,12 @@ def add_share_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that deal a stage's work to several tasks, and say what is left of it."""
     add = parser.add_argument
     add(
-        "--shard-index", type=whole_number(0), metavar="I",
-        help="measure one share of the documents: number I, counted from 0, of --num-shards; all of them if"
+        "--task-index", type=whole_number(0), metavar="I",
+        help="measure one share of the documents: number I, counted from 0, of --num-tasks; all of them if"
         " not given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the share",
     )  # fmt: skip
     add(
-        "--num-shards", type=positive_int, metavar="N",
+        "--num-tasks", type=positive_int, metavar="N",
         help="into how many shares the documents are dealt; once shards of one N stand, another N is refused",
     )  # fmt: skip
     add(
@@ -69,12 +69,12 @@ def share_of_this_process(arguments: argparse.Namespace) -> Share:
     Raises:
         InputError: the flags name no share, or --device-map would have every process take all devices.
     """
-    index, count = arguments.shard_index, arguments.num_shards
+    index, count = arguments.task_index, arguments.num_tasks
     if (index is None) != (count is None):
-        raise InputError("--shard-index and --num-shards say only together which share to measure: give both")
+        raise InputError("--task-index and --num-tasks say only together which share to measure: give both")
     if count is not None and not 0 <= index < count:
         raise InputError(
-            f"--shard-index {index} is no share of --num-shards {count}: they are counted from 0, so the last"
+            f"--task-index {index} is no share of --num-tasks {count}: they are counted from 0, so the last"
             f" is {count - 1}"
         )
     num_processes = int(os.environ.get("WORLD_SIZE", 1))

@@ -10,7 +10,7 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
-from pipeline.influence import evaluation
+from pipeline.measuring import evaluate_checkpoints
 from pipeline.results.folder import read_artefact
 
 
@@ -86,7 +86,7 @@ def test_complete_results_are_not_computed_again(
     def refuse_to_load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(evaluation, "load_causal_lm", refuse_to_load)
+    monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
     with caplog.at_level("INFO", logger="pipeline"):
         measure(stage, folder)
     assert "of model 'run' is complete in" in caplog.text
