@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import NULL, TARGET
+from analysis.paired_targets import TARGET
+from analysis.recovered_gain import NULL
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData

@@ -1,4 +1,4 @@
-"""The drawing: small DataFrames of `analysis.statistics` in, Axes out. No number is computed here.
+"""The drawing: small DataFrames of the modules beside it in, Axes out. No number is computed here.
 
 A line or point is a mean, its band or bar the 95 % interval over documents. Solid and filled is the
 document's own far context, dashed and hollow the null (the same selection in another document's).
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.statistics import NULL, OWN
+from analysis.recovered_gain import NULL, OWN
 from pipeline.results.partial import partial_note
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
@@ -157,7 +157,7 @@ def recovered_loss_against_k(recovered: pd.DataFrame, ax: Axes) -> Axes:
     """Nats recovered by k tokens, a line a rule beside its null; the grey line is the whole gain.
 
     Args:
-        recovered: `statistics.recovered_losses`, one model.
+        recovered: `recovered_gain.recovered_losses`, one model.
         ax: to draw on.
     """
     _draw_rules(ax, recovered, "recovered_loss")
@@ -171,7 +171,7 @@ def recovered_fraction_against_k(recovered: pd.DataFrame, ax: Axes) -> Axes:
     Says so in the panel where the long context does not help clearly, for then no fraction exists.
 
     Args:
-        recovered: `statistics.recovered_losses`, one model.
+        recovered: `recovered_gain.recovered_losses`, one model.
         ax: to draw on.
     """
     _against_k(ax, recovered, "recovered fraction")
@@ -186,7 +186,7 @@ def excess_over_null_against_k(excess: pd.DataFrame, ax: Axes) -> Axes:
     """Nats recovered beyond the null, a line a rule: the effect itself.
 
     Args:
-        excess: `statistics.excess_over_null`, one model.
+        excess: `recovered_gain.excess_over_null`, one model.
         ax: to draw on.
     """
     if excess.empty:
@@ -203,7 +203,7 @@ def sparse_loss_curve(recovered: pd.DataFrame, ax: Axes) -> Axes:
     is read for; the loss itself varies far more between documents.
 
     Args:
-        recovered: `statistics.recovered_losses`, one model and one rule.
+        recovered: `recovered_gain.recovered_losses`, one model and one rule.
         ax: to draw on.
     """
     own = recovered[recovered["far_context"] == OWN].sort_values("k")
@@ -230,7 +230,7 @@ def sparse_gain_against_long_gain(targets: pd.DataFrame, ax: Axes, limits: tuple
     """Density of targets: what k tokens gain over the short context against what the long context gains.
 
     Args:
-        targets: `statistics.with_recovered_losses`, a row a target: one model, rule, far context and k.
+        targets: `recovered_gain.with_recovered_losses`, a row a target: one model, rule, far context and k.
         ax: to draw on.
         limits: of both axes, nats; targets outside are counted in the title.
     """
@@ -252,7 +252,7 @@ def sparse_gain_panels(targets: pd.DataFrame, num_columns: int = 3) -> Figure:
     """`sparse_gain_against_long_gain`, a panel a k, on one scale of axes and of colour.
 
     Args:
-        targets: `statistics.with_recovered_losses`, one model, rule and far context, every k.
+        targets: `recovered_gain.with_recovered_losses`, one model, rule and far context, every k.
         num_columns: panels beside each other.
     """
     ks = sorted(targets["k"].unique())
@@ -279,7 +279,7 @@ def loss_differences_by_model(summary: pd.DataFrame, ax: Axes) -> Axes:
     """How much the long context helps each model, a row a model.
 
     Args:
-        summary: `statistics.summarize_models`.
+        summary: `mean_losses.summarize_models`.
         ax: to draw on.
     """
     rows = summary.iloc[::-1]
@@ -323,7 +323,7 @@ def loss_against_context_length(
     """Mean loss of each model against the tokens of context given; vertical lines mark training lengths.
 
     Args:
-        losses: `statistics.losses_by_context_length`.
+        losses: `mean_losses.losses_by_context_length`.
         ax: to draw on.
         train_context_lengths: model -> tokens of context it was trained at, where known.
         value: the column drawn: "loss", or "loss_change" since the shortest context.
@@ -370,7 +370,7 @@ def generalization_gap_by_sparsity(gaps: pd.DataFrame, ax: Axes) -> Axes:
     """Mean generalization gap of each class of k*, short-trained models side by side, n below each class.
 
     Args:
-        gaps: `statistics.generalization_gap_by_sparsity`.
+        gaps: `gaps.generalization_gap_by_sparsity`.
         ax: to draw on.
     """
     categories = list(dict.fromkeys(gaps["category"]))

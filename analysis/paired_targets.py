@@ -6,7 +6,23 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.errors import unknown_name
+
+TARGET = ["document_id", "chunk_index", "target_position"]
+"""The columns that name a target, in every artefact of targets."""
 logger = logging.getLogger("analysis")
+
+
+def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The rows of one model.
+
+    Raises:
+        InputError: there are none.
+    """
+    rows = frame[frame["model"] == model]
+    if rows.empty:
+        raise unknown_name("model", model, frame["model"].unique())
+    return rows
 
 
 def joined_on_common(

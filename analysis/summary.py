@@ -25,7 +25,7 @@ from pipeline.stage import folder_path, stage_parser
 if TYPE_CHECKING:
     import pandas as pd
 
-Row = Mapping[Hashable, Any]  # of one of the tables of statistics
+Row = Mapping[Hashable, Any]  # of a table of analysis.mean_losses or analysis.recovered_gain
 _ABSENT = "-"
 _NO_GAIN = "no gain"
 
@@ -55,7 +55,7 @@ def context_lengths(results: Path, model: str) -> str:
 
 def models_table(results: Path) -> str:
     """A row a model: contexts, sample size, mean losses and the mean loss difference with its interval."""
-    from analysis.statistics import summarize_models  # late, for a --help at once
+    from analysis.mean_losses import summarize_models  # late, for a --help at once
 
     summary = summarize_models(read_artefact(results, "loss_differences"))
     rows = [
@@ -85,7 +85,7 @@ def recovered_table(results: Path, rule: str) -> str:
     Raises:
         InputError: no results of influential tokens, or none of this rule.
     """
-    from analysis.statistics import (  # late, for a --help at once
+    from analysis.recovered_gain import (  # late, for a --help at once
         NULL,
         OWN,
         excess_over_null,

@@ -13,20 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.paired_targets import joined_on_common
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.generalization.sparsity_classes import sparsity_categories, sparsity_category
+from analysis.paired_targets import TARGET, joined_on_common, rows_of
+from analysis.recovered_gain import OWN, excess_over_null, recovered_losses
 from analysis.rules.selection_rules import BLIND_RULES
-from analysis.statistics import (
-    OWN,
-    TARGET,
-    excess_over_null,
-    interval_columns,
-    interval_over_documents,
-    recovered_losses,
-    rows_of,
-    sample_counts,
-    sparsity_categories,
-    sparsity_category,
-)
 from pipeline.results.bootstrap import Interval
 
 GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)
@@ -117,8 +108,8 @@ def sparsity_distribution(
         bins: of `gain_bins`; all targets together where None.
 
     Returns:
-        measure, gain_bin ("all" without bins), category (see `statistics.sparsity_categories`), num_targets
-        and num_documents (of the measure and bin), share with its interval.
+        measure, gain_bin ("all" without bins), category (see `sparsity_classes.sparsity_categories`),
+        num_targets and num_documents (of the measure and bin), share with its interval.
     """
     targets = measured.assign(category=sparsity_category(measured, studied_ks))
     targets = (
@@ -212,7 +203,7 @@ def _by_bin(targets: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def _tables_by_bin(
     losses: pd.DataFrame, table_of: Callable[[pd.DataFrame], pd.DataFrame], name: str
 ) -> pd.DataFrame:
-    """A table of `analysis.statistics` for the targets of each bin, its columns `name`_* as effect_*."""
+    """A table of `analysis.recovered_gain` for the targets of each bin, its columns `name`_* as effect_*."""
     tables = [
         table_of(of_bin.drop(columns="gain_bin")).assign(gain_bin=gain_bin)
         for gain_bin, of_bin in _by_bin(losses)

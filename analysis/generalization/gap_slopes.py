@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.document_intervals import interval_columns, sample_counts
 from analysis.generalization.gap_regression import cluster_robust_slope, random_effects_slope
+from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.permutation import permutation_p_value
 from analysis.generalization.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
-from analysis.paired_targets import joined_on_common
-from analysis.statistics import TARGET, generalization_gaps, interval_columns, rows_of, sample_counts
+from analysis.paired_targets import TARGET, joined_on_common, rows_of
 from pipeline.errors import InputError
 
 FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"

@@ -13,17 +13,12 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
+from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_measures import sparsity_measures
-from analysis.paired_targets import joined_on_common
-from analysis.statistics import (
-    TARGET,
-    generalization_gaps,
-    interval_columns,
-    interval_over_documents,
-    sample_counts,
-)
+from analysis.paired_targets import TARGET, joined_on_common
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import (

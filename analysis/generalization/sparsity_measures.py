@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.paired_targets import complete_rows, of_common_groups
+from analysis.paired_targets import TARGET, complete_rows, of_common_groups
+from analysis.recovered_gain import NULL, OWN, with_recovered_losses
 from analysis.rules.selection_rules import BLIND_RULES, compared_rules
-from analysis.statistics import NULL, OWN, TARGET, with_recovered_losses
 from pipeline.errors import unknown_name
 
 BEYOND_NULL = " beyond its null"

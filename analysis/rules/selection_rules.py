@@ -1,7 +1,7 @@
 """Selection rules side by side: what each recovers beside its null, its cost, what leave-one-out misses.
 
-DataFrames of results in, small DataFrames out; intervals as in `analysis.statistics`. All differences between
-rules are paired target by target, so that what a target costs under any rule cancels.
+DataFrames of results in, small DataFrames out; intervals as in `analysis.document_intervals`. All differences
+between rules are paired target by target, so that what a target costs under any rule cancels.
 """
 
 from collections.abc import Hashable, Mapping
@@ -11,18 +11,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.derived_tables import write_derived_table
-from analysis.paired_targets import complete_rows, joined_on_common, of_common_groups
-from analysis.statistics import (
-    NULL,
-    OWN,
-    TARGET,
-    excess_over_null,
-    interval_columns,
-    interval_over_documents,
-    recovered_losses,
-    sample_counts,
-    with_recovered_losses,
-)
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.paired_targets import TARGET, complete_rows, joined_on_common, of_common_groups
+from analysis.recovered_gain import NULL, OWN, excess_over_null, recovered_losses, with_recovered_losses
 from pipeline.studies.rule_costs import RuleCosts
 
 READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient")

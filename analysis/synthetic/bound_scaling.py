@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.document_intervals import interval_columns
 from analysis.paired_targets import joined_on_common, tell_left_out
-from analysis.statistics import interval_columns
 from pipeline.results.bootstrap import Interval
 
 FIT = ["model", "seed", "training_step"]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.figures import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS, TEXT_WIDTH, panels
-from analysis.statistics import NO_GAIN
+from analysis.generalization.sparsity_classes import NO_GAIN
 
 _BETWEEN_ASPECTS = 0.8  # rows left empty
 _ASIDE = 0.22  # of a row, between models

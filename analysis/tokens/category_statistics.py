@@ -1,8 +1,8 @@
 """What categories of tokens differ in: loss difference, excess over the null, k*, generalization gap.
 
-`by_category` applies any statistic to the targets of each category; intervals as in `analysis.statistics`.
-Categories differ in more than what their names say (numbers are rarer than function words, and harder), so a
-difference between two is a description and no cause.
+`by_category` applies any statistic to the targets of each category; intervals as in
+`analysis.document_intervals`. Categories differ in more than what their names say (numbers are rarer than
+function words, and harder), so a difference between two is a description and no cause.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +10,12 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.paired_targets import joined_on_common
-from analysis.statistics import (
-    TARGET,
-    excess_over_null,
-    generalization_gaps,
-    interval_columns,
-    interval_over_documents,
-    sample_counts,
-    sparsity_categories,
-    sparsity_category,
-    summarize_models,
-)
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.generalization.gaps import generalization_gaps
+from analysis.generalization.sparsity_classes import sparsity_categories, sparsity_category
+from analysis.mean_losses import summarize_models
+from analysis.paired_targets import TARGET, joined_on_common
+from analysis.recovered_gain import excess_over_null
 from analysis.tokens.token_categories import ASPECTS
 from pipeline.results.bootstrap import Interval
 

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.document_intervals import interval_columns, interval_over_documents
 from analysis.measured_text import MeasuredText
-from analysis.paired_targets import joined_on_common
-from analysis.statistics import NULL, OWN, TARGET, interval_columns, interval_over_documents
+from analysis.paired_targets import TARGET, joined_on_common
+from analysis.recovered_gain import NULL, OWN
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
 from pipeline.text.chunks import Chunk

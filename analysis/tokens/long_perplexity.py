@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.paired_targets import joined_on_common
-from analysis.statistics import TARGET, interval_over_documents
+from analysis.document_intervals import interval_over_documents
+from analysis.paired_targets import TARGET, joined_on_common
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.bootstrap import Interval
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures import BLACK, GREY, RULE_COLORS, TEXT_WIDTH, panels
-from analysis.statistics import OWN
+from analysis.recovered_gain import OWN
 
 
 def retrieval_heat_map(retrieval: pd.DataFrame, value: str, label: str, ax: Axes) -> Axes:

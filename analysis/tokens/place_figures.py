@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures import BLUE, GREY, TEXT_WIDTH, VERMILION, panels
-from analysis.statistics import NULL, OWN
+from analysis.recovered_gain import NULL, OWN
 from analysis.tokens.influential_places import OTHER, RELATIONS
 
 _STYLE: dict[str, dict[str, Any]] = {

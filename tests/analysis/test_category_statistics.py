@@ -6,7 +6,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from analysis import statistics
+from analysis.generalization.sparsity_classes import NO_GAIN
+from analysis.paired_targets import TARGET
 from analysis.tokens import category_figures, category_statistics
 from analysis.tokens.token_categories import ASPECTS
 
@@ -88,7 +89,7 @@ def test_means_by_hand(
 
 def test_shares_of_k_star_by_hand(dependency_sparsity: pd.DataFrame, categories: pd.DataFrame) -> None:
     shares = category_statistics.sparsity_by_category(dependency_sparsity, categories, KS)
-    assert of(shares, "number", "k_star") == ["1", "4", "more than 4", statistics.NO_GAIN]
+    assert of(shares, "number", "k_star") == ["1", "4", "more than 4", NO_GAIN]
     assert of(shares, "number", "share") == [1, 0, 0, 0]
     assert of(shares, "content word", "share") == [0, 0.5, 0, 0.5]
     assert of(shares, "new", "share") == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
@@ -100,9 +101,7 @@ def test_intervals_are_over_documents(categories: pd.DataFrame) -> None:
         chunk_index=0, model="m", loss_difference=[0.0] * 10 + [1.0] * 10, short_context_loss=1.0,
         long_context_loss=1.0,
     )  # fmt: skip
-    kinds = frame[statistics.TARGET].assign(
-        word_kind="number", word_part=None, repetition=None, part_of_speech=None
-    )
+    kinds = frame[TARGET].assign(word_kind="number", word_part=None, repetition=None, part_of_speech=None)
     table = category_statistics.loss_differences_by_category(frame, kinds)
     row = table.iloc[0]
     assert len(table) == 1

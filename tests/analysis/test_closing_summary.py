@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from exported_results import vouch_for
 
-from analysis import statistics, summary
+from analysis import summary
+from analysis.recovered_gain import recovered_losses
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ def test_recovered_table_shows_the_numbers_of_the_statistics(
 ) -> None:
     table = summary.recovered_table(results, "leave_one_out")
     chosen = sparse_context_losses[sparse_context_losses["rule"] == "leave_one_out"]
-    recovered = statistics.recovered_losses(chosen).set_index(["model", "k", "far_context"])
+    recovered = recovered_losses(chosen).set_index(["model", "k", "far_context"])
     own, null = (recovered.loc[("long-seed0", 4, far_context)] for far_context in ("own", "other_document"))
     _, _, fraction, of_null, nats, _ = cells(table, "long-seed0", "4")
     assert fraction.startswith(f"{own['recovered_fraction']:.3f} [{own['recovered_fraction_low']:.3f}, ")

@@ -10,13 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from synthetic_results import KS, SHORT_MODELS, TRAIN_CONTEXT_LENGTHS
 
-from analysis import figures, statistics
+from analysis import figures
+from analysis.generalization.gaps import generalization_gap_by_sparsity
+from analysis.mean_losses import losses_by_context_length, summarize_models
+from analysis.recovered_gain import excess_over_null, recovered_losses, with_recovered_losses
 from pipeline.results.folder import read_artefact
 
 
 @pytest.fixture(scope="module")
 def recovered(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    return statistics.recovered_losses(sparse_context_losses)
+    return recovered_losses(sparse_context_losses)
 
 
 def model_rows(table: pd.DataFrame, model: str = "long-seed0") -> pd.DataFrame:
@@ -63,7 +66,7 @@ def test_no_fraction_is_drawn_where_there_is_no_gain(recovered: pd.DataFrame, ax
 
 
 def test_excess_is_one_line_a_rule_with_units(sparse_context_losses: pd.DataFrame, ax: Axes) -> None:
-    excess = model_rows(statistics.excess_over_null(sparse_context_losses))
+    excess = model_rows(excess_over_null(sparse_context_losses))
     figures.excess_over_null_against_k(excess, ax)
     assert len(ax.containers) == 3
     np.testing.assert_allclose(drawn(ax, 0)[1], excess.loc[excess["rule"] == "leave_one_out", "excess_loss"])
@@ -92,7 +95,7 @@ def test_sparse_loss_curve_goes_from_short_to_long(recovered: pd.DataFrame, ax: 
 
 
 def test_a_panel_a_k_counts_every_target(sparse_context_losses: pd.DataFrame) -> None:
-    targets = statistics.with_recovered_losses(model_rows(sparse_context_losses))
+    targets = with_recovered_losses(model_rows(sparse_context_losses))
     targets = targets[(targets["rule"] == "leave_one_out") & (targets["far_context"] == "own")]
     figure = figures.sparse_gain_panels(targets)
     with_density = [ax for ax in figure.axes if ax.get_title().startswith("k = ")]
@@ -108,7 +111,7 @@ def test_a_panel_a_k_counts_every_target(sparse_context_losses: pd.DataFrame) ->
 
 
 def test_loss_against_context_length_marks_training_lengths(results: Path, ax: Axes) -> None:
-    losses = statistics.losses_by_context_length(read_artefact(results, "length_losses"))
+    losses = losses_by_context_length(read_artefact(results, "length_losses"))
     figures.loss_against_context_length(losses, ax, TRAIN_CONTEXT_LENGTHS)
     assert ax.get_legend_handles_labels()[1] == sorted(TRAIN_CONTEXT_LENGTHS)
     for index, model in enumerate(sorted(TRAIN_CONTEXT_LENGTHS)):
@@ -125,7 +128,7 @@ def test_loss_against_context_length_marks_training_lengths(results: Path, ax: A
 def test_generalization_gap_names_classes_with_their_n(
     loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, ax: Axes
 ) -> None:
-    gaps = statistics.generalization_gap_by_sparsity(
+    gaps = generalization_gap_by_sparsity(
         loss_differences, dependency_sparsity, short_models=SHORT_MODELS,
         sparsity_model="long-seed0", reference_model="long-seed1", studied_ks=KS,
     )  # fmt: skip
@@ -145,7 +148,7 @@ def test_generalization_gap_names_classes_with_their_n(
 
 
 def test_loss_differences_are_drawn_a_row_a_model(loss_differences: pd.DataFrame, ax: Axes) -> None:
-    summary = statistics.summarize_models(loss_differences)
+    summary = summarize_models(loss_differences)
     figures.loss_differences_by_model(summary, ax)
     labels = [tick.get_text() for tick in ax.get_yticklabels()]
     points = dict(zip(labels, ax.containers[0][0].get_xdata(), strict=True))

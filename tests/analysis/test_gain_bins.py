@@ -6,8 +6,8 @@ import pytest
 from matplotlib.axes import Axes
 from synthetic_results import KS, Truth
 
-from analysis import statistics
 from analysis.generalization import gain_bins, sparsity_figures
+from analysis.generalization.sparsity_classes import NO_GAIN
 from pipeline.errors import InputError
 
 STUDIED = {1: "1", 2: "2", 4: "4", 8: "8", 16: "16", 32: "more than 16", 0: "no gain"}
@@ -89,7 +89,7 @@ def test_the_distribution_counts_every_target_once(
     in_bins = gain_bins.sparsity_distribution(measured, KS, bins)
     np.testing.assert_allclose(in_bins.groupby("gain_bin")["share"].sum(), 1)
     assert in_bins.groupby("gain_bin")["num_targets"].first().sum() == 384
-    none = in_bins[(in_bins["gain_bin"] == "1 and more") & (in_bins["category"] == statistics.NO_GAIN)]
+    none = in_bins[(in_bins["gain_bin"] == "1 and more") & (in_bins["category"] == NO_GAIN)]
     assert none["share"].item() == 0
 
 

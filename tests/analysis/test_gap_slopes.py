@@ -12,7 +12,7 @@ from synthetic_results import KS, MEAN_GAP, SHORT_MODELS
 from analysis import figures
 from analysis.generalization import gap_figures, gap_slopes, gap_verdicts
 from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, CODINGS
-from analysis.statistics import TARGET
+from analysis.paired_targets import TARGET
 from pipeline.errors import InputError
 
 COUNTS = np.array([1, 2, 4, 8, 16, 32, 64])  # of the seven token IDs of the synthetic results

@@ -9,7 +9,8 @@ from explorable_results import KS, LONG, SHORT, write_explorable
 from matplotlib.axes import Axes
 
 from analysis.measured_text import MeasuredText
-from analysis.statistics import NULL, OWN, TARGET
+from analysis.paired_targets import TARGET
+from analysis.recovered_gain import NULL, OWN
 from analysis.tokens import influential_places, place_figures
 from analysis.tokens.influential_places import (
     AFTER_PREDECESSOR,

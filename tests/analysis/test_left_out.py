@@ -8,9 +8,10 @@ import pytest
 from synthetic_results import KS, SHORT_MODELS
 
 from analysis.generalization import gain_bins, gap_slopes, model_scale
+from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_measures import sparsity_beyond_null
-from analysis.paired_targets import joined_on_common, of_common_groups
-from analysis.statistics import NULL, OWN, TARGET, generalization_gaps, with_recovered_losses
+from analysis.paired_targets import TARGET, joined_on_common, of_common_groups
+from analysis.recovered_gain import NULL, OWN, with_recovered_losses
 from analysis.tokens.category_statistics import loss_differences_by_category
 from analysis.tokens.influential_places import RELATIONS, relation_shares
 from analysis.tokens.token_categories import ASPECTS

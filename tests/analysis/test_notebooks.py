@@ -127,7 +127,7 @@ def test_code_that_a_notebook_uses_is_found_wherever_it_lies_and_no_other() -> N
         return {path.relative_to(ROOT).as_posix() for path in code}, set(libraries)
 
     code, libraries = used("loss_differences")
-    assert {"analysis/figures.py", "analysis/statistics.py", "pipeline/results/bootstrap.py"} <= code
+    assert {"analysis/figures.py", "analysis/mean_losses.py", "pipeline/results/bootstrap.py"} <= code
     assert {"analysis/__init__.py", "pipeline/errors.py"} <= code
     assert {"numpy", "pandas", "matplotlib"} <= libraries
     assert not {"sys", "pathlib", "analysis", "pipeline"} & libraries

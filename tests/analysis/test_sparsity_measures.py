@@ -6,7 +6,7 @@ import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
 from analysis.generalization import sparsity_measures as measures
-from analysis.statistics import TARGET
+from analysis.paired_targets import TARGET
 from pipeline.errors import InputError
 
 SETTINGS = {"recovery_fraction": 0.9, "minimum_gain": 0.1}

@@ -1,0 +1,73 @@
+"""Mean losses of models under the short, the long and every studied context: DataFrames in, small ones out.
+
+Losses are in nats; means and intervals as in `analysis.document_intervals`.
+"""
+
+import pandas as pd
+
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.paired_targets import joined_on_common
+
+
+def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
+    """A row a model: how much its long context helps.
+
+    Args:
+        loss_differences: the artefact, any number of models.
+
+    Returns:
+        model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats),
+        loss_difference with its interval (nats; positive = the long context helps).
+    """
+    rows = []
+    for model, targets in loss_differences.groupby("model"):
+        means = targets[["short_context_loss", "long_context_loss"]].astype("float64").mean()
+        difference = interval_over_documents(targets["document_id"], targets["loss_difference"])
+        rows.append(
+            {
+                "model": model,
+                **sample_counts(targets),
+                **means.to_dict(),
+                **interval_columns("loss_difference", difference),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
+    """Mean loss at each context length: a row a model and length.
+
+    The change from the model's own loss at the shortest length is paired by chunk: documents differ
+    far more from each other in loss than lengths do, and that difference cancels there.
+
+    Args:
+        length_losses: the artefact, a row a chunk and length, already averaged over its targets.
+
+    Returns:
+        model, context_length (tokens), num_targets, num_documents, then with intervals loss and
+        loss_change (loss - loss at the shortest length; negative = the added context helps), nats.
+    """
+    shortest = length_losses[length_losses["context_length"] == length_losses["context_length"].min()]
+    keys = ["model", "document_id", "chunk_index"]
+    paired = joined_on_common(
+        length_losses,
+        shortest[[*keys, "mean_loss"]],
+        keys,
+        "chunks at the shortest length",
+        ("", "_shortest"),
+    )
+    rows = []
+    for (model, context_length), chunks in paired.groupby(["model", "context_length"]):
+        document_ids, weights = chunks["document_id"], chunks["num_targets"]
+        losses = chunks["mean_loss"]
+        changes = losses - chunks["mean_loss_shortest"]
+        change = interval_over_documents(document_ids, changes * weights, weights)
+        rows.append(
+            {
+                "model": model, "context_length": context_length,
+                "num_targets": int(weights.sum()), "num_documents": document_ids.nunique(),
+                **interval_columns("loss", interval_over_documents(document_ids, losses * weights, weights)),
+                **interval_columns("loss_change", change),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
