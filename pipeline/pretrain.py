@@ -29,7 +29,8 @@ held_out_loss_nats_at_<context length>); and a folder step<N>-unsharded every sa
 end, in OLMo's own layout, with the sizes and SHA-256 of its files (complete.json). The same command run again
 goes on from the last of them, to the same weights, or says that the run is finished; with another
 configuration or other data, or while another job runs there, it is refused. A damaged checkpoint is passed
-over for the one before it, and that is said.
+over for the one before it, and that is said. Each start reads the training tokens once and compares their
+SHA-256, which checkpoints record, each process its share of the files.
 
 precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
 the precision that its checkpoint was trained in, and another one is refused. Dropout: each process draws its
@@ -83,6 +84,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.training.given_settings import load_config
     from pipeline.training.held_out_loss import held_out_loss_of
     from pipeline.training.schedule import Schedule
+    from pipeline.training.token_files import refuse_damaged_tokens
     from pipeline.training.trackers import refuse_missing_trackers
 
     data, folder = TokenizedData.open(arguments.data), arguments.save_folder
@@ -97,11 +99,13 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
         return True
 
     refuse_missing_trackers(config)
+    # torchrun and accelerate both number the processes so.
+    rank, num_ranks = (int(os.environ.get(name, given)) for name, given in (("RANK", 0), ("WORLD_SIZE", 1)))
+    refuse_damaged_tokens(data, rank, num_ranks)
     keep_freed_memory()
     from pipeline.training.loop import Trainer
 
-    # One rank stands for the run. torchrun and accelerate both number them so.
-    is_first_rank = os.environ.get("RANK", "0") == "0"
+    is_first_rank = rank == 0  # it stands for the run
     with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():
         trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
         is_recorded = recorded_run(folder, config) if is_first_rank else nullcontext()

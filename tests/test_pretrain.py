@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from measured_documents import contents
 
 from pipeline.errors import InputError
 from pipeline.pretrain import main, parser
@@ -231,6 +232,24 @@ def test_a_refused_training_is_mended_in_the_same_folder(data: Path, tmp_path: P
         run_here(data, tmp_path / "other", *short, "train_context_length=0")
     assert not (tmp_path / "other").exists()
     run_here(data, tmp_path / "run", *short)
+
+
+def test_tokens_of_another_content_are_refused_at_a_start_and_when_going_on(
+    data: Path, tmp_path: Path
+) -> None:
+    short = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1")
+    damaged = shutil.copytree(data, tmp_path / "data")
+    part = damaged / "train" / "part-00000.npy"
+    part.write_bytes(bytes([part.read_bytes()[0] ^ 1]) + part.read_bytes()[1:])
+    with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 of its manifest"):
+        run_here(damaged, tmp_path / "run", *short)
+    assert not (tmp_path / "run").exists()
+    run_here(data, tmp_path / "run", *short)
+    shutil.rmtree(tmp_path / "run" / "step4-unsharded")
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 of its manifest"):
+        run_here(damaged, tmp_path / "run", *short)
+    assert contents(tmp_path / "run") == before
 
 
 def test_what_a_kill_left_of_a_save_is_removed(data: Path, tmp_path: Path) -> None:

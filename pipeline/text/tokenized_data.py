@@ -19,6 +19,7 @@ from pipeline.text.evaluation_documents import (
 from pipeline.text.manifest import (
     EVALUATION_FILE,
     TOKEN_COUNTS_FILE,
+    TOKENIZER_FILE,
     changed_settings,
     read_manifest,
 )
@@ -50,14 +51,17 @@ class TokenizedData:
         """The data in `folder`.
 
         Raises:
-            InputError: the folder holds no complete tokenized data, files of other sizes, or a damaged
-                manifest.
+            InputError: the folder holds no complete tokenized data, files of other sizes, another tokenizer
+                or a damaged manifest.
         """
         manifest = read_manifest(folder)
         if manifest is None:
             raise InputError(f"no tokenized data in {folder}; {_what_to_run(folder)} first")
         refuse_damage(folder, manifest)
         files = manifest["files"]
+        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
+        small = {name: files[name] for name in files if name == TOKENIZER_FILE}
+        refuse_damage(folder, {**manifest, "files": small}, verify=True)
         if EVALUATION_FILE not in files:
             raise InputError(
                 f"the manifest of {folder} names no {EVALUATION_FILE}; {_what_to_run(folder)} again"

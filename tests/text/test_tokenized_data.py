@@ -15,6 +15,7 @@ from pipeline.text.evaluation_documents import (
 )
 from pipeline.text.manifest import EVALUATION_FILE, changed_settings
 from pipeline.text.tokenized_data import TokenizedData
+from pipeline.training.token_files import refuse_damaged_tokens
 
 
 def make_folder(folder: Path) -> Path:
@@ -103,6 +104,40 @@ def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
         TokenizedData.open(tmp_path)
     part.unlink()
     with pytest.raises(InputError, match=r"part-00001\.npy is missing"):
+        TokenizedData.open(tmp_path)
+
+
+def flip(path: Path) -> None:
+    """Another byte, so that the size stays."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path))
+    refuse_damaged_tokens(data)
+    flip(tmp_path / "train/part-00001.npy")
+    assert TokenizedData.open(tmp_path) == data  # by size
+    refuse_damaged_tokens(data, rank=0, num_ranks=2)
+    for rank, num_ranks in ((0, 1), (1, 2)):
+        with pytest.raises(
+            InputError, match=r"part-00001.npy has not the SHA-256 .* run pipeline/tokenize_c4"
+        ):
+            refuse_damaged_tokens(data, rank, num_ranks)
+    flip(tmp_path / "train/part-00000.npy")
+    with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 .* \(and 1 more files\)"):
+        refuse_damaged_tokens(data)
+
+
+def test_a_tokenizer_of_another_content_is_refused(tmp_path: Path) -> None:
+    (make_folder(tmp_path) / "tokenizer.json").write_text("{}")
+    files = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    described = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    change_manifest(tmp_path, files={**files, "tokenizer.json": described})
+    TokenizedData.open(tmp_path)
+    flip(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match="tokenizer.json has not the SHA-256 of its manifest"):
         TokenizedData.open(tmp_path)
 
 
