@@ -114,11 +114,13 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
 def newest_with_model(run_folder: Path) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint to be measured; None where the run has none.
 
-    A folder without a model is passed over, with a word in the log. Damage is told when the model is loaded:
-    to measure an earlier step in place of a damaged one would be another result under the same name.
+    A folder that never held a model is passed over, with a word in the log. Damage is told when the model is
+    loaded: to measure an earlier step in place of a damaged one would be another result under the same name.
     """
     folders = step_folders(run_folder)
-    with_model = [step for step, folder in folders.items() if holds_model(folder)]
+    with_model = [
+        step for step, folder in folders.items() if holds_model(folder) or (folder / MARK_FILE).exists()
+    ]
     if not with_model:
         return None
     newest = max(with_model)

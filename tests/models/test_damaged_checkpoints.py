@@ -1,6 +1,7 @@
 """A damaged checkpoint is refused in a sentence by whoever measures it."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ def test_files_of_something_else(checkpoint: Path, content: Any, sentence: str) 
 def test_a_configuration_that_is_none(checkpoint: Path, content: bytes) -> None:
     (checkpoint / "config.yaml").write_bytes(content)
     assert "config.yaml is not an OLMo configuration" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model.pt"])
+def test_a_later_step_that_lost_a_file_is_not_passed_over(
+    checkpoint: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = Path(shutil.copytree(checkpoint, checkpoint.with_name("step10-unsharded")))
+    write_mark(later)
+    (later / name).unlink()
+    assert find_checkpoint(checkpoint.parent) == later
+    assert caplog.messages == []
+    assert f"the checkpoint {later} is damaged: it has no {name}" in refusal(later)
 
 
 def test_an_empty_folder_of_a_later_step_is_passed_over_and_told(
