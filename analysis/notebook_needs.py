@@ -88,7 +88,7 @@ _NEEDS: dict[str, _Need] = {
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),
-    "dependency_recovery": _artefact("dependency_recovery"),
+    "found_dependencies": _artefact("found_dependencies"),
     "token_categories": _all(_text, _artefact("sparse_context_losses")),
     "influential_places": _all(_text, _artefact("influential_tokens")),
     "needles": _planted_needles,

@@ -29,7 +29,7 @@ PROGRAMS = (
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",
-    "pipeline.dependency_recovery",
+    "pipeline.found_dependencies",
     "pipeline.plan_synthetic",
     "pipeline.sparse_functional_attention",
 )

@@ -17,6 +17,8 @@ _OF_PATHS = {
     errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
 }
 """What a path that the system refused is, and what would be right."""
+RENAMED = {"dependency_recovery": "found_dependencies"}
+"""What an earlier version called a program, its results and its notebook -> what they are called now."""
 _OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
 
@@ -43,6 +45,8 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
     """The error for a `kind` (such as "rule") called `name`, naming the nearest of `valid_names`."""
     from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong
 
+    if now := RENAMED.get(name.replace("-", "_")):
+        return InputError(f"unknown {kind} '{name}'; it is called '{now}' now")
     valid_names = sorted(valid_names)
     nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"

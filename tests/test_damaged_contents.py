@@ -108,9 +108,9 @@ WALKS = {
     ),
     "evaluate_synthetic": Walk(TASK, ("task", "of_task/synthetic_accuracy",
                                       "of_task/_stages/evaluate_synthetic"), ("of_task",)),
-    "dependency_recovery": Walk(
+    "found_dependencies": Walk(
         [*TASK, "--num-substitutes", "2", "--largest-k", "2"],
-        ("task", "of_task/dependency_recovery", "of_task/_stages/dependency_recovery"), ("of_task",),
+        ("task", "of_task/found_dependencies", "of_task/_stages/found_dependencies"), ("of_task",),
     ),
     "plan_synthetic": Walk(
         ["small.yaml", "--tasks", "copy", "--positions", "pose", "--models", "models"], ("small.yaml",),

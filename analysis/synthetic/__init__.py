@@ -1,1 +1,1 @@
-"""Synthetic tasks: accuracy, recovered dependencies, the theory's bounds."""
+"""Synthetic tasks: accuracy, found dependencies, the theory's bounds."""

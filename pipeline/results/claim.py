@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipeline.errors import InputError
+from pipeline.results.completeness import refuse_former_name
 from pipeline.results.files import write_json
 from pipeline.results.made_by import SETTINGS_FILE, differences, made_by_of, read_settings_file
 from pipeline.results.marks import damage, read_marks, shard_name
@@ -70,9 +71,11 @@ class Claim:
         """Refuse what is claimed otherwise.
 
         Raises:
-            InputError: the folder holds results of other settings, inputs or schema, or of another number
-                of tasks; says which.
+            InputError: the folder holds results of other settings, inputs or schema, of another number of
+                tasks, or of an earlier version under another name; says which.
         """
+        refuse_former_name(self._results, self._stage)
+        refuse_former_name(self._results, self._stage)
         self._refuse_another_configuration()
         self._refuse_another_deal()
 

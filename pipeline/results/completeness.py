@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.errors import InputError
+from pipeline.errors import RENAMED, InputError
 from pipeline.results.made_by import SETTINGS_FILE, read_settings_file, why_foreign
 from pipeline.results.marks import (
     MANIFEST,
@@ -69,6 +69,7 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
     Raises:
         InputError: names a file that is missing, damaged or foreign, or the result that is not complete.
     """
+    refuse_former_name(results, artefact)
     _refuse_other_folders(results / artefact)
     files_of_path: dict[Path, ModelFiles] = {}
     for files in files_of(results, artefact, models):
@@ -83,6 +84,20 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
         if wrong is not None:
             raise _damaged(results, path, files, wrong)
     return sorted(files_of_path)
+
+
+def refuse_former_name(results: Path, artefact: str) -> None:
+    """Refuse results that an earlier version wrote of this artefact, under the name it then had.
+
+    Raises:
+        InputError: says what they are called now.
+    """
+    for former, now in RENAMED.items():
+        if now == artefact and (results / former).is_dir():
+            raise InputError(
+                f"{results / former} is of an earlier version; {former} is called {now} now: measure it again"
+                f" into another --results folder, with python pipeline/{now}.py"
+            )
 
 
 def _damaged(results: Path, path: Path, files: ModelFiles, wrong: str) -> InputError:

@@ -233,7 +233,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
         ]
     ),
-    "dependency_recovery": pa.schema(
+    "found_dependencies": pa.schema(
         [
             *_SYNTHETIC_COLUMNS,
             _column("example_index", pa.int32(), "which test example, from 0"),

@@ -1,7 +1,7 @@
 """Which tokens the rules select in an example of a synthetic task, and which truly decide its answers.
 
 The task's generator knows the true dependency sets. What of a set lies in the short context needs no
-selection, so recovery is about the rest: the set's places in the far context.
+selection, so finding is about the rest: the set's places in the far context.
 
 Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, R draws
 of substitutes.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RULES_BY_LEAVING_OUT = ("leave_one_out", "divergence")
 """Rules that the intervention matters to."""
-RECOVERY_RULES = (*RULES_BY_LEAVING_OUT, "add_one_in", "greedy", "random", "nearest")
+FINDING_RULES = (*RULES_BY_LEAVING_OUT, "add_one_in", "greedy", "random", "nearest")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class RecoveryExample:
+class SearchedExample:
     """An example as the rules see it: one chunk, whose last tokens, the response, are the targets."""
 
     model: "CausalLM"
@@ -70,7 +70,7 @@ class RecoveryExample:
         one draw is often the token that stands there, and says nothing.
 
         Args:
-            rules: of `RECOVERY_RULES`.
+            rules: of `FINDING_RULES`.
             interventions: what leaving a token out means, of remove and substitute; each is taken in turn.
             max_k: K, at most the first target's far context.
             generator: of rules that draw.

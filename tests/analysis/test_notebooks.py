@@ -52,7 +52,7 @@ def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_p
         assert {path.stem for path in figures.glob(f"*.{suffix}")} == FIGURES
     # One rule beside the controls, one size, no text: nothing to compare or read. No needles, no fits.
     skipped = {"selection_rules", "model_scale", "sparse_functional_attention", "synthetic_tasks"}
-    skipped |= {"token_categories", "influential_places", "needles", "dependency_recovery"}
+    skipped |= {"token_categories", "influential_places", "needles", "found_dependencies"}
     executed = {path.name for path in NOTEBOOKS if path.stem not in skipped}
     assert "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold" in done.stderr
     assert "model_scale.ipynb: the results tell of only one model size and training step" in done.stderr

@@ -16,14 +16,14 @@ STAGES = [
     "pretrain",
     "train_synthetic",
     "evaluate_synthetic",
-    "dependency_recovery",
+    "found_dependencies",
     "tokenize_c4",
     "loss_differences",
     "influential_tokens",
     "length_losses",
 ]
 
-WHOLE = ("pretrain", "evaluate_synthetic", "dependency_recovery")
+WHOLE = ("pretrain", "evaluate_synthetic", "found_dependencies")
 """Stages that one job does."""
 
 

@@ -7,19 +7,19 @@ from hand_made_models import EvidenceLM
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, far_dependencies
+from pipeline.synthetic.finding import FINDING_RULES, SearchedExample, far_dependencies
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=7, targets_per_chunk=1)
 
 
-def example(substitutes: list[list[int]]) -> RecoveryExample:
+def example(substitutes: list[list[int]]) -> SearchedExample:
     model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    return RecoveryExample(model, TOKENS, LENGTHS, np.array(substitutes), Batching(100))
+    return SearchedExample(model, TOKENS, LENGTHS, np.array(substitutes), Batching(100))
 
 
-def positions(found: RecoveryExample, rule: str, intervention: str, max_k: int = 2) -> list[int]:
+def positions(found: SearchedExample, rule: str, intervention: str, max_k: int = 2) -> list[int]:
     selections, _ = found.select([rule], [intervention], max_k, np.random.default_rng(0))
     assert [(one.rule, one.intervention) for one in selections] == [(rule, intervention)]
     return sorted(selections[0].positions_TK[0].tolist())
@@ -52,7 +52,7 @@ def test_a_pair_is_not_found_by_adding_one() -> None:
 
 def test_every_rule_and_intervention_is_there_once() -> None:
     selections, _ = example([TOKENS.tolist()]).select(
-        RECOVERY_RULES, ["remove", "substitute"], 3, np.random.default_rng(0)
+        FINDING_RULES, ["remove", "substitute"], 3, np.random.default_rng(0)
     )
     names = {(one.rule, one.intervention) for one in selections}
     assert len(selections) == len(names) == 8

@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 from written_results import write_rows
 
 from analysis import notebook_execution
-from analysis.synthetic import dependency_recovery as recovery
-from analysis.synthetic import dependency_recovery_figures as recovery_figures
+from analysis.synthetic import found_dependencies, found_dependencies_figures
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "analysis" / "notebooks" / "dependency_recovery.ipynb"
+NOTEBOOK = ROOT / "analysis" / "notebooks" / "found_dependencies.ipynb"
 
 
 def selection(
@@ -39,7 +38,7 @@ def rows() -> pd.DataFrame:
 
 
 def test_precision_and_recall_are_ratios_of_sums(rows: pd.DataFrame) -> None:
-    cells = recovery.by_k(rows)
+    cells = found_dependencies.by_k(rows)
     removed = cells[cells["rule"] == "leave_one_out"].set_index("k")
     # Of three true dependencies of each model, 1, 2 and 3 are among the first 1, 2 and 3.
     assert removed["recall"].round(4).tolist() == [0.3333, 0.6667, 1.0]
@@ -56,20 +55,20 @@ def test_the_range_is_over_seeds(rows: pd.DataFrame) -> None:
     better = rows[rows["model"] == "b"].assign(
         is_dependency=lambda of_b: of_b["rank"] <= of_b["num_dependencies"]
     )
-    cells = recovery.by_k(pd.concat([rows[rows["model"] == "a"], better]))
+    cells = found_dependencies.by_k(pd.concat([rows[rows["model"] == "a"], better]))
     at_2 = cells[(cells["k"] == 2) & (cells["rule"] == "leave_one_out")].iloc[0]
     assert (at_2["recall_lowest"], at_2["recall_highest"]) == (pytest.approx(2 / 3), 1.0)
     assert (at_2["precision_lowest"], at_2["precision_highest"]) == (0.5, 0.75)
 
 
 def test_at_their_number_precision_is_recall(rows: pd.DataFrame) -> None:
-    table = recovery.at_their_number(rows)
+    table = found_dependencies.at_their_number(rows)
     # a: 1 of 2 and 0 of 1 found, b: 2 of 2 and 0 of 1.
     assert table[("leave_one_out", "remove")].tolist() == [pytest.approx((1 / 3 + 2 / 3) / 2)]
 
 
 def test_true_dependencies_by_token(rows: pd.DataFrame) -> None:
-    found = recovery.by_token(rows).set_index("context_token")
+    found = found_dependencies.by_token(rows).set_index("context_token")
     # Whole rankings only, so nothing of random; '1' is found twice of twice, '0' and '.' never of once.
     assert set(found["rule"]) == {"leave_one_out"}
     assert found["found"].to_dict() == {"*": 0.5, ".": 0.0, "0": 0.0, "1": 1.0}
@@ -78,8 +77,8 @@ def test_true_dependencies_by_token(rows: pd.DataFrame) -> None:
 
 def test_lines_are_the_means(rows: pd.DataFrame, ax: Axes) -> None:
     replaced = rows[rows["model"] == "a"].dropna().assign(intervention="substitute")
-    cells = recovery.by_k(pd.concat([rows, replaced]))
-    recovery_figures.recall_against_k(cells, ax)
+    cells = found_dependencies.by_k(pd.concat([rows, replaced]))
+    found_dependencies_figures.recall_against_k(cells, ax)
     *lines, chance = ax.lines
     assert [line.get_label() for line in lines] == [
         "leave_one_out (remove)",
@@ -92,16 +91,16 @@ def test_lines_are_the_means(rows: pd.DataFrame, ax: Axes) -> None:
 
 
 def test_the_sample_and_the_condition_are_told(rows: pd.DataFrame, ax: Axes) -> None:
-    cells = recovery.by_k(rows)
-    assert recovery.sample_size(cells) == "n = 1 to 2 seeds, 1 or more targets a sample"
-    recovery_figures.precision_against_k(cells, ax)
+    cells = found_dependencies.by_k(rows)
+    assert found_dependencies.sample_size(cells) == "n = 1 to 2 seeds, 1 or more targets a sample"
+    found_dependencies_figures.precision_against_k(cells, ax)
     assert ax.get_title() == "sparse_parity, size 20, k = 1\npose"
 
 
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:
-    write_rows(tmp_path / "results", "dependency_recovery", "dependency_recovery", rows)
+    write_rows(tmp_path / "results", "found_dependencies", "found_dependencies", rows)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
     notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
-        "dependency_recovery.pdf", "dependency_recovery.png",
+        "found_dependencies.pdf", "found_dependencies.png",
     }  # fmt: skip

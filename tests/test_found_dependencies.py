@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from test_train_synthetic import train
 
-from pipeline import dependency_recovery
+from pipeline import found_dependencies
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 from pipeline.synthetic.random_streams import of_test_examples
@@ -20,31 +20,31 @@ SHORT_CONTEXT_LENGTH = 2
 def measure(folder: Path, results: Path, task: str, *words: str) -> None:
     given = ["--task", task, "--checkpoints", str(folder), "--results", str(results), "--num-examples", "3",
              "--short-context-length", str(SHORT_CONTEXT_LENGTH), "--num-substitutes", "2"]  # fmt: skip
-    dependency_recovery.main(dependency_recovery.parser().parse_args([*given, *words]))
+    found_dependencies.main(found_dependencies.parser().parse_args([*given, *words]))
 
 
 def fingerprints(results: Path) -> dict[str, str]:
-    files = sorted((results / "dependency_recovery").rglob("*.parquet"))
+    files = sorted((results / "found_dependencies").rglob("*.parquet"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recovery") / "variable_assignment-predicted-seed0"
+    folder = tmp_path_factory.mktemp("finding") / "variable_assignment-predicted-seed0"
     train(folder, task="variable_assignment")
     return folder
 
 
 @pytest.fixture(scope="module")
 def parity(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recovery") / "sparse_parity-pose-seed0"
+    folder = tmp_path_factory.mktemp("finding") / "sparse_parity-pose-seed0"
     train(folder, "largest_sparsity=2", "num_position_ids=40", task="sparse_parity", positions="pose")
     return folder
 
 
 def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
     measure(chains, tmp_path, "variable_assignment", "--sizes", "4", "5", "--largest-k", "12")
-    rows = read_artefact(tmp_path, "dependency_recovery")
+    rows = read_artefact(tmp_path, "found_dependencies")
     assert set(rows["size"]) == {4, 5} and set(rows["positions"]) == {"predicted"}
     for size in (4, 5):
         generator = of_test_examples(0, size, None)
@@ -63,7 +63,7 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
 
 def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path) -> None:
     measure(parity, tmp_path, "sparse_parity", "--sizes", "10", "--sparsities", "1", "2", "--largest-k", "8")
-    rows = read_artefact(tmp_path, "dependency_recovery").fillna({"intervention": "-"})
+    rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
     keys = ["sparsity", "example_index", "target_index", "rule", "intervention"]
     selections = rows.groupby(keys)
     assert len(selections) == 2 * 3 * 8  # two k, three examples, eight rules and interventions
@@ -80,7 +80,7 @@ def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Pa
     before = fingerprints(tmp_path)
     assert len(before) == 2
     next((tmp_path / "_stages").rglob("00001-of-00002.done")).unlink()
-    next((tmp_path / "dependency_recovery").rglob("00001-of-00002.parquet")).unlink()
+    next((tmp_path / "found_dependencies").rglob("00001-of-00002.parquet")).unlink()
     measure(parity, tmp_path, "sparse_parity", *words)
     assert fingerprints(tmp_path) == before
 
@@ -124,6 +124,16 @@ def test_examples_that_cannot_be_judged_are_refused(
     with pytest.raises(InputError, match=sentence):
         measure(chains, tmp_path / "results", "variable_assignment", *words, "--test-seed", test_seed)
     assert not (tmp_path / "results").exists()
+
+
+def test_results_under_the_former_name_are_refused_with_the_new_one(parity: Path, tmp_path: Path) -> None:
+    (tmp_path / "dependency_recovery" / "model=a").mkdir(parents=True)
+    sentence = "dependency_recovery is called found_dependencies now: measure it again into another --results"
+    with pytest.raises(InputError, match=sentence):
+        read_artefact(tmp_path, "found_dependencies")
+    with pytest.raises(InputError, match=sentence):
+        measure(parity, tmp_path, "sparse_parity", "--sizes", "10", "--sparsities", "1", "--largest-k", "4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dependency_recovery"]
 
 
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:

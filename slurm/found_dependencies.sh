@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Whether the rules find the tokens that truly decide in synthetic tasks; what follows goes to
-# pipeline/dependency_recovery.py:
-#   sbatch slurm/dependency_recovery.sh --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \
+# pipeline/found_dependencies.py:
+#   sbatch slurm/found_dependencies.sh --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \
 #     --results runs/synthetic/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
-#SBATCH --job-name=dependency_recovery
+#SBATCH --job-name=found_dependencies
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:1
@@ -15,4 +15,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/dependency_recovery.py "$@"
+run python pipeline/found_dependencies.py "$@"

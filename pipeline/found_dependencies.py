@@ -13,16 +13,16 @@ that are selected) at every k; prints recall at k = the number of true ones, whe
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
 
-writes   <results>/dependency_recovery/model=<run folder's name>/*.parquet      columns: RESULTS.md
+writes   <results>/found_dependencies/model=<run folder's name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
 
 full size, on one GPU:
-  python pipeline/dependency_recovery.py --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \\
+  python pipeline/found_dependencies.py --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \\
       --results runs/synthetic/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
 
 on a laptop, after the laptop command of train_synthetic.py (seconds):
-  python pipeline/dependency_recovery.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
+  python pipeline/found_dependencies.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
       --results runs/demo/synthetic/results --sizes 5 10 --largest-k 4 --num-examples 20
 """
 
@@ -52,7 +52,7 @@ from pipeline.synthetic.evaluation import (
     find_tested,
     test_examples,
 )
-from pipeline.synthetic.finding import RECOVERY_RULES, RecoveryExample, Selection, far_dependencies
+from pipeline.synthetic.finding import FINDING_RULES, SearchedExample, Selection, far_dependencies
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=200)
     add = stage.add_argument
-    add("--rules", nargs="+", choices=RECOVERY_RULES, default=list(RECOVERY_RULES), help="selection rules")
+    add("--rules", nargs="+", choices=FINDING_RULES, default=list(FINDING_RULES), help="selection rules")
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(INTERVENTIONS),
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
     add(
@@ -88,7 +88,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
     tested = find_tested(arguments)
     _refuse_unfit_k(tested, arguments)
-    arguments.rules = [rule for rule in RECOVERY_RULES if rule in arguments.rules]
+    arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}
@@ -100,7 +100,7 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s, size %d%s: %s", run.name, cell[0], _of_k(cell), _in_words(columns))
         return columns
 
-    evaluate_task_runs(arguments, tested, "dependency_recovery", "dependency_recovery", settings, measure)
+    evaluate_task_runs(arguments, tested, "found_dependencies", "found_dependencies", settings, measure)
 
 
 def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
@@ -179,7 +179,7 @@ def _measure(
     rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
-        example = RecoveryExample(
+        example = SearchedExample(
             TaskCausalLM(model, len(vocabulary), position_ids_BS[index]),
             batch.token_ids_BS[index],
             lengths,
@@ -197,7 +197,7 @@ def _measure(
 
 
 def _rows(
-    example: RecoveryExample,
+    example: SearchedExample,
     dependencies: Sequence[set[int]],
     long_losses_T: np.ndarray,
     found: Sequence[Selection],

@@ -1,4 +1,4 @@
-"""Figures of dependency recovery: tables of `analysis.synthetic.dependency_recovery` in, Axes out.
+"""Figures of found dependencies: tables of `analysis.synthetic.found_dependencies` in, Axes out.
 
 A line is the mean over seeds, its band their range; solid where a left-out token is removed, dashed and
 hollow where it is replaced; the dotted grey line is what uniform draws would find.
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import GREY, MODEL_MARKERS, RULE_COLORS
-from analysis.synthetic.dependency_recovery import selection_name
+from analysis.synthetic.found_dependencies import selection_name
 
 
 def precision_against_k(cells: pd.DataFrame, ax: Axes) -> None:

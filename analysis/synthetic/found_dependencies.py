@@ -1,4 +1,4 @@
-"""How well the selection rules find the tokens that truly decide, from the rows of `dependency_recovery`.
+"""How well the selection rules find the tokens that truly decide, from the rows of `found_dependencies`.
 
 Precision at k is the share of true dependencies among the k tokens selected, recall at k the share of the
 true dependencies that are selected; over targets, sums are divided by sums. Each is computed model by model;
@@ -15,7 +15,7 @@ def by_k(rows: pd.DataFrame) -> pd.DataFrame:
     """Precision and recall at every k, over seeds.
 
     Args:
-        rows: `dependency_recovery` as `read_artefact` reads it.
+        rows: `found_dependencies` as `read_artefact` reads it.
 
     Returns:
         A row a condition, rule, intervention and k, with `precision` and `recall`, each with `_lowest` and
