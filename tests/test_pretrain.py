@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pytest
 import torch
+from forked_stages import ForkedStage
 from measured_documents import contents
 
 from pipeline.errors import InputError
@@ -59,17 +63,10 @@ def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
     main(parser().parse_args(command_line(data, save_folder, *overrides)))
 
 
-def start(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        str(ROOT / "pipeline" / "pretrain.py"),
-        *command_line(data, save_folder, *overrides),
-    ]
+def start(data: Path, save_folder: Path, *overrides: str, **environment: str) -> ForkedStage:
     # From another directory: a stage must not depend on where it is called.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=save_folder.parent, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    words = command_line(data, save_folder, *overrides)
+    return forked_stages.start("pipeline/pretrain.py", *words, cwd=save_folder.parent, **environment)
 
 
 def final_weights(save_folder: Path) -> dict[str, torch.Tensor]:
@@ -84,7 +81,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+def wait_for(path: Path, process: "ForkedStage | subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 120
     while not path.exists() or not path.stat().st_size:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
@@ -132,21 +129,26 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     assert all(torch.equal(resumed_weights[name], whole_weights[name]) for name in whole_weights)
 
 
-def start_two_ranks(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, save_folder, *overrides)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*launcher, *stage], stderr=subprocess.PIPE, text=True, env=environment)
+@contextmanager
+def two_ranks(data: Path, save_folder: Path, *overrides: str, code: int = 0) -> Iterator[list[ForkedStage]]:
+    """Two ranks of a run, as torchrun starts them; on leaving both have ended with this exit code."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    of_all = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    ranks = [start(data, save_folder, *overrides, RANK=rank, LOCAL_RANK=rank, **of_all) for rank in "01"]
+    yield ranks
+    for rank in ranks:
+        assert rank.wait() == code, rank.communicate()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
     steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0",
              "eval_context_lengths=[8,32]", "eval_interval=3")  # fmt: skip
-    two_ranks = start_two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}")
-    run_here(data, tmp_path / "one", *steps)
-    _, said = two_ranks.communicate(timeout=240)
-    assert two_ranks.returncode == 0, said
+    with two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}"):
+        run_here(data, tmp_path / "one", *steps)
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]
     losses = [
         [value for line in run for name, value in json.loads(line).items() if "loss_nats" in name]
@@ -172,15 +174,17 @@ def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
 ) -> None:
     steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0.2")
     run = tmp_path / "run"
-    _, said = start_two_ranks(data, run, *steps).communicate(timeout=240)
+    with two_ranks(data, run, *steps):
+        pass
     whole = torch.load(run / "step6-unsharded" / "model.pt", weights_only=True)
     states = torch.load(run / "step3-unsharded" / "train.pt", weights_only=True)["random_states"]
-    assert len(states) == 2, said
+    assert len(states) == 2
     assert not torch.equal(states[0]["cpu"], states[1]["cpu"])
 
     shutil.rmtree(run / "step6-unsharded")
-    _, said = start_two_ranks(data, run, *steps).communicate(timeout=240)
-    assert "the dropout of this checkpoint" not in said
+    with two_ranks(data, run, *steps) as ranks:
+        said = [rank.communicate()[1] for rank in ranks]
+    assert "going on from" in said[0] and "the dropout of this checkpoint" not in "".join(said)
     resumed = torch.load(run / "step6-unsharded" / "model.pt", weights_only=True)
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -189,17 +193,39 @@ def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
     assert "the dropout of this checkpoint was drawn by 2 ranks on a cpu, and is drawn" in caplog.text
 
 
+UNTIL_ASKED = ("max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp")
+
+
+def ask_a_rank_to_stop(save_folder: Path, process: "ForkedStage | subprocess.Popen[str]") -> None:
+    wait_for(save_folder / "metrics.jsonl", process)
+    os.kill(json.loads((save_folder / "lock.json").read_text())["pid"], signal.SIGUSR1)
+
+
+def has_saved_its_last_step(save_folder: Path) -> bool:
+    (saved,) = save_folder.glob("step*-unsharded")
+    return steps_in(save_folder)[-1] == int(saved.name[4:].split("-")[0])
+
+
 def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_path: Path) -> None:
-    steps = ("max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp")
-    process = start_two_ranks(data, tmp_path / "run", *steps)
-    wait_for(tmp_path / "run" / "metrics.jsonl", process)
-    os.kill(json.loads((tmp_path / "run" / "lock.json").read_text())["pid"], signal.SIGUSR1)
+    run = tmp_path / "run"
+    with two_ranks(data, run, *UNTIL_ASKED, code=75) as ranks:
+        ask_a_rank_to_stop(run, ranks[0])
+    assert has_saved_its_last_step(run)
+    assert f"saved: {run}" in ranks[0].communicate()[1]
+
+
+@pytest.mark.slow  # three processes that import torch; the fast tier has torchrun in tests/influence
+def test_torchrun_ends_the_ranks_that_one_signal_stops(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, run, *UNTIL_ASKED)]
+    process = subprocess.Popen([*launcher, *stage], stderr=subprocess.PIPE, text=True)
+    ask_a_rank_to_stop(run, process)
     _, said = process.communicate(timeout=120)
     # torchrun's code for any failure. Where it sees one rank gone it ends the other, which by then is done.
     assert process.returncode == 1
     assert "exitcode  : 75" in said, said
-    (saved,) = (tmp_path / "run").glob("step*-unsharded")
-    assert steps_in(tmp_path / "run")[-1] == int(saved.name[4:].split("-")[0])
+    assert has_saved_its_last_step(run)
 
 
 def test_a_finished_run_says_so_and_another_is_refused(
