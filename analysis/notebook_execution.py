@@ -137,7 +137,8 @@ def _execute(
     Args:
         clients: holds that of this notebook while it runs.
     """
-    unfinished = figures / f".{path.stem}.part"  # of its own, so that it is known which files it wrote
+    # Of its own, so that it is known which files it wrote; from the root on, for a kernel runs elsewhere.
+    unfinished = figures.resolve() / f".{path.stem}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     notebook = with_parameters(
