@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from pipeline.errors import InputError
+from pipeline.models.hub_stalls import end_where_it_stalls
 from pipeline.text.hub_answer import hub_answer
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -62,8 +63,13 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     wanted += [file for file in files if "/" not in file and file.endswith(".json")]
     if with_code:
         wanted += [file for file in files if file.endswith(".py")]
+    end_where_it_stalls()
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=wanted, etag_timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        )
     except Exception as error:  # as above
         raise InputError(
             f"the download of {name}{at} broke off ({_first_line(error)}); run the same command again"
