@@ -15,6 +15,9 @@ from collections.abc import Callable
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
 # is imported, and so for the processes that tests start, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Results record the commit, and tests compare bytes of several processes: to all it is "unknown", for else
+# it would be another once the tree is edited, or committed to, while the tests run.
+os.environ["GIT_DIR"] = os.devnull
 
 import pytest
 import torch
