@@ -3,14 +3,17 @@
 `make test` runs a process a core (pytest-xdist), and a whole file in one of them: fixtures of a file or of
 the session are made once in each process that needs them. So a test may not rely on another file's tests,
 write anywhere but in its own folders (`tmp_path`, `tmp_path_factory`), take a fixed port, or look for
-processes other than its own. Its name, parameters included, must be the same in every process: no times,
-addresses or unordered sets in it. Waiting needs a generous limit: the other processes keep the cores busy. A
-stage is run in this process (`stage.main(stage.parser().parse_args(words))`) unless the process is the point:
-another one costs seconds for its imports alone.
+processes other than its own. Its name, parameters included, must be the same in every process (no times,
+addresses or unordered sets in it) and quick to make: every process collects all tests. Waiting needs a
+generous limit: the other processes keep the cores busy.
+
+A stage is run in this process (`stage.main(stage.parser().parse_args(words))`) unless the process is the
+point; then it is forked (forked_stages.py) unless the command is the point: another process costs seconds for
+its imports alone.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
 # is imported, and so for the processes that tests start, too.
@@ -48,6 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first."""
     place = {name: index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out fsync in this process: only a loss of power tells files with it from files without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ("olmo.model", "olmo.optim", "torch.distributed.fsdp", "pyarrow.parquet", "rich.progress")
+LIBRARIES = (
+    "olmo.model", "olmo.optim", "torch.distributed.fsdp", "pyarrow.parquet", "pandas", "rich.progress",
+    "nbclient",
+)  # fmt: skip
 _LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
 
 
@@ -91,6 +94,13 @@ def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> Fo
     socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
     there.close()
     return ForkedStage(here, written)
+
+
+def run(program: str, *words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Start a program as `start` does, and wait for its end."""
+    process = start(program, *words, cwd=cwd, **environment)
+    said = process.communicate(timeout=600)
+    return subprocess.CompletedProcess([program, *words], process.wait(), *said)
 
 
 @cache

@@ -1,10 +1,8 @@
 """The stage sparse_functional_attention: it learns, goes on, refuses, and its notebook runs."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from pipeline.theory.attention import SparseFunctionalAttention
 from pipeline.theory.conditions import CONDITIONS, Lengths
 from pipeline.theory.fit import VOCABULARY_SIZE, draw_sequences
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--train-context-length", "16", "--local-length", "4", "--num-test-sequences", "40"]
 
 
@@ -102,11 +99,8 @@ def test_another_configuration_is_refused(results: Path) -> None:
 
 
 def test_the_notebook_runs(results: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable, ROOT / "analysis/run_notebooks.py", "--results", results, "--figures", tmp_path,
-        "--notebooks", "sparse_functional_attention",
-    ]  # fmt: skip
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
+    words = ["--results", results, "--figures", tmp_path, "--notebooks", "sparse_functional_attention"]
+    done = forked_stages.run("analysis/run_notebooks.py", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "at 8 L the answer is lost" in (tmp_path / "sparse_functional_attention.ipynb").read_text()
     assert (tmp_path / "sparse_functional_attention-k2.png").exists()

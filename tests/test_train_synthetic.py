@@ -1,8 +1,8 @@
 """The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence, as a grid."""
 
 import hashlib
+import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -266,9 +266,13 @@ def test_a_grid_prints_commands_or_one_array(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.splitlines() == [array]
 
 
-def test_a_job_of_the_grid_runs(tmp_path: Path) -> None:
+def test_a_job_of_the_grid_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append([program, *words]))
     words = ["--tasks", "copy", "--positions", "pose", "--seeds", "4", "5", "--models", str(tmp_path)]
-    program = [sys.executable, "pipeline/plan_synthetic.py", str(CONFIG)]
-    subprocess.run([*program, *words, "--overrides", *TINY, "--run", "1"], cwd=ROOT, check=True)
+    plan(*words, "--overrides", *TINY, "--run", "1")
+    (words,) = started
+    assert words[:3] == [sys.executable, sys.executable, train_synthetic.__file__]
+    train_synthetic.main(train_synthetic.parser().parse_args(words[3:]))
     assert (tmp_path / "copy-pose-seed5" / "step6-unsharded").is_dir()
     assert not (tmp_path / "copy-pose-seed4").exists()

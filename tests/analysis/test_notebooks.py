@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked_stages
 import nbformat
 import pytest
 
@@ -33,15 +34,13 @@ FIGURES = {
 
 
 def run(results: Path, figures: Path, cwd: Path, *further: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, ROOT / "analysis" / "run_notebooks.py", "--results", results, "--figures", figures,
+    words = [
+        "--results", results, "--figures", figures,
         "--long-models", "long-seed0", "long-seed1", "--short-models", "short-contiguous", "short-pose",
         "--train-context-lengths", "short-contiguous=32", "short-pose=32", "long-seed0=256", "long-seed1=256",
         *further,
     ]  # fmt: skip
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
-    )
+    return forked_stages.run("analysis/run_notebooks.py", *words, cwd=cwd)
 
 
 def test_all_notebooks_run_from_any_directory_and_only_once(results: Path, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """The notebooks that read the text or planted needles, executed from the command line."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked_stages
 import pytest
 from explorable_results import LOSSES_ONLY, write_explorable
 from needle_results import write_needle_results
@@ -12,7 +10,6 @@ from needle_results import write_needle_results
 from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
     "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,
     "A river runs north; the river runs past Rome and the river runs on, 7 days or 70. " * 4,
@@ -24,13 +21,13 @@ TEXTS = [
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("notebooks")
     results, data = write_explorable(folder / "measured", TEXTS, models=["long-seed0"])
-    command = [
-        sys.executable, ROOT / "analysis" / "run_notebooks.py", "--results", results, "--data", data,
+    words = [
+        "--results", results, "--data", data,
         "--needles", write_needle_results(folder / "needles"), "--figures", folder / "figures",
         "--long-models", "long-seed0", "--short-models", LOSSES_ONLY,
         "--notebooks", "token_categories", "influential_places", "needles",
     ]  # fmt: skip
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
+    done = forked_stages.run("analysis/run_notebooks.py", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "figures"
 

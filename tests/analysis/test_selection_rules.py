@@ -1,11 +1,10 @@
 """The report on selection rules: its numbers by hand, its words, its figure, and the notebook end to end."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked_stages
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
@@ -20,7 +19,6 @@ from pipeline.results.parquet import read_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.stage_output import StageOutput
 
-ROOT = Path(__file__).resolve().parents[2]
 KS = [1, 2]
 SETTINGS = {"short_context_length": 4, "long_context_length": 24, "targets_per_chunk": 2}
 TARGETS = {
@@ -260,16 +258,8 @@ def test_the_figure_draws_the_table(table: pd.DataFrame) -> None:
 
 
 def _run(results: Path, figures: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        ROOT / "analysis" / "run_notebooks.py",
-        "--results",
-        results,
-        "--figures",
-        figures,
-    ]
-    return subprocess.run([*command, *flags], cwd=figures.parent, capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": ""})  # fmt: skip
+    words = ["--results", results, "--figures", figures, *flags]
+    return forked_stages.run("analysis/run_notebooks.py", *words, cwd=figures.parent)
 
 
 def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from forked_stages import ForkedStage
 
 from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.results.schemas import SCHEMAS
@@ -47,12 +49,8 @@ def write_corpus(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
-def start(stage: str, flags: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
-    """Start the command of a stage in `folder`, outside the repository and without it on the path."""
-    return _start([str(ROOT / "pipeline" / f"{stage}.py"), *flags], folder)
-
-
-def _start(words: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
+def command(*words: str, folder: Path) -> "subprocess.Popen[str]":
+    """Start a command in `folder`, outside the repository and without it on the path."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     return subprocess.Popen(
@@ -60,7 +58,12 @@ def _start(words: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
+def start(stage: str, flags: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
+    """Start the command of a stage in `folder`."""
+    return command(str(ROOT / "pipeline" / f"{stage}.py"), *flags, folder=folder)
+
+
+def finish(process: "ForkedStage | subprocess.Popen[str]") -> str:
     """What the command said, once it has ended well."""
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
@@ -135,7 +138,7 @@ def test_the_stages_agree_on_the_losses_they_share(folder: Path) -> None:
 def test_as_a_module_it_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     here = {"data": str(folder / "data"), "run": str(folder / "run")}
     flags = [here.get(word, word) for word in [*MEASURE, *SHORT, "--results", str(tmp_path)]]
-    finish(_start(["-m", "pipeline.loss_differences", *flags], ROOT))
+    finish(command("-m", "pipeline.loss_differences", *flags, folder=ROOT))
     (path,) = tmp_path.rglob("*.parquet")
     assert path.read_bytes() == (folder / "results" / path.relative_to(tmp_path)).read_bytes()
 
@@ -144,7 +147,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:
     whole, resumed = folder / "results", folder / "resumed"
     flags = [*INFLUENTIAL, "--results", resumed.name]
     marks = resumed / "_stages" / "influential_tokens" / "model=run"
-    process = start("influential_tokens", flags, folder)
+    process = forked_stages.start("pipeline/influential_tokens.py", *flags, cwd=folder)
     deadline = time.monotonic() + 120
     while not list(marks.glob("*.done")):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
@@ -155,7 +158,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:
     num_shards = len(list((whole / "influences/model=run").iterdir()))
     assert 1 <= len(finished) < num_shards, "the kill came too late to show anything"
 
-    finish(start("influential_tokens", flags, folder))
+    finish(forked_stages.start("pipeline/influential_tokens.py", *flags, cwd=folder))
     assert len(list(marks.glob("*.done"))) == num_shards
     assert {path: path.stat().st_mtime_ns for path in finished} == finished  # not done twice
     artefacts = {"influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"}

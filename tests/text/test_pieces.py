@@ -70,9 +70,10 @@ def test_a_cut_stands_where_it_changes_nothing() -> None:
     assert asked == [("a bc de", " f"), ("a bc", " de f")]
 
 
-@pytest.mark.parametrize("text", [english(200_000), chinese(140_000, signs=True)], ids=["english", "chinese"])
+@pytest.mark.parametrize("language", ["english", "chinese"])
 @pytest.mark.parametrize("make", [olmo, lambda: train_bpe(["the text of a novel 你好，"] * 3, 400)])
-def test_ordinary_text_has_the_same_tokens(text: str, make: object) -> None:
+def test_ordinary_text_has_the_same_tokens(language: str, make: object) -> None:
+    text = english(200_000) if language == "english" else chinese(140_000, signs=True)
     tokenizer: DocumentTokenizer = make()  # type: ignore[operator]
     heard: list[int] = []
     short = text[:1000]
