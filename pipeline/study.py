@@ -48,7 +48,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.stage import file_path, positive_float, positive_fraction, positive_int, stage_parser
-from pipeline.studies.commands import Command, commands_of
+from pipeline.studies.command import Command
+from pipeline.studies.commands import commands_of
 from pipeline.studies.finished import Finished
 from pipeline.studies.local_run import run_here
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain

@@ -157,7 +157,7 @@ def test_rooms_import_each_other_in_one_direction() -> None:
         ("pipeline.pretrain", "from pipeline.loss_differences import parser", True),
         ("pipeline.pretrain", "from pipeline.influence.rules import RULES", False),
         ("pipeline.synthetic.finding", "from pipeline.influence.rules import RULES", False),
-        ("pipeline.influence.rules", "from pipeline.studies.commands import Command", True),
+        ("pipeline.influence.rules", "from pipeline.studies.command import Command", True),
         ("pipeline.models.olmo", "from analysis import figures", True),
         ("analysis.figures", "from pipeline.results.folder import read_artefact", False),
         ("analysis.figures", "from pipeline.loss_differences import main", True),

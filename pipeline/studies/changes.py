@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 
 logger = logging.getLogger("pipeline")

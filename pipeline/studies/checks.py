@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.measuring.flags import DTYPES
-from pipeline.studies.commands import Command, Measuring, Tokenizing, Training
+from pipeline.studies.command import Command, Measuring, Tokenizing, Training
 from pipeline.studies.costs import Configs
 from pipeline.studies.study_fields import Evaluation, Study, Text
 from pipeline.text.sources import open_sources_of_both_parts

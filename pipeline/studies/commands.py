@@ -5,76 +5,14 @@
 <run>/<name>/data, results, figures             of a further evaluation, likewise
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from pipeline.studies.command import Command, Measuring, Tokenizing, Training, flags
 from pipeline.studies.study_fields import ANALYSING, Evaluation, Study, Text
-from pipeline.studies.study_file import ROOT
 
 _TOKENIZE = "tokenize_c4"
-
-
-@dataclass(frozen=True)
-class Training:
-    """A model to train, as pretrain.py is told."""
-
-    name: str
-    config: Path
-    overrides: tuple[str, ...]
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Tokenizing:
-    """A text to tokenize."""
-
-    text: Text
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """A measuring stage on some checkpoints."""
-
-    stage: str
-    evaluation: Evaluation
-    data: Path
-    trainings: tuple[Training, ...]
-    """What trained each checkpoint, one a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command line, and what a plan needs to know of it."""
-
-    name: str
-    """Different from all others of the study; names its Slurm job."""
-    program: str
-    """The file, from the repository's root."""
-    arguments: tuple[str, ...]
-    needs: tuple[str, ...]
-    """Names of commands that must have finished before."""
-    reads: tuple[str, ...]
-    """Words of the arguments whose content decides what is written: files, globs, data, models."""
-    writes: tuple[Path, ...]
-    """What is there once it has finished; empty for a command that always runs."""
-    about: Tokenizing | Training | Measuring | None = None
-    """What it is checked by before it runs, and what its cost is estimated from."""
-
-    @property
-    def stage(self) -> str:
-        """The program's name."""
-        return Path(self.program).stem
-
-    def words(self) -> list[str]:
-        """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
-        is_in_root = Path.cwd() == ROOT or Path(self.program).is_file()
-        return [self.program if is_in_root else str(ROOT / self.program), *self.arguments]
-
-    def __str__(self) -> str:
-        """As it would be typed."""
-        return shlex.join(["python", *self.words()])
 
 
 def commands_of(study: Study) -> list[Command]:
@@ -95,17 +33,6 @@ def commands_of(study: Study) -> list[Command]:
             places.append(_Place(study, size, name, evaluation, folder, data.name, of_size))
             commands += places[-1].commands()
     return [*commands, *_compare_scales(run, places)]
-
-
-def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
-    """`--name value …` of every field that is not None, or of those of `names`."""
-    words = []
-    for name in names or [known.name for known in fields(settings)]:  # type: ignore[arg-type]
-        value = getattr(settings, name)
-        if value is not None:
-            values = value if isinstance(value, list) else [value]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return words
 
 
 def _named(stage: str, *parts: str) -> str:

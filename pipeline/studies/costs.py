@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from pipeline.studies.commands import Command, Measuring, Training
+from pipeline.studies.command import Command, Measuring, Training
 from pipeline.studies.rule_costs import RuleCosts
 from pipeline.studies.slots import PROCESS_BYTES
 from pipeline.studies.study_fields import Evaluation, Text

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.results.files import write_json
 from pipeline.studies.code_version import code_of
-from pipeline.studies.commands import Command
+from pipeline.studies.command import Command
 from pipeline.studies.contents import Contents
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.results.folder_lock import FolderLock
 from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 from pipeline.studies.running import run_all
 from pipeline.studies.slots import Slots, gpus, slots

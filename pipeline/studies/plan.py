@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.costs import Configs, Cost, Machine, cost_of, in_words
 from pipeline.training.estimates import estimate
 from pipeline.training.given_settings import AssumedData, DataFacts, load_config

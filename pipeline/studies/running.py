@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.studies.child import Child
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 from pipeline.studies.live_lines import Line, LiveLines, duration
 from pipeline.studies.schedule import Schedule, Share

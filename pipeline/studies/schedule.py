@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pipeline.studies.commands import Command, Measuring
+from pipeline.studies.command import Command, Measuring
 
 
 @dataclass(frozen=True)

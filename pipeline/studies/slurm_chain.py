@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.studies.commands import Command
+from pipeline.studies.command import Command
 from pipeline.studies.study_fields import ANALYSING, MEASURING, Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")

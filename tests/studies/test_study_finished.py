@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
 from pipeline.studies.code_version import code_of
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.contents import Contents
 from pipeline.studies.finished import Finished
 

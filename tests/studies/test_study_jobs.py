@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.studies import live_lines, slots
-from pipeline.studies.commands import Command, Measuring
+from pipeline.studies.command import Command, Measuring
 from pipeline.studies.live_lines import Line, LiveLines, duration
 from pipeline.studies.schedule import Schedule, num_shares
 from pipeline.studies.slots import GIBIBYTE, Slots

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.results.folder_lock import FolderLock
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 from pipeline.studies.local_run import run_here
 from pipeline.studies.running import run_all
@@ -63,7 +63,7 @@ STUDY = """
 import sys
 from pathlib import Path
 from pipeline.stage import stage_parser
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 from pipeline.studies.running import run_all
 from pipeline.studies.slots import Slots
