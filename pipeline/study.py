@@ -162,7 +162,7 @@ def _print_plan(
 
     So a study can be planned where its text is not; the last line says what is missing.
     """
-    from pipeline.studies.costs import Machine
+    from pipeline.studies.machine import Machine
     from pipeline.studies.plan import lines_of_plan
 
     configs, facts = _refuse_what_cannot_run(study, commands, to_run)
@@ -176,7 +176,7 @@ def _print_plan(
 
 
 def _print_need(arguments: argparse.Namespace) -> None:
-    from pipeline.studies.costs import Machine
+    from pipeline.studies.machine import Machine
     from pipeline.studies.plan import need_of_run
 
     machine = Machine(arguments.utilization, arguments.peak_flops)

@@ -15,13 +15,11 @@ in, times an assumed utilization.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
 
 from pipeline.studies.command import Command, Measuring, Training
+from pipeline.studies.cost import Cost
+from pipeline.studies.machine import Machine
 from pipeline.studies.rule_costs import RuleCosts
 from pipeline.studies.slots import PROCESS_BYTES
 from pipeline.studies.study_fields import Evaluation, Text
@@ -29,83 +27,16 @@ from pipeline.text.manifest import read_manifest
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from pipeline.training.configuration import PretrainConfig
-from pipeline.training.estimates import Device, estimate
+from pipeline.training.estimates import estimate
 from pipeline.training.given_settings import AssumedData, DataFacts
 from pipeline.training.schedule import counts_epochs
-from pipeline.training.throughput import flops_per_token, measured_peak_flops
+from pipeline.training.throughput import flops_per_token
 
 SEARCH_BUDGET = 0.2
 """The default of influential_tokens.py."""
 
 Configs = Mapping[str, PretrainConfig]
 """The name of a training -> its configuration."""
-
-
-class Cost(NamedTuple):
-    """Of one command, or several."""
-
-    train_tokens: int = 0
-    token_forwards: int = 0
-    flops: float = 0
-    seconds: float = 0
-    num_unknown: int = 0
-    """Commands that are as long as the data, which is not there yet."""
-
-    def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
-        """Of both."""
-        return Cost(
-            self.train_tokens + other.train_tokens,
-            self.token_forwards + other.token_forwards,
-            self.flops + other.flops,
-            self.seconds + other.seconds,
-            self.num_unknown + other.num_unknown,
-        )
-
-
-@dataclass
-class Machine:
-    """The device that would run the study, and how fast it is."""
-
-    utilization: float
-    """Of the peak, assumed: a fraction."""
-    peak_flops: float | None = None
-    """FLOPs a second. None: measured, when first asked for, for each dtype."""
-    _measured: dict[torch.dtype, float] = field(default_factory=dict)
-    _used: dict[torch.dtype, float] = field(default_factory=dict)
-    """Of those, what an estimate took: `auto` measures both and takes one."""
-
-    def device(self, dtype: torch.dtype) -> Device:
-        """As training/estimates.py takes it."""
-        self._used[dtype] = peak = self._peak(dtype)
-        return Device(_device_type(), peak, self.utilization)
-
-    def device_in(self, precision: str | None) -> Device:
-        """The same for a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
-        if precision == "auto":
-            return self.device(max(torch.float32, torch.bfloat16, key=self._peak))
-        return self.device(torch.bfloat16 if precision in ("amp_bf16", "bfloat16") else torch.float32)
-
-    def _peak(self, dtype: torch.dtype) -> float:
-        if self.peak_flops is not None:
-            return self.peak_flops
-        if dtype not in self._measured:
-            self._measured[dtype] = measured_peak_flops(torch.device(_device_type()), dtype)
-        return self._measured[dtype]
-
-    def __str__(self) -> str:
-        """The peaks that were used."""
-        use = f"of which {self.utilization:.0%} are assumed to be used"
-        if self.peak_flops is not None:
-            return f"{self.peak_flops / 1e9:,.0f} GFLOP/s, as given, {use}"
-        peaks = [
-            f"{peak / 1e9:,.0f} GFLOP/s in {str(dtype).removeprefix('torch.')}"
-            for dtype, peak in self._used.items()
-        ]
-        return f"{' and '.join(peaks)}, {use}"
-
-
-def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def data_facts(data: Text, folder: Path) -> DataFacts:
@@ -136,19 +67,6 @@ def cost_of(command: Command, configs: Configs, facts: DataFacts, machine: Machi
     if isinstance(command.about, Measuring):
         return _measuring_cost(command.about, configs, machine)
     return Cost()
-
-
-def in_words(cost: Cost) -> str:
-    """One line."""
-    if cost == Cost():
-        return "minutes at most"
-    words = [
-        f"trains on {cost.train_tokens / 1e6:,.1f} M tokens" if cost.train_tokens else "",
-        f"{cost.token_forwards / 1e6:,.2f} M token-forwards" if cost.token_forwards else "",
-        f"{cost.flops:.2g} FLOPs, {cost.seconds / 3600:,.2f} hours" if cost.flops else "",
-        f"{cost.num_unknown} not counted, as only the data tells how long" if cost.num_unknown else "",
-    ]
-    return ", ".join(filter(None, words))
 
 
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:

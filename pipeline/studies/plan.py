@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.studies.command import Command, Training
-from pipeline.studies.costs import Configs, Cost, Machine, cost_of, in_words
+from pipeline.studies.cost import Cost, in_words
+from pipeline.studies.costs import Configs, cost_of
+from pipeline.studies.machine import Machine
 from pipeline.training.estimates import estimate
 from pipeline.training.given_settings import AssumedData, DataFacts, load_config
 

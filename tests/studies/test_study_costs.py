@@ -8,18 +8,17 @@ import torch
 from measured_documents import write_data
 
 from pipeline.length_losses import default_context_lengths
-from pipeline.studies import costs
+from pipeline.studies import machine as machine_module
 from pipeline.studies.checks import checked_configs
 from pipeline.studies.commands import commands_of
+from pipeline.studies.cost import Cost, in_words
 from pipeline.studies.costs import (
-    Cost,
-    Machine,
     cost_of,
     data_facts,
-    in_words,
     num_chunks,
     token_forwards_of_chunk,
 )
+from pipeline.studies.machine import Machine
 from pipeline.studies.study_fields import Evaluation, Text
 from pipeline.studies.study_file import load_study
 from pipeline.text.chunks import chunks_of, long_enough_documents
@@ -122,14 +121,14 @@ def test_a_peak_is_measured_once() -> None:
 def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for of_float32, of_bfloat16 in ((4e10, 4e8), (4e10, 2e11)):  # emulated, and not
         peaks = {torch.float32: of_float32, torch.bfloat16: of_bfloat16}
-        monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
+        monkeypatch.setattr(machine_module, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
         planned = [Machine(0.5).device_in(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
         assert planned == [max(of_float32, of_bfloat16), of_bfloat16, of_float32]
 
 
 def test_only_the_peak_that_an_estimate_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {torch.float32: 4e10, torch.bfloat16: 4e8}  # bfloat16 is emulated
-    monkeypatch.setattr(costs, "measured_peak_flops", lambda _, dtype: peaks[dtype])
+    monkeypatch.setattr(machine_module, "measured_peak_flops", lambda _, dtype: peaks[dtype])
     machine = Machine(0.5)
     machine.device_in("auto")
     assert str(machine) == "40 GFLOP/s in float32, of which 50% are assumed to be used"
