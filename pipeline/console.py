@@ -30,7 +30,6 @@ PROGRAMS = (
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",
     "pipeline.found_dependencies",
-    "pipeline.plan_synthetic",
     "pipeline.sparse_functional_attention",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""

@@ -17,7 +17,7 @@ _OF_PATHS = {
     errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
 }
 """What a path that the system refused is, and what would be right."""
-RENAMED = {"dependency_recovery": "found_dependencies"}
+RENAMED = {"dependency_recovery": "found_dependencies", "plan_synthetic": "study"}
 """What an earlier version called a program, its results and its notebook -> what they are called now."""
 _OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""

@@ -9,8 +9,8 @@ resumes  run the same command again; a size and k is a shard, kept once complete
 needs    run folders of train_synthetic.py, of which the newest checkpoint is tested
 
 full size, on one GPU:
-  python pipeline/evaluate_synthetic.py --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \\
-      --results runs/synthetic/results --sizes 20 50 100 200 300 400 500 --sparsities 4 6 8 10 12 14 16
+  python pipeline/evaluate_synthetic.py --task sparse_parity --checkpoints runs/paper/models/* \\
+      --results runs/paper/results --sizes 20 50 100 200 300 400 500 --sparsities 4 6 8 10 12 14 16
 
 on a laptop, after the laptop command of train_synthetic.py (seconds):
   python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
@@ -33,7 +33,13 @@ import numpy as np
 
 from pipeline.results.wilson import wilson_interval
 from pipeline.stage import logger, positive_int, stage_parser
-from pipeline.synthetic.evaluation import Cell, add_task_evaluation_arguments, evaluate_task_runs, find_tested
+from pipeline.synthetic.evaluation import (
+    NUM_EXAMPLES,
+    Cell,
+    add_task_evaluation_arguments,
+    evaluate_task_runs,
+    find_tested,
+)
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_task_evaluation_arguments(stage, num_examples=1000)
+    add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES)
     stage.add_argument(
         "--examples-per-batch", type=positive_int, default=100,
         help="examples that are generated together; no setting that moves a result",

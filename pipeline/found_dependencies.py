@@ -18,8 +18,8 @@ resumes  run the same command again; a size and k is a shard, kept once complete
 needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
 
 full size, on one GPU:
-  python pipeline/found_dependencies.py --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \\
-      --results runs/synthetic/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
+  python pipeline/found_dependencies.py --task sparse_parity --checkpoints runs/paper/models/* \\
+      --results runs/paper/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
 
 on a laptop, after the laptop command of train_synthetic.py (seconds):
   python pipeline/found_dependencies.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
@@ -41,25 +41,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
 from pipeline.stage import logger, positive_int, stage_parser, whole_number
 from pipeline.synthetic.evaluation import (
     Cell,
-    Tested,
     add_task_evaluation_arguments,
     evaluate_task_runs,
     find_tested,
-    test_examples,
 )
-from pipeline.synthetic.finding import FINDING_RULES, SearchedExample, Selection, far_dependencies
+from pipeline.synthetic.finding import (
+    FINDING_RULES,
+    INTERVENTIONS,
+    LARGEST_K,
+    NUM_EXAMPLES_OF_FINDING,
+    NUM_SUBSTITUTES,
+    SHORT_CONTEXT_LENGTH,
+    SearchedExample,
+    Selection,
+    far_dependencies,
+)
+from pipeline.synthetic.room_to_select import in_words, lengths_of, refuse_unfit_k
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.runs import TaskRun
     from pipeline.synthetic.task_model import TaskModel
 
-INTERVENTIONS = ("remove", "substitute")
 TOKENS_PER_BATCH = 8192
 """Of a pass over small models."""
 _MOST_SUBSTITUTES = 10_000
@@ -68,7 +74,7 @@ _MOST_SUBSTITUTES = 10_000
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_task_evaluation_arguments(stage, num_examples=200)
+    add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES_OF_FINDING)
     add = stage.add_argument
     add("--rules", nargs="+", choices=FINDING_RULES, default=list(FINDING_RULES), help="selection rules")
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(INTERVENTIONS),
@@ -76,18 +82,31 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--num-substitutes",
         type=whole_number(1, _MOST_SUBSTITUTES),
-        default=8,
+        default=NUM_SUBSTITUTES,
         help="draws that a substitution is the mean of",
     )
-    add("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
-    add("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
+    add(
+        "--largest-k",
+        type=positive_int,
+        default=LARGEST_K,
+        help="tokens that each rule selects, in its order",
+    )
+    add(
+        "--short-context-length",
+        type=positive_int,
+        default=SHORT_CONTEXT_LENGTH,
+        help="s, in tokens: what is seen anyway",
+    )
     return stage
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
     tested = find_tested(arguments)
-    _refuse_unfit_k(tested, arguments)
+    refuse_unfit_k(
+        tested.task, tested.cells, num_examples=arguments.num_examples, test_seed=arguments.test_seed,
+        largest_k=arguments.largest_k, short_context_length=arguments.short_context_length,
+    )  # fmt: skip
     arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
@@ -97,63 +116,10 @@ def main(arguments: argparse.Namespace) -> None:
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
     ) -> dict[str, list[Any]]:
         columns = _measure(run, model, batch, arguments, generator)
-        logger.info("%s, size %d%s: %s", run.name, cell[0], _of_k(cell), _in_words(columns))
+        logger.info("%s, %s: %s", run.name, in_words(cell), _in_words(columns))
         return columns
 
     evaluate_task_runs(arguments, tested, "found_dependencies", "found_dependencies", settings, measure)
-
-
-def _lengths(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
-    num_tokens = batch.token_ids_BS.shape[1]
-    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-
-
-def _refuse_unfit_k(tested: Tested, arguments: argparse.Namespace) -> None:
-    """Refuse, before anything is measured, what the examples of some size have no room or no use for.
-
-    Raises:
-        InputError: names the size.
-    """
-    for cell in tested.cells:
-        batch, _ = test_examples(tested.task, cell, arguments)
-        lengths = _lengths(batch, arguments.short_context_length)
-        found = [places for of_one in batch.dependencies for places in far_dependencies(of_one, lengths)]
-        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
-        if reason := _why_unfit(arguments.largest_k, num_far, most, f"size {cell[0]}{_of_k(cell)}"):
-            raise InputError(reason)
-
-
-def _why_unfit(largest_k: int, num_far: int, most: int, where: str) -> str | None:
-    """What is wrong with selecting `largest_k` tokens, if anything is.
-
-    Args:
-        largest_k: tokens that each rule selects. Precision and recall are equal at the number of true
-            dependencies, so it must not be below that.
-        num_far: far-context tokens of the first answer, which has the fewest.
-        most: true dependencies that an answer has in its far context.
-        where: the size and k, in words.
-    """
-    if most == 0:
-        return (
-            f"no answer of the test examples of {where} depends on its far context; choose larger --sizes, a"
-            " smaller --short-context-length or more --num-examples"
-        )
-    if most > num_far:
-        return (
-            f"an answer of {where} has {most} true dependencies in its far context, but the first answer only"
-            f" {num_far} tokens to select from; choose larger --sizes or a smaller --short-context-length"
-        )
-    if largest_k > num_far:
-        return (
-            f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer of"
-            f" {where}; choose a smaller --largest-k or larger --sizes"
-        )
-    if largest_k < most:
-        return (
-            f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where} has"
-            f" in its far context; choose --largest-k {most} or more"
-        )
-    return None
 
 
 def _measure(
@@ -173,7 +139,7 @@ def _measure(
 
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
-    lengths = _lengths(batch, arguments.short_context_length)
+    lengths = lengths_of(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
     rows: list[dict[str, Any]] = []
@@ -218,10 +184,6 @@ def _rows(
                     "context_position": place,
                     "is_dependency": place in places,
                 }
-
-
-def _of_k(cell: Cell) -> str:
-    return "" if cell[1] is None else f", k {cell[1]}"
 
 
 def _in_words(columns: dict[str, list[Any]]) -> str:

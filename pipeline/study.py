@@ -9,6 +9,10 @@ commands are checked before the first one runs.
 Paths are relative to the folder that this is typed in. A study file that is not there is looked for in this
 repository; a configuration (sizes.<name>.config), beside the study file and then in this repository.
 
+With `synthetic` in it, a study file is of synthetic tasks: a grid of tasks, position schemes, K_train and
+seeds is trained (train_synthetic.py, into <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>), tested
+(evaluate_synthetic.py) and asked what decides (found_dependencies.py); fields: studies/synthetic_fields.py.
+
 What has finished is not run again. Where something that it read has another content now (a configuration,
 text, tokens, weights), the study is refused, and nothing is overwritten. Changed code is only said, as it may
 not matter; notebooks and tables are made anew for it. The first command that fails stops the rest, with its
@@ -22,6 +26,10 @@ the same, smaller and elsewhere; and only what it would run, with tokens, FLOPs 
   python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.tiny.max_duration=200 \\
       evaluation.max_documents=16
   python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
+
+synthetic tasks, two runs of minutes; and the grids of analysis/reference/synthetic, without one of them:
+  python pipeline/study.py olmo_configs/studies/synthetic_demo.yaml      # in runs/demo/synthetic
+  python pipeline/study.py olmo_configs/studies/synthetic.yaml synthetic.grids.copy_pose=null
 
 what one model size needs (parameters, optimal tokens, memory, hours), here on an H100; 6 N + 12 L D S FLOPs a
 token, of the peak 40 % used, memory by pipeline/training/estimates.py:
@@ -46,19 +54,18 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
 from pipeline.stage import file_path, positive_float, positive_fraction, positive_int, stage_parser
 from pipeline.studies.command import Command
 from pipeline.studies.commands import commands_of
 from pipeline.studies.finished import Finished
 from pipeline.studies.local_run import run_here
 from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
-from pipeline.studies.study_fields import Evaluation, Study
+from pipeline.studies.study_fields import Study, TextStudy
 from pipeline.studies.study_file import find_study_file, is_training_configuration, load_study
+from pipeline.studies.synthetic_fields import SyntheticStudy
 
 if TYPE_CHECKING:
-    from pipeline.studies.costs import Configs
-    from pipeline.training.given_settings import DataFacts
+    from pipeline.studies.forecast import Forecast
 
 _OLMO_VOCABULARY = 50_280
 
@@ -118,39 +125,40 @@ def main(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study, arguments.overrides)
     commands, finished = commands_of(study), Finished(Path(study.run))
     if arguments.job is not None:
-        words = [str(logs_of(study)), *arguments_of(commands, study, arguments.job)]
+        words = [str(logs_of(study)), *arguments_of(commands, arguments.job)]
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
     to_run = [command for command in commands if command.writes and command not in finished]
     if arguments.dry_run:
         _print_plan(study, commands, to_run, arguments)
         return
-    configs: Configs = {}
+    forecast = None
     if to_run:
-        configs, _ = _refuse_what_cannot_run(study, commands, to_run)
+        forecast = _checked(study, commands, to_run)
         _refuse_missing_text(study, to_run, arguments)
     if arguments.slurm:
         submit_chain(commands, study, _reported(sbatch(study)))
     else:
-        sys.exit(run_here(study, find_study_file(arguments.study), commands, configs, arguments.jobs))
+        sys.exit(run_here(study, find_study_file(arguments.study), commands, forecast, arguments.jobs))
 
 
-def _refuse_what_cannot_run(
-    study: Study, commands: Sequence[Command], to_run: Sequence[Command]
-) -> "tuple[Configs, DataFacts]":
+def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> "Forecast":
     """Check, before hours of work, what stages would refuse; returns what a plan is made from."""
     # Imported late, for a --help at once, and nothing at all once a study has finished.
-    from pipeline.studies.checks import checked_configs, refuse_what_cannot_run
-    from pipeline.studies.costs import data_facts
+    if isinstance(study, SyntheticStudy):
+        from pipeline.studies.synthetic_checks import checked_synthetic
 
-    facts = data_facts(study.data, Path(study.run) / "data")
-    configs = checked_configs(commands, facts)
-    refuse_what_cannot_run(Path(study.run), to_run, configs, _refuse_measuring)
-    return configs, facts
+        return checked_synthetic(study, commands, to_run)
+    from pipeline.studies.text_checks import checked_text
+
+    assert isinstance(study, TextStudy)
+    return checked_text(study, commands, to_run)
 
 
 def _refuse_missing_text(study: Study, to_run: Sequence[Command], arguments: argparse.Namespace) -> None:
-    from pipeline.studies.checks import refuse_missing_text
+    if not isinstance(study, TextStudy):
+        return
+    from pipeline.studies.text_checks import refuse_missing_text
 
     refuse_missing_text(study, to_run, study.slurm.tokenize if arguments.slurm else 1)
 
@@ -165,12 +173,12 @@ def _print_plan(
     from pipeline.studies.machine import Machine
     from pipeline.studies.plan import lines_of_plan
 
-    configs, facts = _refuse_what_cannot_run(study, commands, to_run)
+    forecast = _checked(study, commands, to_run)
     if arguments.slurm:
         submit_chain(commands, study, _print_job)
     else:
         machine = Machine(arguments.utilization, arguments.peak_flops)
-        for line in lines_of_plan(commands, to_run, configs, facts, machine):
+        for line in lines_of_plan(commands, to_run, forecast, machine):
             sys.stdout.write(f"{line}\n")
     _refuse_missing_text(study, to_run, arguments)
 
@@ -184,26 +192,6 @@ def _print_need(arguments: argparse.Namespace) -> None:
     sys.stdout.write(
         f"{need_of_run(path, arguments.overrides, arguments.vocabulary_size, machine)}; at {machine}\n"
     )
-
-
-def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
-    """Refuse lengths, rules and k that the stage would refuse."""
-    from pipeline.influence.context_lengths import ContextLengths
-    from pipeline.influence.leave_one_out_search import refuse_small_budget
-    from pipeline.influence.rules import find_rule
-    from pipeline.studies.costs import SEARCH_BUDGET
-
-    short = 1 if stage == "length_losses" else evaluation.short_context_length
-    lengths = ContextLengths(short, evaluation.long_context_length, evaluation.targets_per_chunk)
-    if stage != "influential_tokens":
-        return
-    fewest = int(lengths.num_far_tokens_T[0])
-    if max(evaluation.k) > fewest:
-        raise InputError(f"k {max(evaluation.k)} is more than the {fewest} far tokens of the first target")
-    for rule in evaluation.rules:
-        find_rule(rule)
-    if "leave_one_out_search" in evaluation.rules:
-        refuse_small_budget(SEARCH_BUDGET, lengths, max(evaluation.k))
 
 
 def _print_job(name: str, words: Sequence[str]) -> str:

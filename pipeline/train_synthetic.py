@@ -15,7 +15,7 @@ A laptop-size run, minutes on two cores:
 A full-size run, on one GPU:
 
     python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
-        --positions predicted --save-folder runs/synthetic/variable_assignment-predicted-seed0 seed=0
+        --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
 Under --save-folder: config.yaml; synthetic_training.parquet (a row a step, columns in RESULTS.md; exact_match
 every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval steps and at the
@@ -24,6 +24,8 @@ finished; another configuration is refused, and so is a folder in which another 
 
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.
+
+Many runs, and what is measured of them: a study file, as olmo_configs/studies/synthetic.yaml (study.py).
 
 The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right. A model
 that has not learnt its task shows nothing at other lengths.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether the rules find the tokens that truly decide in synthetic tasks; what follows goes to
 # pipeline/found_dependencies.py:
-#   sbatch slurm/found_dependencies.sh --task sparse_parity --checkpoints runs/synthetic/sparse_parity-* \
+#   sbatch slurm/found_dependencies.sh --task sparse_parity --checkpoints runs/synthetic/models/sparse_parity-* \
 #     --results runs/synthetic/results --sizes 50 100 --sparsities 1 2 4 8 --largest-k 16 --num-examples 1000
 #SBATCH --job-name=found_dependencies
 #SBATCH --nodes=1

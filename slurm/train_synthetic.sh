@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One run of a grid of synthetic runs a task, as pipeline/plan_synthetic.py counts them; it submits this script:
-#   python pipeline/plan_synthetic.py olmo_configs/synthetic/paper.yaml --tasks sparse_parity --positions pose \
-#     --largest-sparsities 4 6 8 10 12 --seeds 0 1 2 --models runs/synthetic --slurm | sh
-# Each task becomes a pipeline/train_synthetic.py. Of an array, submit the missing tasks again with --array=3,7.
+# One model of a synthetic task; a requeued job goes on from its newest checkpoint. What follows goes to
+# pipeline/train_synthetic.py:
+#   sbatch slurm/train_synthetic.sh olmo_configs/synthetic/paper.yaml --task sparse_parity --positions pose \
+#     --save-folder runs/synthetic/models/sparse_parity-k4-pose-seed0 largest_sparsity=4 seed=0
+# A whole grid: python pipeline/study.py olmo_configs/studies/synthetic_paper.yaml --slurm
 #SBATCH --job-name=train_synthetic
-#SBATCH --array=0
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:1
@@ -16,4 +16,4 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/plan_synthetic.py "$@" --run "$SLURM_ARRAY_TASK_ID"
+run python pipeline/train_synthetic.py "$@"

@@ -51,6 +51,14 @@ models:
 evaluation: {influential_models: [long], short_context_length: 8, long_context_length: 64,
   targets_per_chunk: 4, max_documents: 6, max_chunks_per_document: 1, rules: [nearest], k: [1, 4]}
 """
+STUDY_OF_TASKS = """
+run: study_of_tasks
+synthetic:
+  config: small.yaml
+  grids: {copies: {tasks: [copy], positions: [pose, predicted], seeds: [0]}}
+  evaluate_synthetic: {copy: {sizes: [3], num_examples: 2}}
+  found_dependencies: {copy: {grids: [copies], sizes: [6], largest_k: 2, num_examples: 2}}
+"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Walk:
     """A folder that is left out, so that the program has something left to do."""
 
 
+# By the program's name, the first word of the key.
 WALKS = {
     "tokenize_c4": Walk(
         ["--out", "data", "--source", "corpus.jsonl", "--tokenizer", "words.json", "--evaluation-fraction",
@@ -112,9 +121,8 @@ WALKS = {
         [*TASK, "--num-substitutes", "2", "--largest-k", "2"],
         ("task", "of_task/found_dependencies", "of_task/_stages/found_dependencies"), ("of_task",),
     ),
-    "plan_synthetic": Walk(
-        ["small.yaml", "--tasks", "copy", "--positions", "pose", "--models", "models"], ("small.yaml",),
-        made_first=False,
+    "study of synthetic tasks": Walk(
+        ["tasks.yaml", "--dry-run", "--peak-flops", "1e11"], ("tasks.yaml", "small.yaml"), made_first=False,
     ),
     "study": Walk(
         ["study.yaml", "--dry-run", "--peak-flops", "1e11"], ("study.yaml", "tiny.yaml", "corpus.jsonl"),
@@ -128,7 +136,7 @@ WALKS = {
 }  # fmt: skip
 
 
-AT_EVERY_RUN = ("tokenize_c4", "query", "plan_synthetic")
+AT_EVERY_RUN = ("tokenize_c4", "query", "study of synthetic tasks")
 IN_THE_SLOW_TIER = ("pretrain", "train_synthetic")
 """The other programs above make whole files here, and are not walked yet."""
 
@@ -143,12 +151,13 @@ def write_inputs(folder: Path) -> None:
     shutil.copy(ROOT / "olmo_configs/tiny.yaml", folder)
     shutil.copy(ROOT / "olmo_configs/synthetic/small.yaml", folder)
     (folder / "study.yaml").write_text(STUDY)
+    (folder / "tasks.yaml").write_text(STUDY_OF_TASKS)
 
 
 def run(name: str) -> None:
     """Run a program on its words, in the working directory, as its command does."""
-    program = importlib.import_module(next(full for full in PROGRAMS if full.endswith(f".{name}")))
-    sys.argv = [f"{name}.py", *WALKS[name].words]
+    program = importlib.import_module(next(full for full in PROGRAMS if full.endswith(f".{name.split()[0]}")))
+    sys.argv = [f"{name.split()[0]}.py", *WALKS[name].words]
     run_stage(program.parser(), program.main)
 
 

@@ -1,9 +1,7 @@
-"""The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence, as a grid."""
+"""The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence."""
 
 import hashlib
-import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline import evaluate_synthetic, plan_synthetic, train_synthetic
+from pipeline import evaluate_synthetic, train_synthetic
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
@@ -234,45 +232,3 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match="model.pt has 1000 bytes, not the"):
         find_task_run(tmp_path, "copy").load(torch.device("cpu"))
-
-
-def plan(*words: str) -> None:
-    """What it prints is of its words in sys.argv, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["pipeline/plan_synthetic.py", str(CONFIG), *words])
-        plan_synthetic.main(plan_synthetic.parser().parse_args())
-
-
-def test_a_grid_is_its_possible_jobs() -> None:
-    words = "--tasks sparse_parity copy --positions pose predicted --largest-sparsities 1 2 --seeds 0 1"
-    arguments = plan_synthetic.parser().parse_args([str(CONFIG), *words.split(), "--models", "m"])
-    assert [job.name for job in plan_synthetic.grid(arguments)] == [
-        "sparse_parity-k1-pose-seed0", "sparse_parity-k1-pose-seed1", "sparse_parity-k2-pose-seed0",
-        "sparse_parity-k2-pose-seed1", "copy-pose-seed0", "copy-pose-seed1", "copy-predicted-seed0",
-        "copy-predicted-seed1",
-    ]  # fmt: skip
-
-
-def test_a_grid_prints_commands_or_one_array(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--tasks", "copy", "--positions", "pose", "--seeds", "0", "1", "--models", "m"]
-    plan(*words)
-    assert capsys.readouterr().out.splitlines() == [
-        f"python pipeline/train_synthetic.py {CONFIG} --task copy --positions pose --save-folder"
-        f" m/copy-pose-seed{seed} seed={seed}"
-        for seed in (0, 1)
-    ]
-    array = f"sbatch --array=0-1 slurm/train_synthetic.sh {CONFIG} {' '.join(words)}"
-    plan(*words, "--slurm")
-    assert capsys.readouterr().out.splitlines() == [array]
-
-
-def test_a_job_of_the_grid_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda program, words: started.append([program, *words]))
-    words = ["--tasks", "copy", "--positions", "pose", "--seeds", "4", "5", "--models", str(tmp_path)]
-    plan(*words, "--overrides", *TINY, "--run", "1")
-    (words,) = started
-    assert words[:3] == [sys.executable, sys.executable, train_synthetic.__file__]
-    train_synthetic.main(train_synthetic.parser().parse_args(words[3:]))
-    assert (tmp_path / "copy-pose-seed5" / "step6-unsharded").is_dir()
-    assert not (tmp_path / "copy-pose-seed4").exists()

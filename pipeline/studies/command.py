@@ -1,12 +1,13 @@
 """What one command of a study is: the line as it would be typed, and what a plan needs to know of it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pipeline.studies.study_fields import Evaluation, Text
 from pipeline.studies.study_file import ROOT
+from pipeline.studies.synthetic_fields import TaskTest
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,14 @@ class Training:
     config: Path
     overrides: tuple[str, ...]
     folder: Path
+
+
+@dataclass(frozen=True)
+class TaskTraining(Training):
+    """A model of a synthetic task to train, as train_synthetic.py is told."""
+
+    task: str
+    positions: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,16 @@ class Measuring:
 
 
 @dataclass(frozen=True)
+class TaskMeasuring:
+    """A stage that tests models of a synthetic task."""
+
+    stage: str
+    task: str
+    test: TaskTest
+    trainings: tuple[TaskTraining, ...]
+
+
+@dataclass(frozen=True)
 class Command:
     """One command line, and what a plan needs to know of it."""
 
@@ -52,8 +71,10 @@ class Command:
     """Words of the arguments whose content decides what is written: files, globs, data, models."""
     writes: tuple[Path, ...]
     """What is there once it has finished; empty for a command that always runs."""
-    about: Tokenizing | Training | Measuring | None = None
+    about: Tokenizing | Training | Measuring | TaskMeasuring | None = None
     """What it is checked by before it runs, and what its cost is estimated from."""
+    num_tasks: int | None = None
+    """Of its Slurm array, to which its work is dealt. None: it is one job, and takes no --num-tasks."""
 
     @property
     def stage(self) -> str:
@@ -70,12 +91,12 @@ class Command:
         return shlex.join(["python", *self.words()])
 
 
-def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
+def flags(settings: object, names: Sequence[str] | None = None, leave_out: Collection[str] = ()) -> list[str]:
     """`--name value …` of every field that is not None, or of those of `names`."""
     words = []
     for name in names or [known.name for known in fields(settings)]:  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if value is not None:
+        if value is not None and name not in leave_out:
             values = value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return words

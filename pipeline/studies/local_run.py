@@ -9,16 +9,20 @@ from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
 from pipeline.studies.command import Command, Training
 from pipeline.studies.finished import Finished
 from pipeline.studies.running import run_all
-from pipeline.studies.slots import Slots, gpus, slots
+from pipeline.studies.slots import PROCESS_BYTES, Slots, gpus, slots
 from pipeline.studies.slurm_chain import logs_of
 from pipeline.studies.study_fields import Study
 
 if TYPE_CHECKING:
-    from pipeline.studies.costs import Configs
+    from pipeline.studies.forecast import Forecast
 
 
 def run_here(
-    study: Study, study_file: Path, commands: Sequence[Command], configs: "Configs", asked: int | None
+    study: Study,
+    study_file: Path,
+    commands: Sequence[Command],
+    forecast: "Forecast | None",
+    asked: int | None,
 ) -> int:
     """Run what has not finished.
 
@@ -26,7 +30,7 @@ def run_here(
         study: as it was read.
         study_file: what it was read from.
         commands: the study's.
-        configs: of its trainings; empty where everything that is marked has finished.
+        forecast: of what it will take; None where everything that is marked has finished.
         asked: commands at once; None: as many as the machine serves best.
 
     Returns:
@@ -39,7 +43,8 @@ def run_here(
     def training_changes(training: Training) -> list[str]:
         from pipeline.training.checkpoints import changed_settings  # late: it imports torch
 
-        return changed_settings(training.folder, configs[training.name])
+        assert forecast is not None, "a training is asked for only where something is left to run"
+        return changed_settings(training.folder, forecast.configs[training.name])
 
     with FolderLock(Path(study.run), "run folder, as in run=FOLDER"):
         finished = Finished(Path(study.run))
@@ -51,16 +56,18 @@ def run_here(
             inputs.refuse_edited(command)
             refuse_changes([command], commands, finished, training_changes)
 
-        places = _slots(study.threads, configs, asked)
+        places = _slots(study.threads, commands, forecast, asked)
         code = run_all(commands, finished, places, logs_of(study), refuse)
         inputs.say_edited_study()
     return code
 
 
-def _slots(threads: int, configs: "Configs", asked: int | None) -> Slots:
+def _slots(
+    threads: int, commands: Sequence[Command], forecast: "Forecast | None", asked: int | None
+) -> Slots:
     """Places for commands, by what the largest training will hold."""
-    if not configs:  # nothing is left but tables
+    if forecast is None:  # nothing is left but tables
         return slots(asked, threads)
-    from pipeline.studies.costs import training_bytes
-
-    return slots(asked, threads, max(map(training_bytes, configs.values())), gpus())
+    trainings = [command.about for command in commands if isinstance(command.about, Training)]
+    largest = max(forecast.need_of(training).memory_bytes for training in trainings)
+    return slots(asked, threads, PROCESS_BYTES + largest, gpus())

@@ -5,17 +5,16 @@ from pathlib import Path
 
 from pipeline.studies.command import Command, Training
 from pipeline.studies.cost import Cost, in_words
-from pipeline.studies.costs import Configs, cost_of
+from pipeline.studies.forecast import Forecast
 from pipeline.studies.machine import Machine
 from pipeline.training.estimates import estimate
-from pipeline.training.given_settings import AssumedData, DataFacts, load_config
+from pipeline.training.given_settings import AssumedData, load_config
 
 
 def lines_of_plan(
     commands: Sequence[Command],
     to_run: Sequence[Command],
-    configs: Configs,
-    facts: DataFacts,
+    forecast: Forecast,
     machine: Machine,
 ) -> Iterator[str]:
     """Comments with estimates, a command after each; a shell could run them.
@@ -23,20 +22,20 @@ def lines_of_plan(
     Args:
         commands: of the study.
         to_run: those that have not finished.
-        configs: of its trainings.
-        facts: of its data.
+        forecast: of the study.
         machine: where it would run.
     """
     total = Cost()
     for command in commands:
-        cost = cost_of(command, configs, facts, machine)
+        cost = forecast.cost_of(command, machine)
         is_finished = command.writes and command not in to_run
         total += Cost() if is_finished else cost
         words = [in_words(cost), "finished before" if is_finished else ""]
         if isinstance(command.about, Training):
-            config = configs[command.about.name]
-            run = estimate(config, num_train_tokens=config.tokens_per_step)  # which decides neither of these
-            words.insert(0, f"{run.num_parameters / 1e6:,.1f} M parameters, {run.memory_bytes / 1e9:,.1f} GB")
+            need = forecast.need_of(command.about)
+            words.insert(
+                0, f"{need.num_parameters / 1e6:,.1f} M parameters, {need.memory_bytes / 1e9:,.1f} GB"
+            )
         yield f"# {command.name}: {', '.join(filter(None, words))}"
         yield str(command)
     yield f"# in all, of what has not finished: {in_words(total)}; at {machine}"

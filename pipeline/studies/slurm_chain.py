@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.errors import InputError, unknown_name
 from pipeline.studies.command import Command
-from pipeline.studies.study_fields import ANALYSING, MEASURING, Study
+from pipeline.studies.study_fields import ANALYSING, Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")
 Submit = Callable[[str, Sequence[str]], str]
@@ -23,7 +23,7 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> N
     job_ids: dict[str, str] = {}
     for command in commands:
         needed = [job_ids[name] for name in command.needs]
-        for job in _jobs_of(command, study):
+        for job in _jobs_of(command):
             job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, logs_of(study)))
             needed = [job_ids[job.name]]
 
@@ -33,13 +33,13 @@ def logs_of(study: Study) -> Path:
     return Path(study.run) / "logs"
 
 
-def arguments_of(commands: Sequence[Command], study: Study, name: str) -> list[str]:
+def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh.
 
     Raises:
         InputError: there is neither.
     """
-    jobs = [job for command in commands for job in _jobs_of(command, study)]
+    jobs = [job for command in commands for job in _jobs_of(command)]
     for job in (*jobs, *(job._replace(name=job.script) for job in jobs)):
         if job.name == name:
             return list(job.arguments)
@@ -56,22 +56,18 @@ class _Job(NamedTuple):
     """Of an array; None: no array."""
 
 
-def _jobs_of(command: Command, study: Study) -> list[_Job]:
+def _jobs_of(command: Command) -> list[_Job]:
     """One job, or for a text that is shared out two, each of which needs the one before."""
-    name, arguments = command.name, command.arguments
-    if command.stage == "tokenize_c4":
-        tasks = study.slurm.tokenize if command.arguments[1] == str(Path(study.run) / "data") else 1
-        dealt = ["--num-tasks", str(tasks), *arguments]
-        if tasks == 1:
-            return [_Job(name, "tokenize_c4", dealt, 1)]
-        merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
-        return [_Job(f"{name}-tasks", "tokenize_c4", dealt, tasks), merge]
-    if command.stage in MEASURING:
-        tasks = study.slurm.measure
-        return [_Job(name, command.stage, ["--num-tasks", str(tasks), *arguments], tasks)]
+    name, arguments, tasks = command.name, command.arguments, command.num_tasks
     if command.stage in ANALYSING:
         return [_Job(name, "analysis", [command.program, *arguments])]
-    return [_Job(name, command.stage, arguments)]
+    if tasks is None:
+        return [_Job(name, command.stage, arguments)]
+    dealt = ["--num-tasks", str(tasks), *arguments]
+    if command.stage == "tokenize_c4" and tasks > 1:
+        merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
+        return [_Job(f"{name}-tasks", "tokenize_c4", dealt, tasks), merge]
+    return [_Job(name, command.stage, dealt, tasks)]
 
 
 def _sbatch_words(job: _Job, needed_ids: Sequence[str], logs: Path) -> list[str]:

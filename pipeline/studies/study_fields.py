@@ -1,4 +1,4 @@
-"""What a study is: text, sizes, models, evaluations, as a file of olmo_configs/studies/ gives them.
+"""What a study of text is: text, sizes, models, evaluations, as a file of olmo_configs/studies/ gives them.
 
 Field names are those of the stages' flags and of pretrain.py's overrides. Lengths count tokens.
 """
@@ -85,10 +85,19 @@ class SlurmTasks:
 
 @dataclass
 class Study:
-    """A whole study."""
+    """What every study has."""
 
     run: str = MISSING
     """The folder for its data, models, results, figures and logs."""
+    threads: int = 1
+    """Of each command that study.py runs on this machine; the last bits of numbers depend on it, so it is not
+    the machine's to say. More pay for models of some million parameters or more, where there are cores."""
+
+
+@dataclass
+class TextStudy(Study):
+    """A whole study of language models."""
+
     text_folder: str | None = None
     """For ${text_folder} in sources, so that one override moves them all."""
     data: Text = field(default_factory=Text)
@@ -99,9 +108,6 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
-    threads: int = 1
-    """Of each command that study.py runs on this machine; the last bits of numbers depend on it, so it is not
-    the machine's to say. More pay for models of some million parameters or more, where there are cores."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
 
     @property

@@ -7,7 +7,7 @@ this repository; a configuration, beside the study file and then in this reposit
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from glob import glob
 from pathlib import Path
@@ -18,14 +18,26 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from pipeline.errors import InputError, omegaconf_sentence, unknown_name
-from pipeline.studies.study_fields import Evaluation, Model, Size, SlurmTasks, Study, Text
+from pipeline.studies.study_fields import Evaluation, Model, Size, SlurmTasks, Study, Text, TextStudy
 from pipeline.studies.study_values import refuse_bad_values
+from pipeline.studies.synthetic_fields import DependencyTest, Grid, Synthetic, SyntheticStudy, TaskTest
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 logger = logging.getLogger("pipeline")
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)\}")
 _UNSET_VARIABLE = re.compile(r"Environment variable '(\w+)' not found")
+_PARTS = (
+    Study, TextStudy, Text, Size, Model, Evaluation, SlurmTasks,
+    SyntheticStudy, Synthetic, Grid, TaskTest, DependencyTest,
+)  # fmt: skip
+_OPTIONAL = (
+    "further_evaluations",
+    "synthetic.grids",
+    "synthetic.evaluate_synthetic",
+    "synthetic.found_dependencies",
+)
+"""Named parts that are left out where they are null."""
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
@@ -49,8 +61,9 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     try:
         given = OmegaConf.merge(_read(path), OmegaConf.from_dotlist(list(overrides)))
         _refuse_empty_variables(path, given)
+        _leave_out_null(given)
         _inherit(given)
-        study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Study), given))
+        study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_kind(path, given)), given))
     except (ConfigKeyError, ConfigAttributeError) as error:
         raise _unknown_field(path, error) from error
     except OmegaConfBaseException as error:
@@ -59,11 +72,29 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         raise InputError(f"{path} and the overrides given: {error}") from error
     assert isinstance(study, Study)
     refuse_bad_values(study)
-    for size in study.sizes.values():
-        size.config = str(_found(Path(size.config), [Path(), path.parent, ROOT]))
-    for text in study.texts:
-        text.source, text.further_source = [*text.source, *_present(text.further_source or [])], None
+    configured: Iterable[Size | Synthetic] = ()
+    if isinstance(study, SyntheticStudy):
+        configured = (study.synthetic,)
+    elif isinstance(study, TextStudy):
+        configured = study.sizes.values()
+        for text in study.texts:
+            text.source, text.further_source = [*text.source, *_present(text.further_source or [])], None
+    for part in configured:
+        part.config = str(_found(Path(part.config), [Path(), path.parent, ROOT]))
     return study
+
+
+def _kind(path: Path, given: Any) -> type[Study]:
+    """What a file's fields are those of."""
+    if "synthetic" not in given:
+        return TextStudy
+    for field in ("data", "sizes", "models"):
+        if field in given:
+            raise InputError(
+                f"{path} has both `synthetic` and `{field}`; a study is of synthetic tasks or of text: write"
+                " two files"
+            )
+    return SyntheticStudy
 
 
 def is_training_configuration(path: Path) -> bool:
@@ -103,14 +134,19 @@ def _refuse_empty_variables(path: Path, given: Any) -> None:
             )
 
 
+def _leave_out_null(given: Any) -> None:
+    for place in _OPTIONAL:
+        named = OmegaConf.select(given, place)
+        for name in list(named) if isinstance(named, DictConfig) else ():
+            if named[name] is None:
+                del named[name]
+
+
 def _inherit(given: Any) -> None:
-    """Give every further evaluation what it does not say itself; one that is null is left out."""
+    """Give every further evaluation what it does not say itself."""
     further = given.get("further_evaluations")
     if isinstance(further, DictConfig):
         for name, differing in list(further.items()):
-            if differing is None:
-                del further[name]
-                continue
             further[name] = OmegaConf.merge(given.get("evaluation") or {}, differing)
 
 
@@ -131,7 +167,7 @@ def _read(path: Path) -> DictConfig:
 def _unknown_field(path: Path, error: Any) -> InputError:
     """The sentence for a field that a part of the study does not have."""
     part = error.object_type
-    if part not in (Study, Text, Size, Model, Evaluation, SlurmTasks):
+    if part not in _PARTS:
         return _unreadable(path, error)
     return unknown_name(f"field of {path}", error.full_key, _full_names(error.full_key, part))
 

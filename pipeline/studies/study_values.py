@@ -7,10 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.studies.study_fields import ANALYSING, MEASURING, Evaluation, Study
+from pipeline.studies.study_fields import ANALYSING, MEASURING, Evaluation, Study, TextStudy
+from pipeline.studies.synthetic_fields import SyntheticStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_MAY_BE_ZERO = ("seed", "evaluation_fraction")
+_MAY_BE_ZERO = ("seed", "seeds", "test_seed", "evaluation_fraction")
 _MAY_BE_EMPTY = ("overrides", "influential_models", "stages", "further_source")
 _TAKEN = ("data", "models", "results", "figures", "logs")
 """Folders of a run: no evaluation may be named so."""
@@ -22,7 +23,14 @@ def refuse_bad_values(study: Study) -> None:
     Raises:
         InputError: names the field, its value and what would be right.
     """
-    _refuse_values("", study, ("run",))
+    _refuse_values("", study, ("run", "threads"))
+    if isinstance(study, SyntheticStudy):
+        _refuse_values_of_tasks(study)
+    elif isinstance(study, TextStudy):
+        _refuse_values_of_text(study)
+
+
+def _refuse_values_of_text(study: TextStudy) -> None:
     for size_name, size in study.sizes.items():
         _refuse_values(f"sizes.{size_name}.", size)
     for model_name, model in study.models.items():
@@ -37,6 +45,21 @@ def refuse_bad_values(study: Study) -> None:
     _refuse_names(study)
     for evaluation in study.evaluations.values():
         _refuse_unknown_names(study, evaluation)
+
+
+def _refuse_values_of_tasks(study: SyntheticStudy) -> None:
+    synthetic = study.synthetic
+    _refuse_values("synthetic.", synthetic, ("config",))
+    if not synthetic.grids:
+        raise InputError("synthetic.grids names none; a study has at least one")
+    for name, grid in synthetic.grids.items():
+        _refuse_values(f"synthetic.grids.{name}.", grid)
+    for stage, of_tasks in synthetic.tests.items():
+        for task, test in of_tasks.items():
+            _refuse_values(f"synthetic.{stage}.{task}.", test)
+            for name in test.grids or ():
+                if name not in synthetic.grids:
+                    raise unknown_name(f"grid of synthetic.{stage}.{task}", name, synthetic.grids)
 
 
 def _refuse_values(prefix: str, part: Any, names: Iterable[str] | None = None) -> None:
@@ -59,7 +82,7 @@ def _refuse_number(name: str, number: float, least: int) -> None:
         raise InputError(f"{name} has {number}; it must be at least {least}")
 
 
-def _refuse_names(study: Study) -> None:
+def _refuse_names(study: TextStudy) -> None:
     """Names that could not be those of folders, or would be shared."""
     kinds: dict[str, Collection[str]] = {
         "sizes": study.sizes,
@@ -85,7 +108,7 @@ def _refuse_names(study: Study) -> None:
         )
 
 
-def _refuse_unknown_names(study: Study, evaluation: Evaluation) -> None:
+def _refuse_unknown_names(study: TextStudy, evaluation: Evaluation) -> None:
     """Of programs and models."""
     for stage in evaluation.stages:
         if stage not in (*MEASURING, *ANALYSING):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.synthetic.runs import TaskRun
     from pipeline.synthetic.task_model import TaskModel
 
+NUM_EXAMPLES = 1000
+"""Of each size and k, where accuracy is measured and no other number is asked for."""
 _LARGEST_SIZE, _MOST_EXAMPLES = 1_000_000, 1_000_000  # what is more is a slip of the hand
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
@@ -51,13 +53,15 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
 
 
-def task_and_cells(arguments: argparse.Namespace) -> tuple[Task, list[Cell]]:
+def cells_of(
+    task_name: str, sizes: Sequence[int], sparsities: Sequence[int] | None
+) -> tuple[Task, list[Cell]]:
     """The task, and every size with every k that it has room for.
 
     Raises:
         InputError: there is no such task, or k is missing, too large, or would be ignored.
     """
-    task, sizes, sparsities = task_called(arguments.task), arguments.sizes, arguments.sparsities
+    task = task_called(task_name)
     if not task.has_sparsity:
         if sparsities is not None:
             raise InputError(f"--sparsities: task {task.name} has no k, and would ignore it")
@@ -76,12 +80,12 @@ def task_and_cells(arguments: argparse.Namespace) -> tuple[Task, list[Cell]]:
 
 
 def test_examples(
-    task: Task, cell: Cell, arguments: argparse.Namespace
+    task: Task, cell: Cell, num_examples: int, test_seed: int
 ) -> tuple[ExampleBatch, np.random.Generator]:
     """The examples of a cell, the same for every model, and the generator that has drawn them."""
     size, sparsity = cell
-    generator = of_test_examples(arguments.test_seed, size, sparsity)
-    return draw_batch(task, size, [sparsity] * arguments.num_examples, generator), generator
+    generator = of_test_examples(test_seed, size, sparsity)
+    return draw_batch(task, size, [sparsity] * num_examples, generator), generator
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,11 @@ def find_tested(arguments: argparse.Namespace) -> Tested:
     """
     from pipeline.synthetic.runs import find_task_run  # late, for a --help at once
 
-    task, cells = task_and_cells(arguments)
+    task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
     _refuse_equal_names(runs)
     for run in runs:
-        _refuse_impossible(run, cells)
+        refuse_impossible(run.name, run.config, cells)
     return Tested(task, cells, runs)
 
 
@@ -146,7 +150,9 @@ def evaluate_task_runs(
                 model, is_learnt = run.load(device), run.is_learnt
                 for shard in progress(pending, f"{stage} {run.name}", "cells"):
                     cell = tested.cells[shard]
-                    batch, generator = test_examples(tested.task, cell, arguments)
+                    batch, generator = test_examples(
+                        tested.task, cell, arguments.num_examples, arguments.test_seed
+                    )
                     columns = measure(run, model, cell, batch, generator)
                     num_rows = len(next(iter(columns.values())))
                     shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
@@ -188,16 +194,25 @@ def _refuse_equal_names(runs: Sequence["TaskRun"]) -> None:
             raise InputError(f"two of --checkpoints are called '{name}'; results are filed under that name")
 
 
-def _refuse_impossible(run: "TaskRun", cells: Sequence[Cell]) -> None:
-    """Raise for the first size or k that the task or the model's position table has no room for."""
+def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) -> None:
+    """Refuse the first size or k that the task or a model's position table has no room for.
+
+    Args:
+        name: the model's.
+        config: what it was, or will be, trained with.
+        cells: what it is to be tested on.
+
+    Raises:
+        InputError: names the model and the size.
+    """
     from pipeline.synthetic.accuracy import position_ids_in_testing
 
     for size, sparsity in cells:
         generator = np.random.default_rng(0)
         try:
             # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
-            refuse_beyond_table(size, run.config.num_position_ids)
-            batch = draw_batch(run.config.distribution.task, size, [sparsity], generator)
-            position_ids_in_testing(batch, run.config, generator)
+            refuse_beyond_table(size, config.num_position_ids)
+            batch = draw_batch(config.distribution.task, size, [sparsity], generator)
+            position_ids_in_testing(batch, config, generator)
         except InputError as error:
-            raise InputError(f"model '{run.name}', size {size}: {error}") from error
+            raise InputError(f"model '{name}', size {size}: {error}") from error

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 RULES_BY_LEAVING_OUT = ("leave_one_out", "divergence")
 """Rules that the intervention matters to."""
+INTERVENTIONS = ("remove", "substitute")
+"""What leaving a token out may mean."""
 FINDING_RULES = (*RULES_BY_LEAVING_OUT, "add_one_in", "greedy", "random", "nearest")
+NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
+"""Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
+selects, tokens that are seen anyway."""
 
 
 @dataclass(frozen=True)

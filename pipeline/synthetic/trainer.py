@@ -15,13 +15,13 @@ from olmo.optim import LinearWithWarmup
 
 from pipeline.errors import InputError
 from pipeline.models.checkpoint_files import newest_whole
-from pipeline.models.memory import GIBIBYTE, free_bytes
 from pipeline.results.parquet import make_table, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.stage import progress_bar
 from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.coupled_positions import example_position_ids
+from pipeline.synthetic.memory import refuse_beyond_memory
 from pipeline.synthetic.random_streams import of_measuring_in_training, of_training_step
 from pipeline.synthetic.response_loss import response_losses
 from pipeline.synthetic.runs import METRICS_FILE, load_weights, new_task_model, read_metrics
@@ -34,19 +34,6 @@ logger = logging.getLogger("pipeline")
 
 Part = tuple[ExampleBatch, np.ndarray]
 """Examples of one size, and their position IDs [B, S]."""
-_BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments, in float32
-
-
-def _refuse_beyond_memory(config: TaskConfig) -> None:
-    """Before the kernel ends a process that fills its memory, without a word."""
-    model = config.model
-    num_parameters = 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
-    needed, free = _BYTES_PER_PARAMETER * num_parameters, free_bytes(torch.device("cpu"))
-    if needed > free:
-        raise InputError(
-            f"model.width {model.width} and model.num_layers {model.num_layers} take"
-            f" {needed / GIBIBYTE:,.0f} GiB to train, {free / GIBIBYTE:,.0f} are free; choose a smaller model"
-        )
 
 
 class TaskTrainer:
@@ -60,7 +47,7 @@ class TaskTrainer:
         Raises:
             InputError: the model does not fit the memory, or the checkpoint or the metrics are damaged.
         """
-        _refuse_beyond_memory(config)
+        refuse_beyond_memory(config)
         self._config, self._run_folder, self._device = config, run_folder, device
         self._stop_request = stop_request
         self._model = new_task_model(config).to(device)

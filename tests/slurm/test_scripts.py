@@ -23,7 +23,7 @@ STAGES = [
     "length_losses",
 ]
 
-WHOLE = ("pretrain", "evaluate_synthetic", "found_dependencies")
+WHOLE = ("pretrain", "train_synthetic", "evaluate_synthetic", "found_dependencies")
 """Stages that one job does."""
 
 

@@ -137,10 +137,10 @@ def test_a_dry_run_prints_jobs_that_wait_by_name(
 def test_the_arguments_of_one_job_by_its_name_or_its_script(study_file: Callable[..., Path]) -> None:
     study = load_study(study_file())
     commands = commands_of(study)
-    by_name = arguments_of(commands, study, "tiny-long-seed1")
+    by_name = arguments_of(commands, "tiny-long-seed1")
     assert by_name == list(commands[2].arguments)
-    assert arguments_of(commands, study, "pretrain") == list(commands[1].arguments)  # the first of its kind
+    assert arguments_of(commands, "pretrain") == list(commands[1].arguments)  # the first of its kind
     shards = ["--num-tasks", str(study.slurm.measure)]
-    assert arguments_of(commands, study, "loss_differences")[:2] == shards
+    assert arguments_of(commands, "loss_differences")[:2] == shards
     with pytest.raises(InputError, match="tiny-long-seed9"):
-        arguments_of(commands, study, "tiny-long-seed9")
+        arguments_of(commands, "tiny-long-seed9")

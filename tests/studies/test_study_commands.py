@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.studies.commands import commands_of
 from pipeline.studies.study_file import load_study
+from pipeline.studies.synthetic_fields import SyntheticStudy
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"
@@ -120,7 +121,8 @@ def test_every_study_file_is_a_study(path: Path, monkeypatch: pytest.MonkeyPatch
     for variable in ("C4", "SCRATCH"):
         monkeypatch.setenv(variable, "/text")
     study = load_study(path)
-    assert all((ROOT / size.config).is_file() for size in study.sizes.values())
+    configured = [study.synthetic] if isinstance(study, SyntheticStudy) else study.sizes.values()
+    assert all((ROOT / part.config).is_file() for part in configured)
     names = [command.name for command in commands_of(study)]
     assert len(names) == len(set(names))
 

@@ -9,18 +9,18 @@ from measured_documents import write_data
 
 from pipeline.length_losses import default_context_lengths
 from pipeline.studies import machine as machine_module
-from pipeline.studies.checks import checked_configs
 from pipeline.studies.commands import commands_of
 from pipeline.studies.cost import Cost, in_words
-from pipeline.studies.costs import (
+from pipeline.studies.machine import Machine
+from pipeline.studies.study_fields import Evaluation, Text
+from pipeline.studies.study_file import load_study
+from pipeline.studies.text_checks import checked_configs
+from pipeline.studies.text_costs import (
     cost_of,
     data_facts,
     num_chunks,
     token_forwards_of_chunk,
 )
-from pipeline.studies.machine import Machine
-from pipeline.studies.study_fields import Evaluation, Text
-from pipeline.studies.study_file import load_study
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import AssumedData

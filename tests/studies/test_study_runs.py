@@ -225,8 +225,8 @@ def test_two_studies_in_one_folder_are_refused(
         FolderLock(Path(study.run), "run"),
         pytest.raises(InputError, match="run is in use by process .* run=FOL"),
     ):
-        run_here(study, path, [], {}, None)
-    assert run_here(study, path, [], {}, None) == 0
+        run_here(study, path, [], None, None)
+    assert run_here(study, path, [], None, None) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

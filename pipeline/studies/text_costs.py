@@ -1,4 +1,4 @@
-"""What the commands of a study will take, before any of them runs: tokens, FLOPs, hours on this machine.
+"""What the commands of a study of text will take, before any of them runs: tokens, FLOPs, hours.
 
 Training: training/estimates.py. Measuring: token-forwards (tokens run through the network) of a chunk times
 chunks times checkpoints. Of a chunk of l tokens with m targets, short context s, and K the studied k:
@@ -15,13 +15,14 @@ in, times an assumed utilization.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.studies.command import Command, Measuring, Training
 from pipeline.studies.cost import Cost
+from pipeline.studies.forecast import Need
 from pipeline.studies.machine import Machine
 from pipeline.studies.rule_costs import RuleCosts
-from pipeline.studies.slots import PROCESS_BYTES
 from pipeline.studies.study_fields import Evaluation, Text
 from pipeline.text.manifest import read_manifest
 from pipeline.text.tokenized_data import TokenizedData
@@ -69,6 +70,26 @@ def cost_of(command: Command, configs: Configs, facts: DataFacts, machine: Machi
     return Cost()
 
 
+@dataclass(frozen=True)
+class TextForecast:
+    """See `Forecast`."""
+
+    configs: Configs
+    facts: DataFacts
+    """Of the study's data."""
+
+    def cost_of(self, command: Command, machine: Machine) -> Cost:
+        """See `Forecast.cost_of`."""
+        return cost_of(command, self.configs, self.facts, machine)
+
+    def need_of(self, training: Training) -> Need:
+        """See `Forecast.need_of`."""
+        config = self.configs[training.name]
+        # However long it lasts, which may be as many epochs as of data that is not there yet.
+        run = estimate(config, num_train_tokens=config.tokens_per_step)
+        return Need(run.num_parameters, run.memory_bytes)
+
+
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
@@ -99,12 +120,6 @@ def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -
         return Cost(num_unknown=1)
     run = estimate(config, machine.device_in(config.precision), facts.num_train_tokens)
     return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
-
-
-def training_bytes(config: PretrainConfig) -> float:
-    """Memory that a training takes, about; a measuring of the same model takes less."""
-    # However long it lasts, which may be as many epochs as of data that is not there yet.
-    return PROCESS_BYTES + estimate(config, num_train_tokens=config.tokens_per_step).memory_bytes
 
 
 def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) -> Cost:

@@ -4,16 +4,18 @@ Values that a study file alone decides are refused where it is read (study_file.
 the text, a tokenizer or a training configuration; none needs a model, or more than a look at a file.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.leave_one_out_search import refuse_small_budget
+from pipeline.influence.rules import find_rule
 from pipeline.measuring.flags import DTYPES
 from pipeline.studies.command import Command, Measuring, Tokenizing, Training
-from pipeline.studies.costs import Configs
-from pipeline.studies.study_fields import Evaluation, Study, Text
+from pipeline.studies.refusals import refuse_unwritable, told_of
+from pipeline.studies.study_fields import Evaluation, Text, TextStudy
+from pipeline.studies.text_costs import SEARCH_BUDGET, Configs, TextForecast, data_facts
 from pipeline.text.sources import open_sources_of_both_parts
 from pipeline.text.tasks import TokenizationTask
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
@@ -32,7 +34,7 @@ def checked_configs(commands: Sequence[Command], facts: DataFacts) -> Configs:
     trainings = [command.about for command in commands if isinstance(command.about, Training)]
     configs = {}
     for training in trainings:
-        with _told_of(training.name):
+        with told_of(training.name):
             config = load_config(training.config, training.overrides, facts)
             _refuse_durations(config, facts)
             refuse_missing_trackers(config)
@@ -40,34 +42,30 @@ def checked_configs(commands: Sequence[Command], facts: DataFacts) -> Configs:
     return configs
 
 
-def refuse_what_cannot_run(
-    run: Path,
-    commands: Sequence[Command],
-    configs: Configs,
-    refuse_measuring: Callable[[str, Evaluation], None],
-) -> None:
-    """Refuse a command that its stage would refuse, whatever the text.
+def checked_text(study: TextStudy, commands: Sequence[Command], to_run: Sequence[Command]) -> TextForecast:
+    """What the study will take, once nothing is left that its stages would refuse, whatever the text.
 
     Args:
-        run: the study's folder.
-        commands: those that are still to run.
-        configs: of the study's trainings.
-        refuse_measuring: raises where a stage could not measure what an evaluation says: its lengths, rules
-            and k.
+        study: the whole of it.
+        commands: all of it.
+        to_run: those that are still to run.
 
     Raises:
         InputError: names the command and what would be right.
     """
-    _refuse_unwritable(run)
-    for command in commands:
+    facts = data_facts(study.data, Path(study.run) / "data")
+    configs = checked_configs(commands, facts)
+    refuse_unwritable(Path(study.run))
+    for command in to_run:
         if isinstance(command.about, Measuring):
-            with _told_of(command.name):
-                refuse_measuring(command.about.stage, command.about.evaluation)
+            with told_of(command.name):
+                _refuse_measuring(command.about.stage, command.about.evaluation)
                 _refuse_unknown_dtype(command.about.evaluation.dtype)
                 _refuse_unsaved_steps(command.about, configs)
+    return TextForecast(configs, facts)
 
 
-def refuse_missing_text(study: Study, commands: Sequence[Command], num_tasks: int = 1) -> None:
+def refuse_missing_text(study: TextStudy, commands: Sequence[Command], num_tasks: int = 1) -> None:
     """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'.
 
     Args:
@@ -80,23 +78,8 @@ def refuse_missing_text(study: Study, commands: Sequence[Command], num_tasks: in
     """
     for command in commands:
         if isinstance(command.about, Tokenizing):
-            with _told_of(command.name):
+            with told_of(command.name):
                 _refuse_text(command.about.text, study, num_tasks)
-
-
-@contextmanager
-def _told_of(name: str) -> Iterator[None]:
-    """Put the command's name before a refusal."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
-
-
-def _refuse_unwritable(run: Path) -> None:
-    nearest = next((path for path in (run, *run.absolute().parents) if path.exists()), Path("/"))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write into {nearest}; choose another folder, as in run=FOLDER")
 
 
 def _refuse_durations(config: PretrainConfig, facts: DataFacts) -> None:
@@ -105,7 +88,7 @@ def _refuse_durations(config: PretrainConfig, facts: DataFacts) -> None:
     Schedule(config, steps_per_epoch=(facts.num_train_tokens or 0) // config.tokens_per_step)
 
 
-def _refuse_text(text: Text, study: Study, num_tasks: int) -> None:
+def _refuse_text(text: Text, study: TextStudy, num_tasks: int) -> None:
     is_studys_own = text is study.data
     num_tasks = num_tasks if is_studys_own else 1
     has_end = num_tasks > 1 or text.max_documents is not None or text.max_tokens is not None
@@ -127,6 +110,21 @@ def _refuse_text(text: Text, study: Study, num_tasks: int) -> None:
             " set slurm.tokenize=1, or name a tokenizer.json"
         )
     TokenizationTask(0, num_tasks).sources_of(sources)
+
+
+def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
+    """Refuse lengths, rules and k that the stage would refuse."""
+    short = 1 if stage == "length_losses" else evaluation.short_context_length
+    lengths = ContextLengths(short, evaluation.long_context_length, evaluation.targets_per_chunk)
+    if stage != "influential_tokens":
+        return
+    fewest = int(lengths.num_far_tokens_T[0])
+    if max(evaluation.k) > fewest:
+        raise InputError(f"k {max(evaluation.k)} is more than the {fewest} far tokens of the first target")
+    for rule in evaluation.rules:
+        find_rule(rule)
+    if "leave_one_out_search" in evaluation.rules:
+        refuse_small_budget(SEARCH_BUDGET, lengths, max(evaluation.k))
 
 
 def _refuse_unknown_dtype(dtype: str | None) -> None:

@@ -1,0 +1,209 @@
+"""The commands of a study of text: data, models, measurements and what is made of them.
+
+<run>/data, <run>/models/<model>                the study's
+<run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size, as notebooks show a whole folder
+<run>/<name>/data, results, figures             of a further evaluation, likewise
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeline.studies.command import Command, Measuring, Tokenizing, Training, flags
+from pipeline.studies.study_fields import ANALYSING, Evaluation, Text, TextStudy
+
+_TOKENIZE = "tokenize_c4"
+
+
+def text_commands(study: TextStudy) -> list[Command]:
+    """All commands of a study, in the order in which they run one after another."""
+    run = Path(study.run)
+    tokenize = _tokenize(_TOKENIZE, study.data, run / "data", study.slurm.tokenize)
+    trainings = {size: _trainings(study, size) for size in study.sizes}
+    commands = [tokenize]
+    commands += [_pretrain(t, run / "data", tokenize) for of in trainings.values() for t in of.values()]
+    places: list[_Place] = []
+    for name, evaluation in study.evaluations.items():
+        data, folder = tokenize, run / "data"
+        if evaluation.data is not None:
+            folder = run / name / "data"
+            data = _tokenize(_named(_TOKENIZE, name), evaluation.data, folder, 1, tokenize)
+            commands.append(data)
+        for size, of_size in trainings.items():
+            places.append(_Place(study, size, name, evaluation, folder, data.name, of_size))
+            commands += places[-1].commands()
+    return [*commands, *_compare_scales(run, places)]
+
+
+def _named(stage: str, *parts: str) -> str:
+    return "-".join([stage, *filter(None, parts)])
+
+
+def _tokenize(name: str, text: Text, folder: Path, num_tasks: int, after: Command | None = None) -> Command:
+    """`after`: the study's own, whose tokenizer another text may be given."""
+    return Command(
+        name=name,
+        program="pipeline/tokenize_c4.py",
+        arguments=("--out", str(folder), *flags(text)),
+        needs=() if after is None else (after.name,),
+        reads=(*text.source, *(text.further_source or ()), *(text.evaluation_source or ()), text.tokenizer),
+        writes=(folder / "manifest.json",),
+        about=Tokenizing(text),
+        num_tasks=num_tasks,
+    )
+
+
+def _trainings(study: TextStudy, size: str) -> dict[str, Training]:
+    """The models of one size, by their names in the study."""
+    of_size, trainings = study.sizes[size], {}
+    for name, model in study.models.items():
+        duration = [] if of_size.max_duration is None else [f"max_duration={of_size.max_duration}"]
+        settings = {known.name: getattr(model, known.name) for known in fields(model)}
+        own = [f"{field}={value}" for field, value in settings.items() if value is not None]
+        full_name = f"{size}-{name}" if study.sizes_in_names else name
+        trainings[name] = Training(
+            name=full_name,
+            config=Path(of_size.config),
+            overrides=(*duration, *of_size.overrides, *own),
+            folder=Path(study.run) / "models" / full_name,
+        )
+    return trainings
+
+
+def _pretrain(training: Training, data: Path, tokenize: Command) -> Command:
+    folders = "--data", str(data), "--save-folder", str(training.folder)
+    return Command(
+        name=training.name,
+        program="pipeline/pretrain.py",
+        arguments=(str(training.config), *folders, *training.overrides),
+        needs=(tokenize.name,),
+        reads=(str(training.config), str(data)),
+        writes=(training.folder,),
+        about=training,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One evaluation of one size: its folders, and its commands."""
+
+    study: TextStudy
+    size: str
+    name: str
+    """The evaluation's; "" for the study's first."""
+    evaluation: Evaluation
+    data: Path
+    data_command: str
+    trainings: dict[str, Training]
+
+    def commands(self) -> list[Command]:
+        """Those of the evaluation's stages, analysis last, which needs all that was measured."""
+        asked = self.evaluation.stages
+        measuring = [self._measure(stage) for stage in asked if stage not in ANALYSING]
+        names = [command.name for command in measuring]
+        analysing = []
+        if "run_notebooks" in asked:
+            analysing.append(
+                self._analyse("run_notebooks", names, ["--data", str(self.data), *self._roles()])
+            )
+            names = [analysing[0].name]
+        if "summary" in asked:
+            analysing.append(self._analyse("summary", names, []))
+        return [*measuring, *analysing]
+
+    def tells_of_scale(self) -> bool:
+        """Whether k* and the gap can be read from it, on the study's own text."""
+        needed = {"loss_differences", "influential_tokens"}
+        return self.evaluation.data is None and needed <= set(self.evaluation.stages)
+
+    def folder(self, kind: str) -> Path:
+        """Where its data, results or figures are."""
+        return Path(self.study.run) / self.name / kind / (self.size if self.study.sizes_in_names else "")
+
+    def _command_name(self, stage: str) -> str:
+        return _named(stage, self.size if self.study.sizes_in_names else "", self.name)
+
+    def _measured_models(self, stage: str) -> list[str]:
+        if stage == "influential_tokens":
+            return self.evaluation.influential_models
+        return self.evaluation.models or list(self.trainings)
+
+    def _measure(self, stage: str) -> Command:
+        trainings = [self.trainings[name] for name in self._measured_models(stage)]
+        steps: Sequence[int | None] = self.evaluation.steps or [None]
+        measured = [(training, step) for training in trainings for step in steps]
+        checkpoints = [_checkpoint(training, step) for training, step in measured]
+        results = self.folder("results")
+        where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
+        measuring = Measuring(stage, self.evaluation, self.data, tuple(training for training, _ in measured))
+        return Command(
+            name=self._command_name(stage),
+            program=f"pipeline/{stage}.py",
+            arguments=(*map(str, where), *flags(self.evaluation, _flags_of(stage))),
+            needs=(self.data_command, *dict.fromkeys(training.name for training in trainings)),
+            reads=(str(self.data), *map(str, checkpoints)),
+            writes=tuple(results / "_stages" / stage / f"model={_name(*one)}" for one in measured),
+            about=measuring,
+            num_tasks=self.study.slurm.measure,
+        )
+
+    def _analyse(self, program: str, needs: Sequence[str], further: Sequence[str]) -> Command:
+        folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
+        return Command(
+            name=self._command_name(program),
+            program=f"analysis/{program}.py",
+            arguments=(*folders, *further),
+            needs=tuple(needs),
+            reads=(),
+            writes=(),  # each knows by itself, and quickly, whether anything has changed
+        )
+
+    def _roles(self) -> list[str]:
+        """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
+        models, influential = self.study.models, self.evaluation.influential_models
+        measured = self._measured_models("loss_differences")
+        longest = max(models[name].train_context_length for name in measured)
+        long = [name for name in measured if models[name].train_context_length == longest]
+        short = [name for name in measured if name not in long]
+        long.sort(key=lambda name: name not in influential)  # the first gives k*
+        full = {name: self.trainings[name].name for name in measured}
+        lengths = [f"{full[name]}={models[name].train_context_length}" for name in measured]
+        words = ["--long-models", *(full[name] for name in long)]
+        words += ["--short-models", *(full[name] for name in short)] if short else []
+        return [*words, "--train-context-lengths", *lengths]
+
+
+def _compare_scales(run: Path, places: Sequence[_Place]) -> list[Command]:
+    """The notebook model_scale over all that was measured alike, where that is several sizes or steps."""
+    alike = [place for place in places if place.tells_of_scale()]
+    if len(alike) < 2:
+        return []
+    first, *others = [str(place.folder("results")) for place in alike]
+    return [
+        Command(
+            name="model_scale",
+            program="analysis/run_notebooks.py",
+            arguments=(
+                "--results", first, "--also-results", *others, "--figures", str(run / "figures"),
+                "--notebooks", "model_scale",
+            ),
+            needs=tuple(command.name for place in alike for command in place.commands()),
+            reads=(),
+            writes=(),
+        )
+    ]  # fmt: skip
+
+
+def _checkpoint(training: Training, step: int | None) -> Path:
+    return training.folder if step is None else training.folder / f"step{step}-unsharded"
+
+
+def _name(training: Training, step: int | None) -> str:
+    """As results are filed under."""
+    return training.name if step is None else f"{training.name}-step{step}"
+
+
+def _flags_of(stage: str) -> list[str]:
+    short = [] if stage == "length_losses" else ["short_context_length"]
+    chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document", "dtype"]
+    return [*short, *chunks, *(["rules", "k"] if stage == "influential_tokens" else [])]

@@ -1,0 +1,255 @@
+"""Studies of synthetic tasks: which runs a grid means, what is refused, what is estimated, what runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.studies.command import TaskTraining
+from pipeline.studies.commands import commands_of
+from pipeline.studies.machine import Machine
+from pipeline.studies.study_file import load_study
+from pipeline.studies.synthetic_checks import checked_task_configs
+from pipeline.studies.synthetic_costs import SyntheticForecast, token_forwards_of_example
+from pipeline.studies.synthetic_fields import DependencyTest, TaskTest
+from pipeline.study import main, parser
+from pipeline.synthetic.tasks.example_batch import draw_batch
+from pipeline.synthetic.tasks.registry import task_called
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
+STUDY = """
+run: run
+synthetic:
+  config: CONFIG
+  grids:
+    both:
+      tasks: [sparse_parity, copy]
+      positions: [pose, predicted]
+      largest_sparsities: [1, 2]
+      seeds: [0, 1]
+      overrides: [model.width=16, model.num_heads=1, model.num_layers=1, batch_size=8, num_steps=6,
+        warm_up_steps=2, learning_rate=2e-3, save_interval=2, eval_interval=3, eval_num_examples=8]
+  evaluate_synthetic:
+    sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
+  found_dependencies:
+    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_substitutes: 2}
+"""
+TINY = (
+    "model.width=16 model.num_heads=1 model.num_layers=1 batch_size=8 num_steps=6 warm_up_steps=2"
+    " learning_rate=2e-3 save_interval=2 eval_interval=3 eval_num_examples=8"
+)
+NOTHING_MEASURED = (
+    "synthetic.evaluate_synthetic.sparse_parity=null", "synthetic.found_dependencies.copy=null",
+)  # fmt: skip
+TWO_RUNS = ("synthetic.grids.both.tasks=[copy]", "synthetic.grids.both.positions=[pose]")
+
+
+@pytest.fixture
+def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The study, in a folder of its own, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.replace("CONFIG", str(CONFIG)))
+    return path
+
+
+def typed(path: Path, *overrides: str) -> list[str]:
+    """Every command as it would be typed in the repository's root."""
+    return [
+        str(command).replace(f"{ROOT}/pipeline", "pipeline").replace(f"{ROOT}/analysis", "analysis")
+        for command in commands_of(load_study(path, overrides))
+    ]
+
+
+def test_a_grid_is_its_possible_runs(study_file: Path) -> None:
+    commands = commands_of(load_study(study_file))
+    assert [command.name for command in commands if isinstance(command.about, TaskTraining)] == [
+        "sparse_parity-k1-pose-seed0", "sparse_parity-k1-pose-seed1", "sparse_parity-k2-pose-seed0",
+        "sparse_parity-k2-pose-seed1", "copy-pose-seed0", "copy-pose-seed1", "copy-predicted-seed0",
+        "copy-predicted-seed1",
+    ]  # fmt: skip
+
+
+def test_the_commands_word_for_word(study_file: Path) -> None:
+    commands = typed(
+        study_file, "synthetic.grids.both.seeds=[0]", "synthetic.grids.both.largest_sparsities=[2]"
+    )
+    parity, copies = "sparse_parity-k2-pose-seed0", ("copy-pose-seed0", "copy-predicted-seed0")
+    assert commands == [
+        f"python pipeline/train_synthetic.py {CONFIG} --task sparse_parity --positions pose --save-folder"
+        f" run/models/{parity} {TINY} largest_sparsity=2 seed=0",
+        *(
+            f"python pipeline/train_synthetic.py {CONFIG} --task copy --positions {name.split('-')[1]}"
+            f" --save-folder run/models/{name} {TINY} seed=0"
+            for name in copies
+        ),
+        f"python pipeline/evaluate_synthetic.py --task sparse_parity --checkpoints run/models/{parity}"
+        " --results run/results --sizes 10 --sparsities 1 --num-examples 4 --test-seed 0",
+        f"python pipeline/found_dependencies.py --task copy --checkpoints run/models/{copies[0]}"
+        f" run/models/{copies[1]} --results run/results --sizes 6 --num-examples 3 --test-seed 0"
+        " --rules leave_one_out divergence add_one_in greedy random nearest --interventions remove substitute"
+        " --num-substitutes 2 --largest-k 4 --short-context-length 2",
+        "python analysis/run_notebooks.py --results run/results --figures run/figures --notebooks"
+        " synthetic_tasks found_dependencies",
+    ]
+
+
+def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) -> None:
+    path = study_file
+    path.write_text(path.read_text().replace("copy: {sizes", "copy: {grids: [more], sizes"))
+    more = "synthetic.grids.more={tasks: [copy], positions: [coupled]}"
+    needs = {command.name: command.needs for command in commands_of(load_study(path, [more]))}
+    assert needs["found_dependencies-copy"] == ("copy-coupled-seed0",)
+    assert len(needs["evaluate_synthetic-sparse_parity"]) == 4
+    assert needs["run_notebooks"] == ("evaluate_synthetic-sparse_parity", "found_dependencies-copy")
+
+
+def test_where_nothing_is_measured_nothing_is_shown(study_file: Path) -> None:
+    assert all("train_synthetic" in command for command in typed(study_file, *NOTHING_MEASURED))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
+         "grids.both is empty: coupled and predicted positions need a task with coupled IDs"),
+        (["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
+         "both and again both train copy-pose-seed0"),
+        (["synthetic.grids.both.tasks=[copi]"], "did you mean 'copy'"),
+        (["synthetic.grids.both.positions=[predictive]", "synthetic.grids.both.tasks=[copy]",
+          "synthetic.evaluate_synthetic.sparse_parity=null"],
+         "copy-predictive-seed0: unknown positions 'predictive'; did you mean 'predicted'"),
+        (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
+        (["synthetic.grids.both.largest_sparsities=[11]"], "k11-pose-seed0: largest_sparsity is 11"),
+        (["synthetic.grids.both.seeds=[-1]"], r"grids.both.seeds has -1; it must be at least 0"),
+        (["synthetic.grids.both.seeds=[]"], r"grids.both.seeds is empty"),
+        (["synthetic.grids.both.seed=[1]"], "did you mean 'synthetic.grids.both.seeds'"),
+        (["synthetic.grids.both=null"], "synthetic.grids names none; a study has at least one"),
+        (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
+        (["synthetic.evaluate_synthetic.adition={sizes: [3]}"], "did you mean 'addition'"),
+        (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
+        (["synthetic.evaluate_synthetic.copy={sizes: [3], sparsities: [1]}"], "task copy has no k"),
+        (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 200 or"),
+        (["synthetic.evaluate_synthetic.copy={}"], "mandatory value: sizes"),
+        (["synthetic.found_dependencies.copy.largest_k=40"], "--largest-k 40 is more than the 5 far-context"),
+        (["synthetic.found_dependencies.copy.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
+        (["synthetic.found_dependencies.copy.interventions=[removed]"], "did you mean 'remove'"),
+        (["synthetic.config=none.yaml"], "no configuration file none.yaml"),
+        (["sizes={}"], "has both `synthetic` and `sizes`; a study is of synthetic tasks or of text"),
+        (["synthetic=3"], "study.yaml"),
+        (["synthetic=null"], "study.yaml"),
+        (["threads=0"], "threads has 0; it must be at least 1"),
+        (["run=study.yaml"], "cannot write into study.yaml; choose another folder"),
+    ],
+)  # fmt: skip
+def test_what_could_not_run_is_refused_before_it_begins(
+    study_file: Path, overrides: list[str], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        main(parser().parse_args([str(study_file), *overrides]))
+    assert [found.name for found in study_file.parent.iterdir()] == ["study.yaml"]
+
+
+def test_a_plan_prints_each_command_with_its_cost(
+    study_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        parser().parse_args(
+            [str(study_file), *TWO_RUNS, *NOTHING_MEASURED, "--dry-run", "--peak-flops", "1e9"]
+        )
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1::2] == [
+        str(command) for command in commands_of(load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED]))
+    ]
+    assert lines[0].startswith("# copy-pose-seed0: 0.0 M parameters, 0.0 GB, trains on 0.0 M tokens, ")
+    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, ")
+
+
+def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
+    commands = commands_of(load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED]))
+    forecast = SyntheticForecast(checked_task_configs(commands))
+    cost = forecast.cost_of(commands[0], Machine(0.5, 1e9))
+    # Examples of copy with n letters have 2 n + 1 tokens, n is 1 to 10: 12 on average; 6 steps of 8.
+    assert cost.train_tokens == 6 * 8 * 12
+    num_weights = 12 * 16 * 16 + 96 * 16  # one layer of width 16, and a row for each of 96 position IDs
+    lengths = [2 * size + 1 for size in range(1, 11)]
+    of_examples = [length * (6 * num_weights + 12 * 16 * length) for length in lengths]
+    assert cost.flops == pytest.approx(6 * 8 * sum(of_examples) / 10)
+    assert cost.seconds == pytest.approx(cost.flops / 0.5e9)
+    assert forecast.need_of(commands[0].about) == (num_weights, 16 * num_weights)
+
+
+def test_token_forwards_of_an_example_by_hand() -> None:
+    # copy of 4 letters: a prompt of 5 tokens, 4 targets; short context 2, so far contexts of 3 to 6 tokens.
+    batch = draw_batch(task_called("copy"), 4, [None], np.random.default_rng(0))
+    assert batch.token_ids_BS.shape == (1, 9) and batch.num_prompt_tokens == 5
+    assert token_forwards_of_example(batch, TaskTest(sizes=[4])) == 9
+    removals = 8 + (7 + 6 + 5 + 4 + 3 + 2)
+    added = (3 + 4 + 5 + 6) * 3  # one far token beside the two
+    test = DependencyTest(sizes=[4], rules=["leave_one_out", "add_one_in", "random"], num_substitutes=2)
+    assert token_forwards_of_example(batch, test) == 9 + added + removals + 2 * (removals + 6)
+    assert token_forwards_of_example(batch, DependencyTest(sizes=[4], rules=["nearest"])) == 9
+
+
+def test_each_run_is_a_job_and_a_test_waits_for_its_models(
+    study_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(parser().parse_args([str(study_file), "--slurm", "--dry-run"]))
+    jobs = capsys.readouterr().out.splitlines()
+    assert len(jobs) == 8 + 3
+    assert jobs[4] == (
+        "sbatch --parsable --kill-on-invalid-dep=yes --job-name=copy-pose-seed0"
+        f" --output=run/logs/copy-pose-seed0-%j.log slurm/train_synthetic.sh {CONFIG} --task copy"
+        f" --positions pose --save-folder run/models/copy-pose-seed0 {TINY} seed=0"
+    )
+    waited = "--dependency=afterok:copy-pose-seed0:copy-pose-seed1:copy-predicted-seed0:copy-predicted-seed1"
+    assert f" {waited} slurm/found_dependencies.sh --task copy " in jobs[-2]
+    assert "slurm/analysis.sh analysis/run_notebooks.py" in jobs[-1]
+    main(parser().parse_args([str(study_file), "--job", "copy-pose-seed1"]))
+    assert capsys.readouterr().out.splitlines()[-2:] == ["eval_num_examples=8", "seed=1"]
+
+
+def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, str(ROOT / "pipeline" / "study.py"), path.name, *words]
+    return subprocess.run(program, cwd=path.parent, capture_output=True, text=True, timeout=600)
+
+
+def test_runs_are_trained_once_and_not_on_another_configuration(study_file: Path) -> None:
+    config = study_file.parent / "small.yaml"
+    config.write_text(CONFIG.read_text())
+    words = [*TWO_RUNS, *NOTHING_MEASURED, "synthetic.config=small.yaml", "--jobs", "1"]
+    one = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
+    assert one.returncode == 0, one.stderr
+    models = study_file.parent / "run" / "models"
+    assert (models / "copy-pose-seed5" / "step6-unsharded").is_dir()
+    assert [folder.name for folder in models.iterdir()] == ["copy-pose-seed5"]
+    # What another task is told changes nothing here; what this one is told does.
+    config.write_text(
+        config.read_text().replace("addition: {smallest_size: 1", "addition: {smallest_size: 2")
+    )
+    again = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
+    config.write_text(config.read_text().replace("copy: {smallest_size: 1", "copy: {smallest_size: 2"))
+    refused = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
+    assert refused.returncode == 2
+    assert "since copy-pose-seed5 finished, smallest_size was 1, now 2" in refused.stderr
+    assert "rm -r run/models/copy-pose-seed5" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_whole_study_to_its_figures(study_file: Path) -> None:
+    whole = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", "synthetic.grids.both.seeds=[0]")
+    assert whole.returncode == 0, whole.stderr
+    results = study_file.parent / "run" / "results"
+    assert set(read_artefact(results, "synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
+    asked = set(read_artefact(results, "found_dependencies")["model"])
+    assert asked == {"copy-pose-seed0", "copy-predicted-seed0"}
+    assert (study_file.parent / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
+    again = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", "synthetic.grids.both.seeds=[0]")
+    assert again.stdout.count("python ") == 1  # the notebooks, which know by themselves
