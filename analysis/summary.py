@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
+from pipeline.results.marks import exported_name
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.stage import folder_path, stage_parser
 
@@ -124,6 +125,12 @@ def _models_without(results: Path, losses: "pd.DataFrame") -> list[str]:
     return sorted(set(models) - set(losses["model"]))
 
 
+def _files_of(results: Path, artefact: str) -> Path:
+    """The files that hold an artefact, as a pattern."""
+    exported = results / exported_name(artefact)
+    return exported if exported.exists() else results / artefact / "model=*" / "*.parquet"
+
+
 def closing_text(results: Path, figures: Path, rule: str) -> str:
     """The whole page: both tables, what their words mean, and where figures and data lie."""
     notes = f"""\
@@ -137,14 +144,16 @@ and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
     recovered = recovered_table(results, rule) if selected else "not measured: no influential tokens\n"
     losses, note = models_table(results), partial_note()
     partial = f" ({note})" if note else ""
-    parquet = [f"  {results / artefact / 'model=*' / '*.parquet'}" for artefact in artefacts]
-    drawn = [f"  {path}" for path in sorted(figures.glob("*.png"))] or [f"  none in {figures}"]
+    parquet = [f"  {_files_of(results, artefact)}" for artefact in artefacts]
+    pngs = sorted(figures.glob("*.png"))
+    drawn = [f"  {path}" for path in pngs] or [f"  none in {figures}"]
+    beside = " (a PDF beside each)" if all(path.with_suffix(".pdf").exists() for path in pngs) else ""
     return "\n".join(
         [
             f"What the long context is worth{partial}", losses,
             f"What k tokens of it recover (rule {rule}){partial}", recovered,
             notes,
-            "Figures (a PDF beside each)", *drawn, "",
+            f"Figures{beside}", *drawn, "",
             "Data (RESULTS.md says what the columns mean)", *parquet, "",
             "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
         ]

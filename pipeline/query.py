@@ -117,18 +117,18 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
 
 
 def _select(files: Sequence[FileOrigin]) -> str:
-    """The rows of all files with their model, the name of the folder that they lie in, taken as it stands.
+    """The rows of all files with their model: the name of their folder as it stands, or an export's column.
 
     A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
     columns, since DuckDB would otherwise open every file to compare them.
     """
-    paths: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    paths: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for file in files:
-        paths.setdefault((file.model, file.columns), []).append(_quoted(str(file.path)))
+        columns = "* EXCLUDE (model), model" if file.is_shared else f"*, {_quoted(file.model)} AS model"
+        paths.setdefault((columns, file.columns), {})[_quoted(str(file.path))] = None
     selects = (
-        f"SELECT *, {_quoted(model)} AS model FROM read_parquet([{', '.join(of_part)}],"
-        " hive_partitioning = false)"
-        for (model, _), of_part in paths.items()
+        f"SELECT {columns} FROM read_parquet([{', '.join(of_part)}], hive_partitioning = false)"
+        for (columns, _), of_part in paths.items()
     )
     return " UNION ALL BY NAME ".join(selects)
 
@@ -248,6 +248,13 @@ def mendable(connection: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Erro
     return " ".join(sentences.split())
 
 
+def _models_named(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+    """The models that the artefacts which a query names have rows of."""
+    views = named_in(sql, _view_names(connection))
+    rows = (connection.execute(f"SELECT DISTINCT model FROM {view}").fetchall() for view in views)
+    return sorted({model for of_view in rows for (model,) in of_view})
+
+
 def _print_table(names: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> None:
     max_width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(as_table(names, rows[:max_rows], max_width))
@@ -313,5 +320,4 @@ def main(arguments: argparse.Namespace) -> None:
     connection = connect(arguments.results, sql, arguments.allow_mixed)
     _tell_partial()
     if _answer(connection, sql, arguments) == 0:
-        models = {path.name.removeprefix("model=") for path in arguments.results.glob("*/model=*")}
-        logger.warning("no rows; the models here are %s", ", ".join(sorted(models)))
+        logger.warning("no rows; the models here are %s", ", ".join(_models_named(connection, sql)))

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipeline.errors import InputError
-from pipeline.results.completeness import refuse_former_name
+from pipeline.results.completeness import refuse_export, refuse_former_name
 from pipeline.results.files import write_json
 from pipeline.results.made_by import SETTINGS_FILE, differences, made_by_of, read_settings_file
 from pipeline.results.marks import damage, read_marks, shard_name
@@ -40,7 +40,7 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
             name = f"{shard_name(mark.shard_index, mark.num_shards)}.parquet"
             file = results / artefact / folder.name / name
             if damage(file, record) is None:
-                return made_by_of(read_footer(file))
+                return made_by_of(read_footer(file).metadata)
     if marks:
         raise InputError(
             f"{path} is missing or damaged, and so are all shards of model '{model}' that could tell what"
@@ -72,9 +72,9 @@ class Claim:
 
         Raises:
             InputError: the folder holds results of other settings, inputs or schema, of another number of
-                tasks, or of an earlier version under another name; says which.
+                tasks, or of an earlier version under another name; or it is an export. Says which.
         """
-        refuse_former_name(self._results, self._stage)
+        refuse_export(self._results)
         refuse_former_name(self._results, self._stage)
         self._refuse_another_configuration()
         self._refuse_another_deal()

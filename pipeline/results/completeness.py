@@ -12,6 +12,7 @@ from pipeline.results.marks import (
     FileRecord,
     Mark,
     damage,
+    exported_name,
     read_manifest,
     read_marks,
     shard_name,
@@ -59,7 +60,8 @@ def run_again(stage: str | None) -> str:
 def whole_files(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Path]:
     """The Parquet files of an artefact, all of them marked, and each found to be what its mark says.
 
-    Where partial results are allowed (`pipeline.results.partial`), those of the shards that are complete.
+    Of an export that is one file with all models, also where only some are asked for. Where partial results
+    are allowed (`pipeline.results.partial`), those of the shards that are complete.
 
     Args:
         results: the results folder.
@@ -70,6 +72,8 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
         InputError: names a file that is missing, damaged or foreign, or the result that is not complete.
     """
     refuse_former_name(results, artefact)
+    if (exported := _exported_file(results, artefact)) is not None:
+        return [exported]
     _refuse_other_folders(results / artefact)
     files_of_path: dict[Path, ModelFiles] = {}
     for files in files_of(results, artefact, models):
@@ -84,6 +88,38 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
         if wrong is not None:
             raise _damaged(results, path, files, wrong)
     return sorted(files_of_path)
+
+
+def _exported_file(results: Path, artefact: str) -> Path | None:
+    """The file of an export that holds all models' rows of an artefact; None where there is no such file.
+
+    Raises:
+        InputError: it is damaged, not listed as part of the export, or not all that is here of the artefact.
+    """
+    path = results / exported_name(artefact)
+    record = read_manifest(results).get(path.name)
+    if record is None:
+        if path.exists():
+            raise InputError(
+                f"{path} is not listed in {results / MANIFEST}; move it away, or vouch for what is there"
+                f" with: python -m pipeline.results.exported {results}"
+            )
+        return None
+    if any((results / artefact).rglob("*.parquet")):
+        raise InputError(f"{path} and {results / artefact} both hold {artefact}; keep one of them")
+    if wrong := damage(path, record):
+        raise InputError(f"{wrong}; {run_again(None)}")
+    return path
+
+
+def refuse_export(results: Path) -> None:
+    """Refuse to measure into an export, whose manifest says that it holds all that there is.
+
+    Raises:
+        InputError: it is one.
+    """
+    if any("/" not in path for path in read_manifest(results)):
+        raise InputError(f"{results} is an export of results ({MANIFEST}); choose another --results folder")
 
 
 def refuse_former_name(results: Path, artefact: str) -> None:

@@ -4,6 +4,10 @@
 <results>/_stages/<stage>/model=<model>/settings.json          what made it
 <results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete (`marks`)
 
+or, of an export (`exported`), one file an artefact with the column `model`, and what made it in its metadata:
+
+<results>/<artefact>.parquet, <results>/exported.json
+
 Nothing is read that is not marked, whole and, unless partial results are allowed, complete (`completeness`).
 """
 
@@ -20,8 +24,8 @@ import pyarrow as pa
 
 from pipeline.errors import InputError
 from pipeline.results.completeness import whole_files
-from pipeline.results.made_by import SETTINGS_FILE, read_settings_file
-from pipeline.results.marks import read_manifest, read_marks
+from pipeline.results.made_by import SETTINGS_FILE, made_by_of, read_settings_file
+from pipeline.results.marks import exported_name, read_manifest, read_marks
 from pipeline.results.mixture import (
     FileOrigin,
     differences_between_models,
@@ -40,7 +44,7 @@ logger = logging.getLogger("pipeline.results")
 
 def artefacts_in(results: Path) -> list[str]:
     """Names of the artefacts that a results folder holds, or should hold by its marks."""
-    told = {path.split("/")[0] for path in read_manifest(results)}
+    told = {path.split("/")[0].removesuffix(".parquet") for path in read_manifest(results)}
     for folder in (results / "_stages").glob("*/model=*"):
         told |= {artefact for mark in read_marks(folder)[:1] for artefact in mark.files}
     return [name for name in SCHEMAS if name in told or any((results / name).rglob("*.parquet"))]
@@ -54,7 +58,19 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """
     of_stage = results / "_stages" / stage
     folders = {path.parent for name in (SETTINGS_FILE, "*.done") for path in of_stage.glob(f"model=*/{name}")}
-    return {folder.name.removeprefix("model="): read_settings_file(folder) for folder in sorted(folders)}
+    by_files = {folder.name.removeprefix("model="): read_settings_file(folder) for folder in sorted(folders)}
+    return _made_by_of_export(results, stage) | by_files
+
+
+def _made_by_of_export(results: Path, stage: str) -> dict[str, dict[str, Any]]:
+    exported = [artefact for artefact in SCHEMAS if exported_name(artefact) in read_manifest(results)]
+    made_by = {
+        file.model: made_by_of(file.metadata)
+        for artefact in exported
+        for file in origins(whole_files(results, artefact), artefact)
+        if file.metadata[b"stage"].decode() == stage
+    }
+    return dict(sorted(made_by.items()))
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
@@ -117,7 +133,7 @@ def read_artefact(
     """
     only = dict(only or {})
     models = only.pop("model", None)
-    files = origins(whole_files(results, artefact, models), artefact)
+    files = origins(whole_files(results, artefact, models), artefact, models)
     if not files and models is None:
         if partial_note():
             raise InputError(f"{results} has no complete shard of {artefact}")
@@ -128,34 +144,41 @@ def read_artefact(
         )
     if mixture := differences_between_models(files):
         logger.warning("the models of %s were measured in two ways: %s", artefact, "; ".join(mixture))
-    rows = _rows(files, artefact, columns, only)
+    rows = rows_of_files(files, artefact, columns, only)
     if rows.num_rows == 0 and not only and models is None:
         raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
     return rows.to_pandas()
 
 
-def _rows(
+def rows_of_files(
     files: Sequence[FileOrigin],
     artefact: str,
-    columns: Sequence[str] | None,
-    only: Mapping[str, Sequence[str]],
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
 ) -> pa.Table:
+    """The rows of an artefact's files, which are in the order of models, with the column `model` first.
+
+    Args:
+        files: of `origins`.
+        artefact, columns, only: as `read_artefact` takes them, without `model`.
+    """
     # The model is that of the folder's name, as it stands there: Arrow's partitioning would decode it, and
     # would take every other name=value of the path for a column.
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
-    schema = SCHEMAS[artefact]
+    schema, with_model = SCHEMAS[artefact], SCHEMAS[artefact].append(pa.field("model", pa.string()))
     wanted = schema.names if columns is None else list(columns)
-    chosen = [ds.field(column).isin(list(values)) for column, values in only.items()]
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
     checked = ds.ParquetFileFormat(
         default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     )
     tables = []
-    for model, of_model in groupby(files, lambda file: file.model):
+    for (model, is_shared), of_model in groupby(files, lambda file: (file.model, file.is_shared)):
         paths = [file.path for file in of_model]
-        dataset = ds.dataset([str(path) for path in paths], schema=schema, format=checked)
+        dataset = ds.dataset([str(path) for path in paths], schema=with_model, format=checked)
+        that_one = [*chosen, ds.field("model") == model] if is_shared else chosen
         try:
-            rows = dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
+            rows = dataset.to_table(columns=wanted, filter=reduce(and_, that_one) if that_one else None)
         except (pa.ArrowException, OSError):
             for path in paths:  # Arrow does not tell which of them
                 read_parquet(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.results.marks import FileRecord, damage, read_manifest, read_marks
-from pipeline.results.parquet import Footer, read_footer
+from pipeline.results.parquet import read_footer
 
 SETTINGS_FILE = "settings.json"
 
@@ -58,16 +58,16 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def made_by_of(footer: Footer) -> dict[str, Any]:
-    """What a shard says made it, as its settings file would.
+def made_by_of(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """What the metadata of a shard says made it, as its settings file would.
 
     Raises:
         InputError: it does not say.
     """
     try:
-        told = {name: footer.metadata[name.encode()].decode() for name in ("stage", "settings", "inputs")}
+        told = {name: metadata[name.encode()].decode() for name in ("stage", "settings", "inputs")}
         settings, inputs = json.loads(told["settings"]), json.loads(told["inputs"])
-        version = json.loads(footer.metadata[b"schema_version"])
+        version = json.loads(metadata[b"schema_version"])
     except (KeyError, ValueError) as error:
         raise InputError("a shard does not say what made it") from error
     return {"schema_version": version, "stage": told["stage"], "settings": settings, "inputs": inputs}
@@ -76,7 +76,7 @@ def made_by_of(footer: Footer) -> dict[str, Any]:
 def why_foreign(path: Path, made_by: Mapping[str, Any]) -> str | None:
     """How a shard says that it was made otherwise than `made_by`; None where it does not, or says nothing."""
     try:
-        return "; ".join(differences(made_by_of(read_footer(path)), made_by)) or None
+        return "; ".join(differences(made_by_of(read_footer(path).metadata), made_by)) or None
     except InputError:
         return None
 

@@ -1,7 +1,7 @@
 """What says that files of a results folder are whole: a stage's completion marks, or an export's manifest.
 
 <results>/_stages/<stage>/model=<model>/00003-of-00008.done    name, rows, bytes and SHA-256 of its files
-<results>/exported.json                                        the same of all files of a folder made by hand
+<results>/exported.json                                        the same of all files of an export
 
 Marks that an older version wrote tell rows only; so much is checked of their files.
 """
@@ -157,6 +157,11 @@ def _damage_inside(path: Path, record: FileRecord, state: tuple[int, ...]) -> st
     if record.num_rows is not None and num_rows != record.num_rows:
         return f"{path} is damaged: it has {num_rows:,} rows, its mark says {record.num_rows:,}"
     return None
+
+
+def exported_name(artefact: str) -> str:
+    """What an export calls the one file that holds all models' rows of an artefact."""
+    return f"{artefact}.parquet"
 
 
 def read_manifest(results: Path) -> dict[str, FileRecord]:

@@ -36,6 +36,25 @@ def write_parquet(path: Path, table: pa.Table, page_checksums: bool = True) -> N
     )
 
 
+def write_small_parquet(path: Path, table: pa.Table) -> None:
+    """Write `table` as `write_parquet` does, in two thirds of the bytes or fewer: for version control.
+
+    It is slower to write and as fast to read. Fields lose their metadata; that of the table is kept.
+    """
+    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    others = [name for name in table.schema.names if name not in floats]
+
+    def write(temporary: Path) -> None:
+        with pq.ParquetWriter(
+            temporary, table.schema, compression="zstd", compression_level=19, write_page_checksum=True,
+            use_byte_stream_split=floats, use_dictionary=others, store_schema=False,
+        ) as writer:  # fmt: skip
+            writer.write_table(table)
+            writer.add_key_value_metadata(table.schema.metadata or {})
+
+    write_atomically(path, write)
+
+
 def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
     """The table of column -> values, typed and ordered by `schema`, whose metadata it carries."""
     return pa.Table.from_pydict(dict(columns), schema=schema)

@@ -336,8 +336,13 @@ made of results read in part (`--allow-partial`) says of which in its metadata's
 A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
 which holds rows, bytes and SHA-256 of its files. Programs here check that, and refuse results that are
 damaged or not complete; pandas knows nothing of it, but can be told to check the pages of the files that it
-reads: `pandas.read_parquet(..., page_checksum_verification=True)`. A folder without marks, such as those
-below `analysis/reference`, is read where `python -m pipeline.results.exported <results>` listed its files.
+reads: `pandas.read_parquet(..., page_checksum_verification=True)`.
+
+An export, such as the results below `analysis/reference`, is `<artefact>.parquet` beside `exported.json`,
+which holds rows, bytes and SHA-256 of its files: all models' rows in one file, the column `model` first. Its
+metadata's `models` tells, as JSON, for each model what the metadata of its files told.
+`python -m pipeline.results.exported <results> --out <folder>` makes it; without `--out` that vouches for
+Parquet files that were put together by hand.
 """
 
 

@@ -1,0 +1,156 @@
+"""An export reads as the results that it was made from, by every reader; a changed one is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from explorable_results import write_explorable
+
+from analysis import explorer, summary
+from pipeline.errors import InputError
+from pipeline.query import connect, run_query
+from pipeline.results.exported import export, main, parser
+from pipeline.results.folder import artefacts_in, read_artefact, read_made_by, read_model_facts
+from pipeline.results.stage_output import StageOutput
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column either
+    main(parser().parse_args([str(results), "--out", str(out)]))
+    return out
+
+
+def lengths(*losses: float) -> dict[str, dict[str, list]]:
+    count = len(losses)
+    columns = {"document_id": ["d"] * count, "chunk_index": list(range(count)), "mean_loss": list(losses),
+               "context_length": [16] * count, "num_targets": [4] * count}  # fmt: skip
+    return {"length_losses": columns}
+
+
+def write(results: Path, model: str, *shards: dict[str, dict[str, list]], dtype: str = "float32") -> Path:
+    output = StageOutput(
+        results, "length_losses", model, settings={"dtype": dtype}, inputs={}, num_shards=len(shards)
+    )
+    for index, shard in enumerate(shards):
+        output.write_shard(index, shard, {"num_parameters": len(model)})
+    return results
+
+
+def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
+    assert artefacts_in(exported) == artefacts_in(results) != []
+    assert sorted(path.name for path in exported.iterdir()) == sorted(
+        ["exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
+    )
+    for artefact in artefacts_in(results):
+        rows = read_artefact(results, artefact)
+        pd.testing.assert_frame_equal(read_artefact(exported, artefact), rows, check_exact=True)
+        only = {"model": [rows["model"].iloc[-1]], "document_id": [rows["document_id"].iloc[-1]]}
+        some = read_artefact(results, artefact, ["chunk_index"], only)
+        assert 0 < len(some) < len(rows)
+        pd.testing.assert_frame_equal(read_artefact(exported, artefact, ["chunk_index"], only), some)
+        assert read_model_facts(exported, artefact) == read_model_facts(results, artefact)
+        sql = f"SELECT * FROM {artefact} ORDER BY ALL"
+        assert run_query(connect(exported, sql), sql, 10**6) == run_query(connect(results, sql), sql, 10**6)
+    for stage in ("loss_differences", "influential_tokens", "length_losses"):
+        assert read_made_by(exported, stage) == read_made_by(results, stage)
+
+
+def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported: Path) -> None:
+    told, told_of_export = (summary.closing_text(folder, folder, "nearest") for folder in (results, exported))
+    assert told_of_export.split("Figures")[0] == told.split("Figures")[0]
+    assert f"  {exported}/length_losses.parquet\n" in told_of_export
+
+
+def test_the_explorer_shows_the_same_of_an_export(tmp_path: Path) -> None:
+    results, data = write_explorable(
+        tmp_path, ["one text to be measured " * 12, "another text of words " * 12]
+    )
+    export([results], tmp_path / "exported")
+    pages = []
+    for folder in (results, tmp_path / "exported"):
+        page = tmp_path / "page.html"
+        flags = [str(folder), "--data", str(data), "--out", str(page)]
+        explorer.main(explorer.parser().parse_args(flags))
+        pages.append(page.read_text(encoding="utf-8").replace(str(folder), "RESULTS"))
+    assert pages[0] == pages[1]
+
+
+def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
+    """Models in the order of their folders, which is that of bytes; shards in theirs."""
+    first = write(tmp_path / "first", "b", lengths(3.0), lengths(1.0, 2.0))
+    second = write(write(tmp_path / "second", "a", lengths(5.0)), "B", lengths(4.0))
+    export([first, second], tmp_path / "out")
+    rows = read_artefact(tmp_path / "out", "length_losses")
+    assert list(zip(rows["model"], rows["mean_loss"], strict=True)) == [
+        ("B", 4.0), ("a", 5.0), ("b", 3.0), ("b", 1.0), ("b", 2.0),
+    ]  # fmt: skip
+    facts = read_model_facts(tmp_path / "out", "length_losses")
+    assert facts == {model: {"num_parameters": 1} for model in ("B", "a", "b")}
+    export([tmp_path / "out"], tmp_path / "again")
+    files = [(tmp_path / name / "length_losses.parquet").read_bytes() for name in ("out", "again")]
+    assert files[0] == files[1]
+
+
+def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
+    write(write(tmp_path / "results", "a", lengths(1.0)), "b", lengths(2.0), dtype="bfloat16")
+    export([tmp_path / "results"], tmp_path / "out")
+    with pytest.raises(InputError, match=r'dtype is "float32" in model=a of length_losses.parquet and "bfl'):
+        connect(tmp_path / "out")
+
+
+@pytest.mark.parametrize("folders", [1, 2])
+def test_bad_exports_are_refused_and_leave_nothing(tmp_path: Path, folders: int) -> None:
+    def refused(*words: str | Path) -> str:
+        with pytest.raises(InputError) as error:
+            main(parser().parse_args(list(map(str, words))))
+        return str(error.value)
+
+    first, second = (write(tmp_path / name, "a", lengths(1.0), lengths(2.0)) for name in ("first", "second"))
+    both, out = [first, second][:folders], tmp_path / "out"
+    if folders == 2:
+        assert f"{first} and {second} both hold length_losses of model 'a'" in refused(*both, "--out", out)
+    assert "unknown artefact 'lengths'; did you mean" in refused(
+        *both, "--out", out, "--artefacts", "lengths"
+    )
+    lacking = refused(first, "--out", out, "--artefacts", "length_losses", "loss_differences")
+    assert "holds no 'loss_differences' results; it holds length_losses" in lacking
+    assert "--out, which is not given" in refused(*both, "--artefacts", "length_losses")
+    assert f"--out {second} holds results" in refused(first, "--out", second)
+    assert "holds no results" in refused(tmp_path / "nowhere", "--out", out)
+    next(first.rglob("00001-of-00002.done")).unlink()
+    assert "1 of 2 shards" in refused(first, "--out", out)
+    assert not out.exists()
+
+
+def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
+    def refused() -> str:
+        with pytest.raises(InputError) as error:
+            read_artefact(out, "length_losses")
+        return str(error.value)
+
+    results, out = write(tmp_path / "results", "a", lengths(1.0, 2.0)), tmp_path / "out"
+    export([results], out)
+    path = out / "length_losses.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    assert "is damaged, or not the file that was marked: its SHA-256 differs; copy the folder" in refused()
+    path.unlink()
+    assert "length_losses.parquet is missing, though marked" in refused()
+    path.write_bytes(whole)
+    write_beside = out / "length_losses" / "model=b" / "00000-of-00001.parquet"
+    write_beside.parent.mkdir(parents=True)
+    write_beside.write_bytes(whole)
+    assert "both hold length_losses; keep one of them" in refused()
+    write_beside.unlink()
+    assert read_artefact(out, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]
+    with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
+        write(out, "b", lengths(3.0))
+    (out / "exported.json").unlink()
+    assert "is not listed in" in refused()
+    subprocess.run([sys.executable, "-m", "pipeline.results.exported", str(out)], check=True, cwd=ROOT)
+    assert read_artefact(out, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]
