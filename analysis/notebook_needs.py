@@ -84,7 +84,9 @@ _NEEDS: dict[str, _Need] = {
     "influential_tokens": _artefact("sparse_context_losses"),
     "dependency_sparsity": _artefact("dependency_sparsity"),
     "sparsity_and_generalization": _artefact("dependency_sparsity"),
-    "selection_rules": _all(_artefact("sparse_context_losses"), _several_rules),
+    "selection_rules": _all(
+        _artefact("sparse_context_losses"), _artefact("influential_tokens"), _several_rules
+    ),
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),

@@ -179,14 +179,3 @@ def test_a_query_reads_only_what_it_names(results: Path) -> None:
     sql = "FROM query_table('length' || '_losses')"
     with pytest.raises(InputError, match="the query is not seen to read length_losses"):
         run_query(connect(results, sql), sql, 9)
-
-
-@pytest.mark.parametrize("manifest", sorted((ROOT / "analysis" / "reference").rglob("exported.json")))
-def test_the_reference_results_are_whole(manifest: Path) -> None:
-    for artefact in artefacts_in(manifest.parent):
-        assert read_model_facts(manifest.parent, artefact)
-
-
-def test_every_results_folder_of_the_reference_is_vouched_for() -> None:
-    folders = {path.parents[2] for path in (ROOT / "analysis" / "reference").rglob("model=*/*.parquet")}
-    assert all((folder / "exported.json").exists() for folder in folders)

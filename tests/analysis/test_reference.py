@@ -1,0 +1,45 @@
+"""What is kept under version control of the studies: little, whole, readable, and told of by a page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from analysis import summary
+from pipeline.query import connect, run_query
+from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "analysis" / "reference"
+FILES = [path for path in REFERENCE.rglob("*") if path.is_file()]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "analysis").glob("*.md")), REFERENCE / "README.md"]
+
+
+@pytest.mark.parametrize("manifest", sorted(REFERENCE.rglob("exported.json")))
+def test_the_reference_results_are_whole(manifest: Path) -> None:
+    results = manifest.parent
+    assert {path.suffix for path in results.iterdir()} == {".json", ".parquet"}
+    for artefact in artefacts_in(results):
+        models = read_artefact(results, artefact, [])["model"]
+        assert set(models) == read_model_facts(results, artefact).keys()
+        sql = f"SELECT count(*) FROM {artefact}"
+        assert run_query(connect(results, sql), sql, 1)[1] == [(len(models),)]
+
+
+def test_the_summary_of_the_study_is_that_of_the_page() -> None:
+    results = REFERENCE / "study" / "results"
+    assert re.search(r"2m-long-seed0 .* 0\.380 \[0\.305, 0\.463\]", summary.models_table(results))
+    assert "0.393 [0.320, 0.472]" in summary.recovered_table(results, "leave_one_out")
+
+
+def test_it_is_few_small_files() -> None:
+    assert len(FILES) <= 60
+    assert sum(path.stat().st_size for path in FILES) <= 8_000_000
+
+
+def test_every_figure_is_shown_by_a_page() -> None:
+    told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    figures = {path.relative_to(REFERENCE).as_posix() for path in FILES if path.suffix == ".png"}
+    assert {figure for figure in figures if f"reference/{figure}" not in told} == set()
+    shown = {name.removeprefix("analysis/") for name in re.findall(r"\((\S*reference/\S+\.png)\)", told)}
+    assert shown and shown <= {f"reference/{figure}" for figure in figures}
