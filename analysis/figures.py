@@ -27,7 +27,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 GREY = "#767676"
 RULE_COLORS = {
     "leave_one_out": BLUE, "add_one_in": SKY, "greedy": GREEN, "gradient": PURPLE,
-    "attention": VERMILION, "divergence": ORANGE, "nearest": BLACK, "random": GREY,
+    "attention": VERMILION, "leave_one_out_divergence": ORANGE, "nearest": BLACK, "random": GREY,
 }  # fmt: skip
 MODEL_COLORS = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW]
 MODEL_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]

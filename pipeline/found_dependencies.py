@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.influence.rules import INTERVENTIONS
 from pipeline.stage import logger, positive_int, stage_parser, whole_number
 from pipeline.synthetic.evaluation import (
     Cell,
@@ -49,8 +50,9 @@ from pipeline.synthetic.evaluation import (
     find_tested,
 )
 from pipeline.synthetic.finding import (
+    DEFAULT_FINDING_RULES,
+    DEFAULT_INTERVENTIONS,
     FINDING_RULES,
-    INTERVENTIONS,
     LARGEST_K,
     NUM_EXAMPLES_OF_FINDING,
     NUM_SUBSTITUTES,
@@ -76,14 +78,15 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES_OF_FINDING)
     add = stage.add_argument
-    add("--rules", nargs="+", choices=FINDING_RULES, default=list(FINDING_RULES), help="selection rules")
-    add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(INTERVENTIONS),
+    add("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_FINDING_RULES),
+        help="selection rules")  # fmt: skip
+    add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
     add(
         "--num-substitutes",
         type=whole_number(1, _MOST_SUBSTITUTES),
         default=NUM_SUBSTITUTES,
-        help="draws that a substitution is the mean of",
+        help="draws that a substitution, or a background, is the mean of",
     )
     add(
         "--largest-k",

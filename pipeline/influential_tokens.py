@@ -1,27 +1,38 @@
 """The few far tokens that carry a prediction, and what is lost by keeping only them.
 
 For each checkpoint and each target t of the evaluation documents:
-  1. influence of every far-context token: loss(t | long without it) - loss(t | long), one forward pass a
-     removed token for all targets of a chunk together (only where an asked rule leaves tokens out);
-  2. the k tokens that each selection rule ranks first:
-       leave_one_out   largest influence, as in 1
+  1. what its prediction is with everything before it in the chunk (long context), with the s tokens before it
+     (short context), and how far these are apart: the loss difference, and the divergence
+     KL(p(.|long) || p(.|short)), which never sees the answer;
+  2. the k far tokens that each selection rule ranks first. A rule is a search
+       leave_one_out   take one token from the long context: loss(t | long without i) - loss(t | long)
        leave_one_out_search
-                       largest influence among the tokens that cheap estimates put first, the only ones
-                       left out: exact for these, null for the rest, within --search-budget
-       divergence      largest change of the whole prediction in the same passes; never sees the target
-       add_one_in      largest loss(t | short) - loss(t | short and i)
+                       the same among the tokens that cheap estimates put first, the only ones left out:
+                       exact for these, null for the rest, within --search-budget
+       add_one_in      add one to the short context
        greedy          add_one_in repeated, given those already chosen
-       gradient        first-order estimate of leave_one_out: a gate on the attention to each token
-       attention       largest attention from the target's query; never sees the target
+       banzhaf         mean effect over --num-subsets random halves of the far context
+       gradient        estimate of leave_one_out by a gate on the attention to each token
+       attention       largest attention from the target's query
        random, nearest the controls
-     With --intervention substitute a left-out token is not removed but replaced by a token drawn from the
-     training tokens (leave_one_out, leave_one_out_search, divergence). Short and sparse contexts hold
-     their own tokens only, whatever the intervention;
-  3. loss(t | short context and those k tokens), nothing else visible anywhere in the network;
-  4. the same three with the far context of another document at the same positions: the null. Selection
-     looks at the answer, so k tokens chosen among hundreds lower the loss even where none matters; only
-     the excess over the null is an effect;
-  5. dependency sparsity k*: the least k that recovers most of what the long context gains.
+     and a criterion: the target's loss (the plain name), which sees the answer, or the divergence (the name
+     with _divergence; not of leave_one_out_search, attention, controls), which does not;
+  3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
+     network; of the controls at every power of two up to the whole far context;
+  4. the same with another document's tokens at the same positions: the null. k tokens chosen among hundreds
+     do much even where none matters; only the excess over the null is an effect. Of searches that build up
+     the prediction the null is mimicry: foreign tokens chosen to reproduce this document's prediction;
+  5. dependency sparsity k*: the least k that recovers most of the gain, by losses and by divergence.
+
+--intervention says what stands where a token is left out:
+  remove      nothing, the default
+  substitute  a token drawn from the training tokens (of rules that leave one out; sparse contexts hold their
+              own tokens only)
+  background  a foreign document's tokens: S_k is put into a foreign far context, and only what this
+              document's tokens add to it counts; means over --num-backgrounds foreign documents
+
+--judge-with CHECKPOINT …  also tells losses and divergences of these models with the tokens that the first
+chose: what a search fitted to one model, another does not have.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
          *.parquet                                            columns: RESULTS.md
@@ -49,26 +60,36 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
+from pipeline.influence.rules import (
+    BACKGROUND,
+    DEFAULT_RULES,
+    INTERVENTIONS,
+    REMOVE,
+    RULES,
+    SEARCH_BUDGET,
+    SUBSTITUTE,
+    find_rule,
+    refuse_intervention,
+)
 from pipeline.measuring.flags import add_evaluation_arguments
-from pipeline.stage import finite_float, fraction, positive_float, positive_int, random_seed, stage_parser
+from pipeline.stage import (
+    finite_float,
+    fraction,
+    positive_float,
+    positive_int,
+    random_seed,
+    stage_parser,
+    whole_number,
+)
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 
-if TYPE_CHECKING:
-    from pipeline.influence.batching import Batching
-    from pipeline.models.causal_lm import CausalLM
-    from pipeline.text.chunks import Chunk, Columns
-
-INTERVENTIONS = ("remove", "substitute")
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
+_MOST_SUBSETS = 1 << 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,19 +107,32 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
     add(
-        "--intervention", choices=INTERVENTIONS, default="remove",
-        help="what leaving a token out means: removed, or replaced by a token drawn from the training tokens",
+        "--intervention", choices=INTERVENTIONS, default=REMOVE,
+        help="what stands where a token is left out: nothing, a token drawn from the training tokens, or"
+        " another document's in a foreign far context",
     )  # fmt: skip
     add(
-        "--search-budget", type=positive_float, default=0.2,
+        "--num-backgrounds", type=positive_int, default=1,
+        help="foreign documents that --intervention background takes the mean over",
+    )  # fmt: skip
+    add(
+        "--judge-with", nargs="+", default=[], metavar="MODEL",
+        help="other checkpoints of the same tokenizer, named as --checkpoints are, that the chosen tokens are"
+        " tried on too; none if not given",
+    )  # fmt: skip
+    add(
+        "--search-budget", type=positive_float, default=SEARCH_BUDGET,
         help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
     )  # fmt: skip
     add(
-        "--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the loss difference"
-    )
+        "--num-subsets", type=whole_number(2, _MOST_SUBSETS), default=64,
+        help="random halves of the far context that the rules banzhaf and banzhaf_divergence average over;"
+        " an even number",
+    )  # fmt: skip
+    add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add(
         "--minimum-gain", type=finite_float, default=0.1,
-        help="loss difference, in nats, below which a target has no k*: there is nothing to recover",
+        help="gain of the long context, in nats, below which a target has no k*: there is nothing to recover",
     )  # fmt: skip
     add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
     return stage
@@ -118,43 +152,44 @@ def main(arguments: argparse.Namespace) -> None:
         )
     for rule in arguments.rules:
         find_rule(rule)
-    unigram = _substitutes(arguments)
-    settings = {
-        name: getattr(arguments, name)
-        for name in (
-            "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
+    refuse_intervention(arguments.rules, arguments.intervention)
+    if arguments.num_subsets % 2:
+        raise InputError(
+            f"--num-subsets {arguments.num_subsets}: subsets come in pairs; choose an even number"
         )
-    }  # fmt: skip
     arguments.search_budget = _search_budget(arguments, lengths)
-    settings |= {
-        "unigram_sha256": None if unigram is None else unigram.sha256,
-        "search_budget": arguments.search_budget,
-        "engine": ENGINE,
-    }
-    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints  # late, for a --help at once
+    unigram = None
+    if arguments.intervention == SUBSTITUTE:
+        unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
+    from pipeline.measuring.influential_chunk import Asked, measure_chunk
 
+    asked = Asked.of(arguments, lengths, unigram)
+    is_background = arguments.intervention == BACKGROUND
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
-        settings,
-        lambda model, chunk, batching: _measure(model, chunk, batching, lengths, arguments, unigram),
+        _settings(arguments, unigram),
+        lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, asked),
+        beside={"--judge-with": arguments.judge_with},
+        num_others=1 + (arguments.num_backgrounds if is_background else 0),
     )
 
 
-def _substitutes(arguments: argparse.Namespace) -> UnigramDistribution | None:
-    """What left-out tokens are replaced by; None where they are removed.
-
-    Raises:
-        InputError: no asked rule leaves a token out, or there are no tokens to draw from.
-    """
-    if arguments.intervention == "remove":
-        return None
-    if not set(LEAVE_ONE_OUT_RULES) & set(arguments.rules):
-        raise InputError(
-            "--intervention substitute would change nothing: of --rules only"
-            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
-        )
-    return UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
+def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
+    """What decides the numbers; null where the rules and the intervention do not ask for it."""
+    names = (
+        "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
+        "search_budget",
+    )  # fmt: skip
+    draws_subsets = any(rule.startswith("banzhaf") for rule in arguments.rules)
+    return {name: getattr(arguments, name) for name in names} | {
+        "unigram_sha256": None if unigram is None else unigram.sha256,
+        "engine": ENGINE,
+        "num_subsets": arguments.num_subsets if draws_subsets else None,
+        "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
+    }
 
 
 def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> float | None:
@@ -167,58 +202,6 @@ def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> fl
         return None
     from pipeline.influence.leave_one_out_search import refuse_small_budget
 
-    is_substituted = arguments.intervention == "substitute"
+    is_substituted = arguments.intervention == SUBSTITUTE
     refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)
     return arguments.search_budget
-
-
-def _measure(
-    model: "CausalLM",
-    chunk: "Chunk",
-    batching: "Batching",
-    lengths: ContextLengths,
-    arguments: argparse.Namespace,
-    unigram: UnigramDistribution | None,
-) -> "dict[str, Columns]":
-    from pipeline.influence.context_loss import window_losses
-    from pipeline.influence.selection import OWN, far_contexts, selected_positions, sparse_context_losses
-    from pipeline.influence.sparsity import dependency_sparsity
-    from pipeline.measuring.rows import influence_rows, selection_rows, sparse_loss_rows, sparsity_rows
-    from pipeline.text.chunks import append_columns
-
-    chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
-    seed = [arguments.seed, int(chunk.document_id, 16), chunk.chunk_index]
-    contexts = far_contexts(
-        model, chunk_L, chunk.null_token_ids_L, lengths, batching,
-        with_divergence="divergence" in arguments.rules,
-        substitute_ids_L=None if unigram is None else unigram.draw(len(chunk_L), [*seed, 1]),
-        search_budget=arguments.search_budget,
-    )  # fmt: skip
-    selections = {
-        context.name: {
-            rule: selected_positions(context, rule, lengths, arguments.k[-1], seed)
-            for rule in arguments.rules
-        }
-        for context in contexts
-    }
-    short_T = window_losses(model, chunk_L, targets_T, lengths.short_context_length, batching)
-    long_T = contexts[0].long_losses_T
-    tables: dict[str, Columns] = {}
-    for context in contexts:
-        append_columns(tables, influence_rows(chunk, targets_T, context))
-        positions_of_rule = selections[context.name]
-        sparse_of_rule = sparse_context_losses(context, positions_of_rule, arguments.k)
-        for rule, positions_TK in positions_of_rule.items():
-            sparse_TJ = sparse_of_rule[rule]
-            append_columns(tables, selection_rows(chunk, targets_T, rule, context, positions_TK))
-            losses_T = (short_T, long_T)
-            append_columns(
-                tables, sparse_loss_rows(chunk, targets_T, rule, context, losses_T, arguments.k, sparse_TJ)
-            )
-            if context.name == OWN:
-                sparsity = dependency_sparsity(
-                    short_T, long_T, sparse_TJ, np.array(arguments.k),
-                    recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
-                )  # fmt: skip
-                append_columns(tables, sparsity_rows(chunk, targets_T, rule, short_T - long_T, sparsity))
-    return tables

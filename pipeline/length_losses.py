@@ -1,8 +1,9 @@
 """Loss against context length: how much each model gains, or suffers, from longer contexts.
 
 For each checkpoint and each context length c from 8 tokens to the long context: loss(t | exactly the c
-tokens before t), the same targets at every c, every token at its own position ID. Ends by printing the
-mean loss of each model and length with its 95 % interval over documents.
+tokens before t), the same targets at every c, every token at its own position ID; and how far the prediction
+is from that under the long context, KL(p(.|long) || p(.|c)), which does not see the answer. Ends by printing
+the mean loss of each model and length with its 95 % interval over documents.
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -39,9 +40,11 @@ from pipeline.results.folder import read_artefact
 from pipeline.stage import logger, positive_int, stage_parser
 
 if TYPE_CHECKING:
-    from pipeline.influence.batching import Batching
-    from pipeline.models.causal_lm import CausalLM
-    from pipeline.text.chunks import Chunk, Columns
+    from collections.abc import Sequence
+
+    from pipeline.measuring.evaluate_checkpoints import LoadedModel
+    from pipeline.results.columns import Columns
+    from pipeline.text.chunks import Chunk
 
 _SHORTEST = 8
 
@@ -80,12 +83,15 @@ def main(arguments: argparse.Namespace) -> None:
         )
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.influence.context_loss import window_losses
+    from pipeline.influence.context_loss import measured_windows
+    from pipeline.influence.leave_one_out import own_context, read_everything
     from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
 
-    def measure(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> "dict[str, Columns]":
-        means = [
-            float(window_losses(model, chunk.token_ids_L, lengths.targets_T, context_length, batching).mean())
+    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "Sequence[LoadedModel]") -> "dict[str, Columns]":
+        chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
+        long = read_everything(loaded.model, own_context(chunk_L, lengths)).predictions
+        measured = [
+            measured_windows(loaded.model, chunk_L, targets_T, context_length, loaded.batching, long)
             for context_length in context_lengths
         ]
         columns: Columns = {
@@ -93,7 +99,8 @@ def main(arguments: argparse.Namespace) -> None:
             "chunk_index": [chunk.chunk_index] * len(context_lengths),
             "context_length": context_lengths,
             "num_targets": [lengths.targets_per_chunk] * len(context_lengths),
-            "mean_loss": means,
+            "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
+            "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
         }
         return {"length_losses": columns}
 

@@ -3,6 +3,12 @@
 For each checkpoint and each target t of the evaluation documents: long_context_loss (everything before t
 in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
+Also foreign_context_loss, with another document's tokens as the far context: specific_gain = foreign - long
+is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or foreign)), which do
+not see the answer: the expected gains.
+
+--reference-model REF also measures reference_divergence, KL(p_REF || p) with both under the long context. Of
+a short-trained model, less that of another long-trained seed, it is the expected generalization gap.
 
 --windowed-stride w also measures windowed_short_context_loss, the short context as LongPPL's code (Fang et
 al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
@@ -43,16 +49,10 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import TYPE_CHECKING
 
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.measuring.flags import add_evaluation_arguments
 from pipeline.stage import positive_int, stage_parser
-
-if TYPE_CHECKING:
-    from pipeline.influence.batching import Batching
-    from pipeline.models.causal_lm import CausalLM
-    from pipeline.text.chunks import Chunk, Columns
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
         help="w: also measure LongPPL's approximation of the short context, one window shared by w targets,"
         " which see s to s + w - 1 tokens; not measured if not given",
     )  # fmt: skip
+    stage.add_argument(
+        "--reference-model", metavar="MODEL",
+        help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
+        " long context is compared with: a long-trained seed, for the expected gap; none if not given",
+    )  # fmt: skip
     return stage
 
 
@@ -75,38 +80,25 @@ def main(arguments: argparse.Namespace) -> None:
     )
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.influence.context_loss import long_context_losses, window_losses
-    from pipeline.influence.windowed_losses import windowed_losses
+    from pipeline.measuring.compared_losses import compared_losses
     from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
 
-    def windowed_short_losses(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> list[float | None]:
-        if arguments.windowed_stride is None:
-            return [None] * lengths.targets_per_chunk
-        return windowed_losses(
-            model,
-            chunk.token_ids_L,
-            lengths.targets_T,
-            lengths.short_context_length,
-            arguments.windowed_stride,
-            batching,
-        ).tolist()
-
-    def measure(model: "CausalLM", chunk: "Chunk", batching: "Batching") -> "dict[str, Columns]":
-        targets_T = lengths.targets_T
-        short_T = window_losses(model, chunk.token_ids_L, targets_T, lengths.short_context_length, batching)
-        long_T = long_context_losses(model, chunk.token_ids_L, targets_T)
-        columns = chunk.target_columns(targets_T) | {
-            "target_token_id": chunk.token_ids_L[targets_T].tolist(),
-            "num_long_context_tokens": targets_T.tolist(),
-            "short_context_loss": short_T.tolist(),
-            "windowed_short_context_loss": windowed_short_losses(model, chunk, batching),
-            "long_context_loss": long_T.tolist(),
-            "loss_difference": (short_T - long_T).tolist(),
-        }
-        return {"loss_differences": columns}
-
+    reference = [] if arguments.reference_model is None else [arguments.reference_model]
     settings = {
         "short_context_length": lengths.short_context_length,
         "windowed_stride": arguments.windowed_stride,
     }
-    evaluate_checkpoints(arguments, "loss_differences", settings, measure)
+    evaluate_checkpoints(
+        arguments,
+        "loss_differences",
+        settings,
+        lambda loaded, chunk, references: compared_losses(
+            loaded,
+            chunk,
+            references,
+            lengths,
+            windowed_stride=arguments.windowed_stride,
+            is_compared=bool(reference),
+        ),
+        beside={"--reference-model": reference},
+    )

@@ -95,7 +95,7 @@ def test_influence_is_null_where_no_rule_leaves_tokens_out(folder: Path, results
 
 
 def test_divergence_alone_measures_influence_too(folder: Path, results: list[str]) -> None:
-    measure(influential_tokens, folder, *results, "--rules", "divergence")
+    measure(influential_tokens, folder, *results, "--rules", "leave_one_out_divergence")
     found = read_artefact(Path(results[1]), "influences")["influences"]
     expected = read_artefact(folder / "results", "influences")["influences"]
     np.testing.assert_allclose(np.concatenate(list(found)), np.concatenate(list(expected)), atol=1e-6)

@@ -18,6 +18,7 @@ from pipeline import influential_tokens, loss_differences, plant_needles
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.far_context import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.results.files import write_json
 from pipeline.text.bpe import train_bpe
@@ -224,9 +225,11 @@ def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path, tmp_p
         model = EvidenceLM(opened.vocabulary_size, answer_ids[0], partial(num_common, answer_ids))
         lengths = ContextLengths(8, 150, row["num_answer_tokens"])
         (chunk,) = chunks_of(documents, index_of[row["document_id"]], 150, None)
-        (own, _) = far_contexts(model, chunk.token_ids_L, chunk.null_token_ids_L, lengths, Batching(4096))
+        own = far_contexts(
+            Measurement(model, lengths, Batching(4096)), chunk.token_ids_L, chunk.null_token_ids_L
+        )["own"]
         k = len(places)
-        chosen_TK = selected_positions(own, "leave_one_out", lengths, k, seed=[0])
+        chosen_TK = selected_positions(own, "leave_one_out", k, seed=[0])
         if places[-1] < lengths.targets_T[0] - 8:  # else the needle is in the short context
             assert set(chosen_TK[0].tolist()) == set(places)
             found += 1

@@ -13,7 +13,7 @@ from analysis.figures import BLACK, GREY, RULE_COLORS, TEXT_WIDTH, panels
 
 RULE_MARKERS = {
     "leave_one_out": "o", "add_one_in": "s", "greedy": "^", "gradient": "D",
-    "divergence": "v", "attention": "P", "nearest": "X", "random": "*",
+    "leave_one_out_divergence": "v", "attention": "P", "nearest": "X", "random": "*",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pipeline.studies.rule_costs import RuleCosts
 
 READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient")
 """Rules that look at the target's own loss, as a reading of the paper's Eq. 20 may."""
-BLIND_RULES = ("divergence", "attention", "nearest", "random")
+BLIND_RULES = ("leave_one_out_divergence", "attention", "nearest", "random")
 """Rules that never see the target: their own recovery is honest, and needs no null."""
 REFERENCE_RULE = "leave_one_out"
 """Our reading, which the others are compared with."""

@@ -1,7 +1,8 @@
 """One far context of a chunk, and everything a selection rule may ask about it, measured when first asked.
 
 Several rules share what they need alike: the leave-one-out passes are run once, or not at all where no rule
-asks for them.
+asks for them. Every pass tells losses and divergences both. A divergence is from the prediction under the
+chunk's own long context, but for `divergence_TF`.
 
 Shapes: L chunk, T targets, F far-context positions (of the last target), N contexts, K positions of a set,
 C context (K + s tokens).
@@ -10,6 +11,7 @@ C context (K + s tokens).
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Optional
 
 import numpy as np
 import torch
@@ -17,11 +19,37 @@ import torch
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import context_losses, long_context_losses
-from pipeline.influence.leave_one_out import LeftOut, PackedSequence, far_context_only, leave_each_out
+from pipeline.influence.context_loss import Measured, measured_contexts, measured_windows
+from pipeline.influence.leave_one_out import (
+    Everything,
+    LeftOut,
+    PackedSequence,
+    far_context_only,
+    leave_each_out,
+    read_everything,
+)
 from pipeline.influence.leave_one_out_search import search_influences
+from pipeline.influence.random_subsets import SubsetEffects, effects_in_random_subsets
 from pipeline.models.causal_lm import CausalLM
+from pipeline.models.divergence import Predictions
 from pipeline.models.inspectable_lm import InspectableLM
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How far contexts are measured: by which model, at which lengths, at what cost."""
+
+    model: CausalLM
+    lengths: ContextLengths
+    batching: Batching
+    search_budget: float | None = None
+    """What a search for the largest influences may take, as a share of what all of them take."""
+    num_subsets: int = 64
+    """Random subsets of the far context that rules `banzhaf*` average over."""
+    num_sampled_answers: int = 8
+    """Tokens drawn from the prediction that rule `gradient_divergence` averages over."""
+    seed: tuple[int, ...] = (0,)
+    """Of random subsets and sampled answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +67,23 @@ class FarContext:
     """Where the short contexts and the targets come from."""
     sequences: tuple[PackedSequence, ...]
     """All targets after their long contexts, a few targets each."""
-    model: CausalLM
-    lengths: ContextLengths
-    batching: Batching
-    with_divergence: bool = False
-    """Whether the leave-one-out passes measure the divergence too."""
+    measurement: Measurement
     substitute_ids_L: np.ndarray | None = None
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
-    search_budget: float | None = None
-    """What a search for the largest influences may take, as a share of what all of them take."""
-    _known_losses: dict[bytes, np.float32] = field(default_factory=dict, init=False, repr=False)
-    """`_set_keys` -> the loss of a set that is likely to be asked for again."""
+    own: Optional["FarContext"] = None
+    """The chunk's own far context, of a null; None: this is it."""
+    _known: dict[bytes, tuple[np.float32, np.float32]] = field(default_factory=dict, init=False, repr=False)
+    """`_set_keys` -> loss and divergence of a set that is likely to be asked for again."""
+
+    @property
+    def model(self) -> CausalLM:
+        """The model that is measured."""
+        return self.measurement.model
+
+    @property
+    def lengths(self) -> ContextLengths:
+        """Which tokens are predicted, and what they see."""
+        return self.measurement.lengths
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -57,42 +91,58 @@ class FarContext:
         return self.lengths.num_far_tokens_T
 
     @cached_property
+    def _everything(self) -> list[Everything]:
+        return [read_everything(self.model, sequence) for sequence in self.sequences]
+
+    @property
+    def long_losses_T(self) -> np.ndarray:
+        """loss(t | this far context and short), nats."""
+        return np.concatenate([part.losses_T for part in self._everything])
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """What the model predicts from this far context and the short ones."""
+        return Predictions.together([part.predictions for part in self._everything])
+
+    @property
+    def reference(self) -> Predictions:
+        """What the model predicts from the chunk's own long context."""
+        return (self.own or self).predictions
+
+    @cached_property
     def _left_out(self) -> LeftOut:
         parts = [
             leave_each_out(
                 self.model,
                 sequence,
-                self.batching,
-                with_divergence=self.with_divergence,
+                self.measurement.batching,
+                everything=everything,
                 substitute_ids_L=self.substitute_ids_L,
             )
-            for sequence in self.sequences
+            for sequence, everything in zip(self.sequences, self._everything, strict=True)
         ]
-        divergences = [part.divergence_TF for part in parts if part.divergence_TF is not None]
         return LeftOut(
-            np.concatenate([part.full_losses_T for part in parts]),
             self._all_targets([part.influence_TF for part in parts]),
-            self._all_targets(divergences) if divergences else None,
+            self._all_targets([part.divergence_TF for part in parts]),
         )
-
-    @property
-    def long_losses_T(self) -> np.ndarray:
-        """loss(t | long), nats: of the leave-one-out passes, which begin with it, where they were run."""
-        if "_left_out" in self.__dict__ or len(self.sequences) > 1:
-            return self._left_out.full_losses_T
-        return long_context_losses(self.model, self.token_ids_L, self.lengths.targets_T)
 
     @property
     def influence_TF(self) -> np.ndarray:
         """loss(t | long without i) - loss(t | long), nats."""
         return self._left_out.influence_TF
 
+    @property
+    def divergence_TF(self) -> np.ndarray:
+        """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own far context."""
+        return self._left_out.divergence_TF
+
     @cached_property
     def searched_influence_TF(self) -> np.ndarray:
-        """`influence_TF` of the tokens that a search within `search_budget` left out, NaN for the others."""
-        assert self.search_budget is not None, "no budget for a search was given"
+        """`influence_TF` of the tokens that a search within the budget left out, NaN for the others."""
+        budget = self.measurement.search_budget
+        assert budget is not None, "no budget for a search was given"
         parts = [
-            search_influences(self.model, sequence, self.batching, self.search_budget, self.substitute_ids_L)
+            search_influences(self.model, sequence, self.measurement.batching, budget, self.substitute_ids_L)
             for sequence in self.sequences
         ]
         return self._all_targets(parts)
@@ -108,13 +158,6 @@ class FarContext:
         if self.every_influence_TF is None and "searched_influence_TF" in self.__dict__:
             return self.searched_influence_TF
         return self.every_influence_TF
-
-    @property
-    def divergence_TF(self) -> np.ndarray:
-        """KL(p(.|long) || p(.|long without i)), nats; needs `with_divergence`."""
-        divergence_TF = self._left_out.divergence_TF
-        assert divergence_TF is not None, "the passes were run without measuring the divergence"
-        return divergence_TF
 
     @cached_property
     def attention_TF(self) -> np.ndarray:
@@ -132,30 +175,74 @@ class FarContext:
         return self._inspected(self._inspectable("gradient").gate_gradients)
 
     @cached_property
-    def first_addition_losses_TF(self) -> np.ndarray:
-        """loss(t | short and {i}), nats."""
-        return self.addition_losses(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
+    def gate_information_TF(self) -> np.ndarray:
+        """Fisher information of the gate of token i: the mean squared derivative of the loss of an answer
+        that is drawn from the prediction, nats.
 
-    def addition_losses(self, chosen_TK: np.ndarray) -> np.ndarray:
-        """loss(t | short, the chosen positions and {i}), nats: float32 [T, F], NaN for the chosen too."""
+        Half of it is the divergence that closing the gate makes, to second order; the first order is 0.
+        """
+        gate_gradients = self._inspectable("gradient_divergence").gate_gradients
+        squares = [
+            self._inspected(gate_gradients, answers_T) ** 2
+            for answers_T in sampled_answers(
+                self.predictions, self.measurement.num_sampled_answers, self.measurement.seed
+            )
+        ]
+        return np.mean(squares, axis=0, dtype=np.float32)
+
+    @cached_property
+    def subset_effects(self) -> SubsetEffects:
+        """What each token does on average, within random halves of the far context."""
+        return self._subset_effects(None)
+
+    def _subset_effects(self, background_L: np.ndarray | None) -> SubsetEffects:
+        return effects_in_random_subsets(
+            self.model, self.token_ids_L, self.chunk_L, self.lengths, self.measurement.batching,
+            self.reference, self.measurement.num_subsets, self.measurement.seed, background_L,
+        )  # fmt: skip
+
+    @cached_property
+    def short(self) -> Measured:
+        """loss(t | short) and its divergence: [T] each."""
+        return measured_windows(
+            self.model, self.chunk_L, self.lengths.targets_T, self.lengths.short_context_length,
+            self.measurement.batching, self.reference,
+        )  # fmt: skip
+
+    @property
+    def background(self) -> Measured | None:
+        """loss(t | short and a foreign far context) and its divergence, where there is such a thing."""
+        return None
+
+    @cached_property
+    def first_additions(self) -> Measured:
+        """loss(t | short and {i}) and its divergence: [T, F] each."""
+        return self.additions(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
+
+    def additions(self, chosen_TK: np.ndarray) -> Measured:
+        """loss(t | short, the chosen positions, i) and its divergence: [T, F], NaN for the chosen too."""
         is_candidate_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
         np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_candidate_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        losses_N = self._losses_of_sets(target_index_N, sets_NK)
-        losses_TF = np.full(is_candidate_TF.shape, np.nan, dtype=np.float32)
-        losses_TF[is_candidate_TF] = losses_N
+        measured = self._measure_sets(target_index_N, sets_NK)
+        of_all_TF = []
         # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
-        is_best_N = losses_N == np.nanmin(losses_TF, axis=1)[target_index_N]
-        is_kept_N = is_best_N | (sets_NK.shape[1] == 1)
+        is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
+        for values_N in measured:
+            values_TF = np.full(is_candidate_TF.shape, np.nan, dtype=np.float32)
+            values_TF[is_candidate_TF] = values_N
+            of_all_TF.append(values_TF)
+            is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
         keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
-        self._known_losses.update(zip(keys, losses_N[is_kept_N], strict=True))
-        return losses_TF
+        kept = zip(measured.losses[is_kept_N], measured.divergences[is_kept_N], strict=True)
+        self._known.update(zip(keys, kept, strict=True))
+        return Measured(*of_all_TF)
 
-    def losses_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> np.ndarray:
-        """loss(t | short and the given far positions), nothing else visible: float32 [N], nats.
+    def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
+        """loss(t | short and the given far positions), nothing else visible, and its divergence: [N] each.
 
-        A set is computed once, however often it is asked for: rules often select the same.
+        A set is measured once, however often it is asked for: rules often select the same.
 
         Args:
             target_index_N: which target each set is for, from 0.
@@ -163,23 +250,26 @@ class FarContext:
         """
         sets_NK = np.sort(positions_NK, axis=1)
         keys = _set_keys(target_index_N, sets_NK)
-        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._known_losses}
+        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._known}
         if row_of_unknown:
             rows = list(row_of_unknown.values())
-            losses = self._losses_of_sets(target_index_N[rows], sets_NK[rows])
-            self._known_losses.update(zip(row_of_unknown, losses, strict=True))
-        return np.array([self._known_losses[key] for key in keys], dtype=np.float32)
+            measured = self._measure_sets(target_index_N[rows], sets_NK[rows])
+            self._known.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
+        values_2N = np.array([self._known[key] for key in keys], dtype=np.float32).T
+        return Measured(*values_2N)
 
-    def _losses_of_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> np.ndarray:
-        """`losses_with` of sets in ascending order, each computed."""
+    def _measure_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
+        """`measured_with` of sets in ascending order, each computed."""
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
-        return context_losses(
+        return measured_contexts(
             self.model,
             np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1),
             np.concatenate([sets_NK, short_NC], axis=1),
             self.chunk_L[targets_N1[:, 0]],
-            self.batching,
+            self.measurement.batching,
+            self.reference,
+            target_index_N,
         )
 
     def _inspectable(self, rule: str) -> InspectableLM:
@@ -190,19 +280,28 @@ class FarContext:
             )
         return self.model
 
-    def _inspected(self, inspect: Callable[..., torch.Tensor]) -> np.ndarray:
-        """What `inspect` tells of the far rows; it takes the arguments of `gate_gradients`."""
-        parts = []
+    def _inspected(
+        self, inspect: Callable[..., torch.Tensor], answers_T: np.ndarray | None = None
+    ) -> np.ndarray:
+        """What `inspect` tells of the far rows; it takes the arguments of `gate_gradients`.
+
+        Args:
+            answers_T: tokens to be predicted in place of the targets.
+        """
+        parts, num_before = [], 0
         for sequence in self.sequences:
+            num_targets = len(sequence.target_ids_T)
+            of_sequence = slice(num_before, num_before + num_targets)
             values_TS = inspect(
                 self._on_device(sequence.token_ids_S)[None],
                 self._on_device(sequence.position_ids_S)[None],
                 None if sequence.visible_SS is None else self._on_device(sequence.visible_SS)[None],
                 self._on_device(sequence.query_rows_T),
-                self._on_device(sequence.target_ids_T),
+                self._on_device(sequence.target_ids_T if answers_T is None else answers_T[of_sequence]),
             )
             num_far_T = sequence.num_far_tokens_T
             parts.append(far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T))
+            num_before += num_targets
         return self._all_targets(parts)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
@@ -214,6 +313,21 @@ class FarContext:
         return np.concatenate(
             [np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan) for part in parts]
         )
+
+
+def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:
+    """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
+    cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
+    places_T = np.random.default_rng([*seed, 2]).random(len(cumulated_TV))
+    return [
+        np.array(
+            [
+                np.searchsorted(row_V, (place + answer) / num_answers * row_V[-1], side="right")
+                for row_V, place in zip(cumulated_TV, places_T, strict=True)
+            ]
+        ).clip(max=cumulated_TV.shape[1] - 1)
+        for answer in range(num_answers)
+    ]
 
 
 def _set_keys(target_index_N: np.ndarray, sets_NK: np.ndarray) -> list[bytes]:

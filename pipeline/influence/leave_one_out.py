@@ -22,14 +22,8 @@ import torch
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.models.causal_lm import (
-    CausalLM,
-    Prefix,
-    losses_of_hidden_states,
-    refuse_not_finite,
-    target_losses,
-)
-from pipeline.models.divergence import log_probs, losses_and_divergences
+from pipeline.models.causal_lm import CausalLM, Prefix, losses_of_hidden_states, refuse_not_finite
+from pipeline.models.divergence import Predictions, losses_and_divergences
 
 
 @dataclass(frozen=True)
@@ -98,16 +92,46 @@ def _null_context(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Everything:
+    """What reading a sequence tells, nothing left out."""
+
+    losses_T: np.ndarray
+    """loss(t | all that the target sees): float32, nats."""
+    predictions: Predictions
+    """Of each target."""
+    prefix: Prefix
+    """All rows."""
+
+
+def read_everything(model: CausalLM, sequence: PackedSequence) -> Everything:
+    """Read the sequence as it is, in one pass.
+
+    Raises:
+        NotFiniteLossError: a loss is not a finite number.
+    """
+    everything = _Batch(
+        sequence.token_ids_S[None],
+        sequence.position_ids_S[None],
+        sequence.visible_SS,
+        sequence.query_rows_T[None],
+    )
+    inputs = _on_device(model, everything)
+    hidden_1TD, all_rows = model.read(*inputs)
+    target_ids_1T = torch.as_tensor(sequence.target_ids_T[None], device=model.device)
+    losses_1T = losses_of_hidden_states(model, hidden_1TD, target_ids_1T)
+    refuse_not_finite(losses_1T, inputs[1], inputs[3])
+    return Everything(losses_1T[0].cpu().numpy(), Predictions.of(model, hidden_1TD[0]), all_rows)
+
+
+@dataclass(frozen=True, eq=False)
 class LeftOut:
     """What leaving out each far-context token does to each target. NaN beyond a target's own far context."""
 
-    full_losses_T: np.ndarray
-    """loss(t | long), nothing left out: float32, nats."""
     influence_TF: np.ndarray
     """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
-    divergence_TF: np.ndarray | None
-    """KL(p(.|long) || p(.|long without i)): float32, nats; blind to the target. None: not asked for."""
+    divergence_TF: np.ndarray
+    """KL(reference || p(.|long without i)): float32, nats; blind to the target."""
 
 
 def leave_each_out(
@@ -115,24 +139,28 @@ def leave_each_out(
     sequence: PackedSequence,
     batching: Batching,
     *,
-    with_divergence: bool = False,
+    everything: Everything | None = None,
+    reference: Predictions | None = None,
     substitute_ids_L: np.ndarray | None = None,
     removed_rows_R: np.ndarray | None = None,
 ) -> LeftOut:
     """Leave out every far-context token in turn; F is the far context of the last target.
 
     Rows before a removed one are as they were, so they are read once, by the pass that leaves nothing out,
-    and shared: a removal costs the rows after it, about half the sequence on average.
+    and shared: a removal costs the rows after it, about half the sequence on average. Losses and divergences
+    come from the same passes.
 
     Args:
-        with_divergence: measure the divergence too, in the same passes.
+        everything: of `read_everything`, where it has been read already.
+        reference: what predictions are compared with; None: with those that nothing is left out of.
         substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
         removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
             None: all.
     """
+    everything = everything or read_everything(model, sequence)
+    reference = reference or everything.predictions
     rows_R = np.arange(sequence.num_far_tokens_T[-1]) if removed_rows_R is None else removed_rows_R
-    full_losses_T, reference_TV, all_rows = _nothing_left_out(model, sequence, with_divergence)
     losses: list[np.ndarray] = []
     divergences: list[np.ndarray] = []
     rest_R = rows_R
@@ -145,16 +173,14 @@ def leave_each_out(
         batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
         with batching.halved_where_memory_runs_out(len(batch_R), num_run):
             batch = _left_out(sequence, batch_R, substitute_ids_L)
-            prefix = all_rows.first(start) if start else None
-            losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference_TV)
-            losses.append(losses_RT - full_losses_T)
-            if divergences_RT is not None:
-                divergences.append(divergences_RT)
+            prefix = everything.prefix.first(start) if start else None
+            losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference)
+            losses.append(losses_RT - everything.losses_T)
+            divergences.append(divergences_RT)
             rest_R = rest_R[len(batch_R) :]
     return LeftOut(
-        full_losses_T,
         _at_rows(losses, rows_R, sequence.num_far_tokens_T),
-        _at_rows(divergences, rows_R, sequence.num_far_tokens_T) if with_divergence else None,
+        _at_rows(divergences, rows_R, sequence.num_far_tokens_T),
     )
 
 
@@ -179,24 +205,6 @@ class _Batch:
     visible_SS: np.ndarray | None
     """Among the rows to run; of the prefix every row sees all."""
     query_rows_BT: np.ndarray
-
-
-def _nothing_left_out(
-    model: CausalLM, sequence: PackedSequence, with_divergence: bool
-) -> tuple[np.ndarray, torch.Tensor | None, Prefix]:
-    """The targets' losses, [T], ln p of the vocabulary, [T, V], if asked for, and all rows as a prefix."""
-    everything = _Batch(
-        sequence.token_ids_S[None],
-        sequence.position_ids_S[None],
-        sequence.visible_SS,
-        sequence.query_rows_T[None],
-    )
-    inputs = _on_device(model, everything)
-    hidden_1TD, all_rows = model.read(*inputs)
-    target_ids_1T = torch.as_tensor(sequence.target_ids_T[None], device=model.device)
-    losses_1T = losses_of_hidden_states(model, hidden_1TD, target_ids_1T)
-    refuse_not_finite(losses_1T, inputs[1], inputs[3])
-    return losses_1T[0].cpu().numpy(), log_probs(model, hidden_1TD[0]) if with_divergence else None, all_rows
 
 
 def _left_out(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray | None) -> _Batch:
@@ -245,14 +253,13 @@ def _measure(
     batch: _Batch,
     target_ids_T: np.ndarray,
     prefix: Prefix | None,
-    reference_TV: torch.Tensor | None,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The targets' losses, and their divergences from the reference where there is one: float32 [B, T]."""
-    inputs = _on_device(model, batch)
+    reference: Predictions,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The targets' losses, and their divergences from the reference: float32 [B, T]."""
     target_ids_BT = torch.as_tensor(target_ids_T, device=model.device).expand(batch.query_rows_BT.shape)
-    if reference_TV is None:
-        return target_losses(model, *inputs, target_ids_BT, prefix).cpu().numpy(), None
-    losses, divergences = losses_and_divergences(model, *inputs, target_ids_BT, reference_TV, prefix)
+    losses, divergences = losses_and_divergences(
+        model, *_on_device(model, batch), target_ids_BT, reference, prefix=prefix
+    )
     return losses.cpu().numpy(), divergences.cpu().numpy()
 
 

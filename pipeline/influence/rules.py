@@ -4,30 +4,82 @@ A rule ranks the far context of every target; S_k is its first k, so the S_k are
 by its Eq. 20, whose text is not among our sources; `leave_one_out` is our reading of it, and results say
 which rule was used. Every rule works on a chunk's own far context and on its null alike.
 
+A rule is a search and a criterion. The criterion is the target's loss (the plain name), which sees the
+answer, or how far the whole prediction is from that of the long context (the name with `_divergence`), which
+does not. A choice of few tokens among hundreds carries more information than the effect that it is to
+explain, so that every search nearly reaches what it optimises; its null says how nearly, and only the excess
+is an effect.
+
 Costs (computed in `pipeline/studies/rule_costs.py`) are token-forwards (tokens run through the network) a
 target, for one far context: with s the short context, F the target's far context, n = l - 1 the tokens before
 the last target and m the targets of a chunk. The null's sequences hold other numbers of rows; the formulas
-are the own far context's.
+are the own far context's, of the intervention `remove`.
 
 Shapes: T targets, F far-context positions (of the last target), K the largest k, k the size of a set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.results.names import EARLIER_RULES, MIMICRY, SELECTION
 
 if TYPE_CHECKING:
     from pipeline.influence.far_context import FarContext
 
-Rule = Callable[["FarContext", int, np.random.Generator], np.ndarray]
+Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
+
+REMOVE, SUBSTITUTE, BACKGROUND = "remove", "substitute", "background"
+INTERVENTIONS = (REMOVE, SUBSTITUTE, BACKGROUND)
+"""What becomes of a token that is left out: nothing is there; a token drawn from the training tokens; or
+another document's, in `background` of the whole far context but for S_k."""
 
 
-def leave_one_out(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+@dataclass(frozen=True)
+class Rule:
+    """A search, its criterion, and what that means for the null."""
+
+    name: str
+    ranking: Ranking
+    sees: Literal["answer", "prediction", "attention", "nothing"]
+    """Of the target: its loss; the model's whole prediction of it; where its query looks; nothing."""
+    interventions: tuple[str, ...] = (REMOVE,)
+    """Those that it can be asked for under."""
+    builds_up: bool = False
+    """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
+
+    def __call__(self, context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+        """The first `max_k` tokens: int64 [T, K], most influential first, no position twice.
+
+        Ties go to the nearer token.
+
+        Args:
+            context: the far context; every target's holds at least `max_k` tokens.
+            generator: of the rules that draw.
+        """
+        return self.ranking(context, max_k, generator)
+
+    @property
+    def knows_interventions(self) -> bool:
+        """Whether what it chooses depends on what stands in the place of other tokens."""
+        return self.interventions != (REMOVE,) and self.sees != "nothing"
+
+    @property
+    def null(self) -> str:
+        """The kind of null that fits it: another document's tokens at the same positions, either way.
+
+        MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
+        Otherwise SELECTION: as in the own far context, within the other document's.
+        """
+        return MIMICRY if self.builds_up and self.sees == "prediction" else SELECTION
+
+
+def _leave_one_out(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens whose removal raises the target's loss most: loss(t | long without i) - loss(t | long).
 
     It looks at the target, so it needs the null beside it (README.md). Cost: the leave-one-out passes,
@@ -37,7 +89,17 @@ def leave_one_out(context: "FarContext", max_k: int, generator: np.random.Genera
     return ranked(context.influence_TF, max_k)
 
 
-def leave_one_out_search(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _leave_one_out_divergence(
+    context: "FarContext", max_k: int, generator: np.random.Generator
+) -> np.ndarray:
+    """The tokens whose removal moves the whole prediction most: KL(p(.|long) || p(.|long without i)).
+
+    Blind to the target. Cost: the passes of leave_one_out, shared.
+    """
+    return ranked(context.divergence_TF, max_k)
+
+
+def _leave_one_out_search(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """`leave_one_out` among the tokens that a search left out exactly; some of the largest may be missed.
 
     It looks at the target. Estimates that run few rows again say which tokens are left out
@@ -48,28 +110,65 @@ def leave_one_out_search(context: "FarContext", max_k: int, generator: np.random
     return ranked(context.searched_influence_TF, max_k)
 
 
-def add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
     It looks at the target. It takes every copy of the same evidence. Cost: F (s + 1).
     """
-    return ranked(-context.first_addition_losses_TF, max_k)
+    return ranked(-context.first_additions.losses, max_k)
 
 
-def greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _add_one_in_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """The tokens that alone, beside the short context, bring the prediction nearest to the long context's.
+
+    Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared.
+    """
+    return ranked(-context.first_additions.divergences, max_k)
+
+
+def _greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """`add_one_in` repeated: each next token is the best addition to those already chosen.
 
     It looks at the target, at k times as many alternatives as the others. Of redundant evidence it takes one
     copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j).
     """
-    chosen_TK = ranked(-context.first_addition_losses_TF, 1)
+    return _repeated(context, max_k, "losses")
+
+
+def _greedy_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """`add_one_in_divergence` repeated, given those already chosen.
+
+    Blind to the target; of all it fits the prediction best, with or without a dependency. Cost: as greedy.
+    """
+    return _repeated(context, max_k, "divergences")
+
+
+def _repeated(context: "FarContext", max_k: int, criterion: str) -> np.ndarray:
+    chosen_TK = ranked(-getattr(context.first_additions, criterion), 1)
     while chosen_TK.shape[1] < max_k:
-        best_T1 = ranked(-context.addition_losses(chosen_TK), 1)
+        best_T1 = ranked(-getattr(context.additions(chosen_TK), criterion), 1)
         chosen_TK = np.concatenate([chosen_TK, best_T1], axis=1)
     return chosen_TK
 
 
-def gradient(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _banzhaf(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """The tokens that lower the loss most on average over random halves of the far context.
+
+    It looks at the target, though no single context can be fitted (`random_subsets.py`). Cost:
+    N (F + m s) / m for N subsets, with F the last target's.
+    """
+    return ranked(context.subset_effects.losses, max_k)
+
+
+def _banzhaf_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """The tokens that on average bring the prediction nearest to the long context's, within random halves.
+
+    Blind to the target; it fits the prediction, on average. Cost: the passes of banzhaf, shared.
+    """
+    return ranked(context.subset_effects.divergences, max_k)
+
+
+def _gradient(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """First-order estimate of leave_one_out: minus the derivative of the loss by a gate on each token.
 
     The gate multiplies exp(score) of every attention edge into the token: closing it removes the token. It
@@ -79,7 +178,17 @@ def gradient(context: "FarContext", max_k: int, generator: np.random.Generator) 
     return ranked(-context.gate_gradient_TF, max_k)
 
 
-def attention(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _gradient_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """Lowest-order estimate of leave_one_out_divergence: the Fisher information of the gate on each token.
+
+    The divergence is least, 0, where nothing is left out, so its first derivative vanishes; half the mean
+    square of the loss's derivative, over answers drawn from the prediction, is the second. Blind to the
+    target. Cost: n / m a drawn answer, and one backward pass through n tokens for each.
+    """
+    return ranked(context.gate_information_TF, max_k)
+
+
+def _attention(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that the row predicting the target attends to most, mean over layers and heads; no rollout.
 
     Blind to the target. Cost: n / m.
@@ -87,22 +196,14 @@ def attention(context: "FarContext", max_k: int, generator: np.random.Generator)
     return ranked(context.attention_TF, max_k)
 
 
-def divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    """The tokens whose removal moves the whole prediction most: KL(p(.|long) || p(.|long without i)).
-
-    Blind to the target, so its S_k is honest by construction. Cost: the passes of leave_one_out, shared.
-    """
-    return ranked(context.divergence_TF, max_k)
-
-
-def random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Control: tokens drawn uniformly without replacement. Cost: none."""
     num_far_T = context.num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
-def nearest(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def _nearest(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Control: the tokens right before the short context. Cost: none."""
     return context.num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
@@ -118,26 +219,34 @@ def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     return scores_TF.shape[1] - 1 - order_TK
 
 
+_ADDING = (REMOVE, BACKGROUND)
 RULES: dict[str, Rule] = {
-    "leave_one_out": leave_one_out,
-    "leave_one_out_search": leave_one_out_search,
-    "add_one_in": add_one_in,
-    "greedy": greedy,
-    "gradient": gradient,
-    "attention": attention,
-    "divergence": divergence,
-    "random": random,
-    "nearest": nearest,
+    rule.name: rule
+    for rule in (
+        Rule("leave_one_out", _leave_one_out, "answer", INTERVENTIONS),
+        Rule("leave_one_out_divergence", _leave_one_out_divergence, "prediction", INTERVENTIONS),
+        Rule("leave_one_out_search", _leave_one_out_search, "answer", (REMOVE, SUBSTITUTE)),
+        Rule("add_one_in", _add_one_in, "answer", _ADDING, builds_up=True),
+        Rule("add_one_in_divergence", _add_one_in_divergence, "prediction", _ADDING, builds_up=True),
+        Rule("greedy", _greedy, "answer", builds_up=True),
+        Rule("greedy_divergence", _greedy_divergence, "prediction", builds_up=True),
+        Rule("banzhaf", _banzhaf, "answer", _ADDING, builds_up=True),
+        Rule("banzhaf_divergence", _banzhaf_divergence, "prediction", _ADDING, builds_up=True),
+        Rule("gradient", _gradient, "answer"),
+        Rule("gradient_divergence", _gradient_divergence, "prediction"),
+        Rule("attention", _attention, "attention"),
+        Rule("random", _random, "nothing", _ADDING),
+        Rule("nearest", _nearest, "nothing", _ADDING),
+    )
 }
-"""name -> rule(context, max_k, generator) -> positions_TK.
-
-context: the far context; every target's holds at least max_k tokens. generator: of the rules that draw.
-positions_TK: int64 [T, K], most influential first, no position twice; ties go to the nearer token.
-"""
+"""name -> rule."""
 
 DEFAULT_RULES = ("leave_one_out", "random", "nearest")
-LEAVE_ONE_OUT_RULES = ("leave_one_out", "divergence", "leave_one_out_search")
-"""Rules that leave a token out, so that the intervention matters to them."""
+CONTROLS = ("random", "nearest")
+SEARCH_BUDGET = 0.2
+"""Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
+LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
+"""Rules that leave a token out, so that `substitute` matters to them."""
 
 
 def find_rule(name: str) -> Rule:
@@ -146,9 +255,30 @@ def find_rule(name: str) -> Rule:
     Raises:
         InputError: there is none; names the nearest.
     """
+    if name in EARLIER_RULES:
+        raise InputError(f"rule '{name}' is called '{EARLIER_RULES[name]}' now")
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     return RULES[name]
+
+
+def refuse_intervention(rules: Collection[str], intervention: str) -> None:
+    """Do nothing where the intervention makes sense for these rules.
+
+    Raises:
+        InputError: it would change nothing, or one of them has no meaning under it.
+    """
+    if intervention == SUBSTITUTE and not set(LEAVE_ONE_OUT_RULES) & set(rules):
+        raise InputError(
+            "--intervention substitute would change nothing: of --rules only"
+            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
+        )
+    if intervention == BACKGROUND:
+        able = [name for name, rule in RULES.items() if BACKGROUND in rule.interventions]
+        if unable := [name for name in rules if name not in able]:
+            raise InputError(
+                f"--intervention background has no meaning for rule {unable[0]}; it is for {', '.join(able)}"
+            )
 
 
 def exhaustive(context: "FarContext", k: int, max_subsets: int = 10_000) -> np.ndarray:
@@ -170,6 +300,6 @@ def exhaustive(context: "FarContext", k: int, max_subsets: int = 10_000) -> np.n
     best = []
     for target_index, num_far in enumerate(num_far_T):
         sets_Nk = np.array(list(combinations(range(num_far - 1, -1, -1), k)))
-        losses_N = context.losses_with(np.full(len(sets_Nk), target_index), sets_Nk)
-        best.append(sets_Nk[losses_N.argmin()])
+        measured = context.measured_with(np.full(len(sets_Nk), target_index), sets_Nk)
+        best.append(sets_Nk[measured.losses.argmin()])
     return np.stack(best)

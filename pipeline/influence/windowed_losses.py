@@ -72,5 +72,5 @@ def _losses_in_windows(
         )
     except NotFiniteLossError as error:
         start = int(starts_N[error.sequence_index])
-        raise NotFiniteLossError(start + error.target_position, error.loss) from error
+        raise NotFiniteLossError(start + error.target_position, error.loss, what=error.what) from error
     return losses_NQ.cpu().numpy()

@@ -5,11 +5,16 @@ J studied values of k.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import FarContext
-from pipeline.text.chunks import Chunk, Columns
+from pipeline.influence.rules import Rule
+from pipeline.results.columns import Columns
+from pipeline.results.names import OWN
+from pipeline.text.chunks import Chunk
 
 
 def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> dict[str, Columns]:
@@ -22,7 +27,7 @@ def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> 
 
 
 def selection_rows(
-    chunk: Chunk, targets_T: np.ndarray, rule: str, context: FarContext, positions_TK: np.ndarray
+    chunk: Chunk, targets_T: np.ndarray, rule: Rule, context: FarContext, positions_TK: np.ndarray
 ) -> dict[str, Columns]:
     """A row a target and rank: the selected token, with its influence where some rule measured that."""
     influence_TF = context.measured_influence_TF
@@ -35,54 +40,95 @@ def selection_rows(
         chunk,
         targets_T,
         positions_TK.shape[1],
-        rule=rule,
+        rule=rule.name,
         far_context=context.name,
         rank=np.broadcast_to(np.arange(1, positions_TK.shape[1] + 1), positions_TK.shape),
         context_position=chunk.start + positions_TK,
         distance=targets_T[:, None] - positions_TK,
         context_token_id=context.token_ids_L[positions_TK],
     )
-    return {"influential_tokens": columns | {"influence": influences}}
+    kind = _null_kind(context, rule, positions_TK.size)
+    return {"influential_tokens": columns | kind | {"influence": influences}}
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A model that tries chosen tokens, and what it has without them and with all: [T] each, nats."""
+
+    judge: str
+    short: Measured
+    """Under the short context."""
+    long_losses_T: np.ndarray
+    background: Measured | None
+    """With a foreign far context; None under another intervention."""
+
+    @property
+    def baseline(self) -> Measured:
+        """What the chosen tokens are added to."""
+        return self.background or self.short
 
 
 def sparse_loss_rows(
     chunk: Chunk,
     targets_T: np.ndarray,
-    rule: str,
+    rule: Rule,
     context: FarContext,
-    losses_T: tuple[np.ndarray, np.ndarray],
+    judgement: Judgement,
     studied_k_J: Sequence[int],
-    sparse_losses_TJ: np.ndarray,
+    sparse_TJ: Measured,
 ) -> dict[str, Columns]:
-    """A row a target and k: the short, long (`losses_T`) and sparse-context loss."""
-    short_T, long_T = losses_T
+    """A row a target and k: losses and divergences under the short, long and sparse context."""
+    num_k = len(studied_k_J)
+    of_target = {
+        "short_context_loss": judgement.short.losses,
+        "long_context_loss": judgement.long_losses_T,
+        "short_context_divergence": judgement.short.divergences,
+    }
+    if judgement.background is not None:
+        of_target["background_loss"] = judgement.background.losses
+        of_target["background_divergence"] = judgement.background.divergences
     columns = _rows(
         chunk,
         targets_T,
-        len(studied_k_J),
-        rule=rule,
+        num_k,
+        rule=rule.name,
         far_context=context.name,
-        k=np.broadcast_to(studied_k_J, sparse_losses_TJ.shape),
-        short_context_loss=np.repeat(short_T, len(studied_k_J)),
-        long_context_loss=np.repeat(long_T, len(studied_k_J)),
-        sparse_context_loss=sparse_losses_TJ,
+        judge=judgement.judge,
+        k=np.broadcast_to(studied_k_J, sparse_TJ.losses.shape),
+        sparse_context_loss=sparse_TJ.losses,
+        sparse_context_divergence=sparse_TJ.divergences,
+        **{name: np.repeat(values_T, num_k) for name, values_T in of_target.items()},
     )
-    return {"sparse_context_losses": columns}
+    return {"sparse_context_losses": columns | _null_kind(context, rule, len(columns["k"]))}
 
 
 def sparsity_rows(
     chunk: Chunk,
     targets_T: np.ndarray,
-    rule: str,
-    loss_differences_T: np.ndarray,
+    rule: Rule,
+    judgement: Judgement,
+    criterion: str,
+    gains_T: np.ndarray,
     sparsity: tuple[list[int | None], np.ndarray],
 ) -> dict[str, Columns]:
-    """A row a target: k*, from what `dependency_sparsity` returned."""
+    """A row a target: k* by one criterion, from what `dependency_sparsity` returned."""
     k_star_T, is_censored_T = sparsity
     columns = _rows(
-        chunk, targets_T, 1, rule=rule, loss_difference=loss_differences_T, is_censored=is_censored_T
+        chunk,
+        targets_T,
+        1,
+        rule=rule.name,
+        judge=judgement.judge,
+        criterion=criterion,
+        loss_difference=judgement.short.losses - judgement.long_losses_T,
+        gain=gains_T,
+        is_censored=is_censored_T,
     )
     return {"dependency_sparsity": columns | {"dependency_sparsity": k_star_T}}
+
+
+def _null_kind(context: FarContext, rule: Rule, num_rows: int) -> dict[str, list[str | None]]:
+    return {"null_kind": [None if context.name == OWN else rule.null] * num_rows}
 
 
 def _rows(chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | np.ndarray) -> Columns:

@@ -14,15 +14,21 @@ LOGITS_PER_BLOCK = 1 << 24
 
 
 class NotFiniteLossError(ArithmeticError):
-    """A model gave a loss that is no number, or infinite; measuring code says in which document."""
+    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where."""
 
-    def __init__(self, target_position: int, loss: float, sequence_index: int = 0) -> None:
-        super().__init__(f"the loss at position {target_position} is {loss}")
+    def __init__(
+        self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
+    ) -> None:
+        super().__init__(f"the {what} at position {target_position} is {loss}")
+        self.what = what
+        """"loss" or "divergence"."""
         self.target_position = target_position
         """In the coordinates of the position IDs that the model was given."""
         self.loss = loss
         self.sequence_index = sequence_index
         """Which sequence of its batch, where each has position IDs of its own."""
+        self.model_name: str | None = None
+        """Told where several models are measured together."""
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
@@ -158,7 +164,7 @@ def losses_of_hidden_states(
 
 
 def refuse_not_finite(
-    losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor
+    losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor, what: str = "loss"
 ) -> None:
     """Raise `NotFiniteLossError` for the first loss that is no finite number, naming its position."""
     is_finite_BT = losses_BT.isfinite()
@@ -167,4 +173,4 @@ def refuse_not_finite(
     first, target = (~is_finite_BT).nonzero()[0].tolist()
     position_ids_S = position_ids_BS.expand(len(losses_BT), -1)[first]
     query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
-    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first)
+    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first, what)

@@ -1,11 +1,71 @@
 """How far predictions move from a reference, as whole distributions.
 
-Shapes: B batch, S rows, K rows to look at, T query rows, V vocabulary, D width, N any number of rows.
+    KL(reference || prediction) = sum_v p(v) (z_ref(v) - z(v)) + ln sum_v exp z(v) - ln sum_v exp z_ref(v)
+
+with logits z: written so, it is 0 where the logits are the same, and small numbers are not rounded away. The
+second term is what the loss needs anyway, so a divergence costs one product more than a loss; there is no
+tensor of a vocabulary a context.
+
+Shapes: B batch, S rows, K rows to look at, T references or query rows, V vocabulary, D width, N any number of
+rows.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from pipeline.models.causal_lm import LOGITS_PER_BLOCK, CausalLM, Prefix, refuse_not_finite
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model predicts at T places, as whole distributions."""
+
+    logits_TV: torch.Tensor
+    """float32."""
+    log_sum_exp_T: torch.Tensor
+    """Of them: float32."""
+    probs_TV: torch.Tensor
+    """float32."""
+
+    @classmethod
+    def of(cls, model: CausalLM, hidden_TD: torch.Tensor) -> "Predictions":
+        """Those of the states that predict."""
+        logits_TV = model.logits(hidden_TD).float()
+        log_sum_exp_T = logits_TV.logsumexp(-1)
+        return cls(logits_TV, log_sum_exp_T, (logits_TV - log_sum_exp_T[:, None]).exp())
+
+    @classmethod
+    def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Those of several, one after another."""
+        return cls(
+            torch.cat([part.logits_TV for part in parts]),
+            torch.cat([part.log_sum_exp_T for part in parts]),
+            torch.cat([part.probs_TV for part in parts]),
+        )
+
+    def at(self, places: slice) -> "Predictions":
+        """Those at some of the places."""
+        return Predictions(self.logits_TV[places], self.log_sum_exp_T[places], self.probs_TV[places])
+
+    def divergences(
+        self, logits_NV: torch.Tensor, log_sum_exp_N: torch.Tensor, index_N: torch.Tensor
+    ) -> torch.Tensor:
+        """KL(reference || prediction) of N predictions, equal indices side by side: float32 [N], nats.
+
+        Args:
+            logits_NV: float32.
+            log_sum_exp_N: of each row of it.
+            index_N: int64; which reference each is compared with.
+        """
+        indices, counts = torch.unique_consecutive(index_N, return_counts=True)
+        falls = [
+            (self.logits_TV[index] - rows_RV) @ self.probs_TV[index]
+            for index, rows_RV in zip(indices.tolist(), logits_NV.split(counts.tolist()), strict=True)
+        ]
+        divergences_N = torch.cat(falls) + (log_sum_exp_N - self.log_sum_exp_T[index_N])
+        return divergences_N.clamp(min=0)  # rounding may take it below
 
 
 def losses_and_divergences(
@@ -15,44 +75,36 @@ def losses_and_divergences(
     visible_BSK: torch.Tensor | None,
     query_rows_BT: torch.Tensor,
     target_ids_BT: torch.Tensor,
-    reference_log_probs_TV: torch.Tensor,
+    reference: Predictions,
+    reference_index_BT: torch.Tensor | None = None,
     prefix: Prefix | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two float32 [B, T], nats: `target_losses`, and KL(reference || prediction) of the whole distribution.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
-    target. Distributions are compared block by block, so there is no [B, T, V] tensor.
+    target. Predictions are compared block by block, so there is no [B, T, V] tensor.
 
     Args:
-        reference_log_probs_TV: of `log_probs`; what target t's prediction is compared with.
+        reference: what the predictions are compared with.
+        reference_index_BT: int64; the place among them for each target; None: target t's is place t.
 
     Raises:
-        NotFiniteLossError: as `target_losses`.
+        NotFiniteLossError: a loss or a divergence is not a finite number.
     """
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
-    target_index_BT = torch.arange(target_ids_BT.shape[1], device=target_ids_BT.device).expand_as(
-        target_ids_BT
-    )
-    rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
-    blocks = zip(
-        hidden_BTD.flatten(0, 1).split(rows_per_block),
-        target_ids_BT.reshape(-1).split(rows_per_block),
-        target_index_BT.reshape(-1).split(rows_per_block),
-        strict=True,
-    )
-    losses, divergences = [], []
-    for hidden_ND, target_ids_N, target_index_N in blocks:
-        log_probs_NV = log_probs(model, hidden_ND)
-        reference_NV = reference_log_probs_TV[target_index_N]
-        losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
-        divergences.append((reference_NV.exp() * (reference_NV - log_probs_NV)).sum(-1))
     shape = target_ids_BT.shape
-    losses_BT = torch.cat(losses).reshape(shape)
+    if reference_index_BT is None:
+        reference_index_BT = torch.arange(shape[1], device=target_ids_BT.device).expand(shape)
+    index_N, order_N = reference_index_BT.reshape(-1).sort(stable=True)
+    hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
+    losses_N, divergences_N = (torch.empty(len(order_N), device=order_N.device) for _ in range(2))
+    rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
+    for rows, index in zip(order_N.split(rows_per_block), index_N.split(rows_per_block), strict=True):
+        logits_NV = model.logits(hidden_ND[rows]).float()
+        log_sum_exp_N = logits_NV.logsumexp(-1)
+        losses_N[rows] = log_sum_exp_N - logits_NV.gather(-1, target_ids_N[rows, None])[:, 0]
+        divergences_N[rows] = reference.divergences(logits_NV, log_sum_exp_N, index)
+    losses_BT, divergences_BT = losses_N.reshape(shape), divergences_N.reshape(shape)
     refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
-    return losses_BT, torch.cat(divergences).reshape(shape)
-
-
-def log_probs(model: CausalLM, hidden_ND: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary, from the states that predict: float32 [N, V]."""
-    logits_NV = model.logits(hidden_ND).float()
-    return logits_NV - logits_NV.logsumexp(-1, keepdim=True)
+    refuse_not_finite(divergences_BT, position_ids_BS, query_rows_BT, "divergence")
+    return losses_BT, divergences_BT

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import InputError
 from pipeline.results.completeness import whole_files
@@ -32,6 +33,7 @@ from pipeline.results.mixture import (
     differences_within_models,
     origins,
 )
+from pipeline.results.names import EARLIER_RULES
 from pipeline.results.parquet import read_parquet
 from pipeline.results.partial import partial_note
 from pipeline.results.schemas import SCHEMAS
@@ -168,7 +170,11 @@ def rows_of_files(
 
     schema, with_model = SCHEMAS[artefact], SCHEMAS[artefact].append(pa.field("model", pa.string()))
     wanted = schema.names if columns is None else list(columns)
-    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    earlier = {present: name for name, present in EARLIER_RULES.items()}
+    chosen = [
+        ds.field(column).isin([*values, *(earlier[value] for value in values if value in earlier)])
+        for column, values in (only or {}).items()
+    ]
     checked = ds.ParquetFileFormat(
         default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     )
@@ -183,8 +189,18 @@ def rows_of_files(
             for path in paths:  # Arrow does not tell which of them
                 read_parquet(path)
             raise
+        if "rule" in rows.column_names:
+            rows = _by_present_names(rows)
         tables.append(rows.add_column(0, "model", pa.array([model] * rows.num_rows, pa.string())))
     if not tables:
         names = [pa.field("model", pa.string()), *map(schema.field, wanted)]
         return pa.schema(names).empty_table()
     return pa.concat_tables(tables)
+
+
+def _by_present_names(rows: pa.Table) -> pa.Table:
+    """The rows with rules by the names that they have now."""
+    rules = rows["rule"]
+    for earlier, present in EARLIER_RULES.items():
+        rules = pc.if_else(pc.equal(rules, earlier), present, rules)
+    return rows.set_column(rows.column_names.index("rule"), rows.schema.field("rule"), rules)

@@ -7,107 +7,63 @@ start of the document; a target at position t is predicted from the tokens befor
 
 import pyarrow as pa
 
+from pipeline.results.schema_columns import (
+    JUDGE,
+    LOSS_COLUMNS,
+    SELECTION_COLUMNS,
+    SHORT_DIVERGENCE,
+    SYNTHETIC_COLUMNS,
+    TARGET_COLUMNS,
+    column,
+    with_interval,
+)
+
 # Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
 # older files read as null there, and a run that an older version began goes on.
-SCHEMA_VERSION = 1
-
-
-def _column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
-    return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
-
-
-_TARGET_COLUMNS = [
-    _column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
-    _column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
-    _column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
-]
-_SELECTION_COLUMNS = [
-    _column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
-    _column(
-        "far_context",
-        pa.string(),
-        "'own', or 'other_document': the null, where the far context is another document's tokens"
-        " at the same positions",
-    ),
-]
-
-
-def _with_interval(name: str, meaning: str) -> list[pa.Field]:
-    return [
-        _column(name, pa.float64(), meaning),
-        _column(f"{name}_low", pa.float64(), "lower end of its 95 % interval over documents"),
-        _column(f"{name}_high", pa.float64(), "upper end of it; both are NaN for a single document"),
-    ]
-
-
-_LOSS_COLUMNS = [
-    _column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
-    _column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
-]
-
-_SYNTHETIC_COLUMNS = [
-    _column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
-    _column("positions", pa.string(), "the position scheme that the model was trained with"),
-    _column("seed", pa.int64(), "of the training run"),
-    _column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
-    _column(
-        "largest_train_sparsity",
-        pa.int32(),
-        "K_train: k was uniform on 1 to this; null where the task has none",
-        nullable=True,
-    ),
-    _column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
-    _column("size", pa.int32(), "of the test examples, in the task's own unit"),
-    _column(
-        "sparsity",
-        pa.int32(),
-        "k of the test examples; null where the task has none",
-        nullable=True,
-    ),
-]
+SCHEMA_VERSION = 2
 
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema(
         [
-            _column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
-            _column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
-            _column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
-            _column("num_tokens", pa.int32(), "length of token_ids"),
+            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
+            column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
+            column("num_tokens", pa.int32(), "length of token_ids"),
         ]
     ),
     "needles": pa.schema(
         [
-            _column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
-            _column("source_document_id", pa.string(), "the document that the haystack was cut from"),
-            _column("context_length", pa.int32(), "tokens of the document, its answer included"),
-            _column(
+            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            column("source_document_id", pa.string(), "the document that the haystack was cut from"),
+            column("context_length", pa.int32(), "tokens of the document, its answer included"),
+            column(
                 "depth",
                 pa.float64(),
                 "part of the haystack before the needle, as asked for; null for the control, which has none",
                 nullable=True,
             ),
-            _column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
-            _column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
-            _column(
+            column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
+            column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
+            column(
                 "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
             ),
-            _column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
-            _column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
-            _column("answer", pa.string(), "its text, without the space before it"),
+            column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
+            column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
+            column("answer", pa.string(), "its text, without the space before it"),
         ]
     ),
     "loss_differences": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            _column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
-            _column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
-            *_LOSS_COLUMNS,
-            _column(
+            *TARGET_COLUMNS,
+            column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
+            column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
+            *LOSS_COLUMNS,
+            column(
                 "loss_difference",
                 pa.float32(),
                 "short_context_loss - long_context_loss, nats; positive = the long context helps",
             ),
-            _column(
+            column(
                 "windowed_short_context_loss",
                 pa.float32(),
                 "loss(t | the short context as LongPPL's code approximates it), nats: one window shared by"
@@ -115,27 +71,53 @@ SCHEMAS: dict[str, pa.Schema] = {
                 " + windowed_stride - 1 tokens, position IDs from 0 in each; null where not asked for",
                 nullable=True,
             ),
+            SHORT_DIVERGENCE,
+            column(
+                "foreign_context_loss",
+                pa.float32(),
+                "loss(t | another document's tokens as the far context, and the short one), nats",
+                nullable=True,
+            ),
+            column(
+                "specific_gain",
+                pa.float32(),
+                "foreign_context_loss - long_context_loss, nats: what only this document's far tokens give",
+                nullable=True,
+            ),
+            column(
+                "foreign_context_divergence",
+                pa.float32(),
+                "KL(p(.|long) || p(.|foreign far context, short context)), nats: the specific gain that is"
+                " expected",
+                nullable=True,
+            ),
+            column(
+                "reference_divergence",
+                pa.float32(),
+                "KL(p_ref(.|long) || p(.|long)), p_ref of --reference-model, nats; null where not asked for",
+                nullable=True,
+            ),
         ]
     ),
     "influential_tokens": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            *_SELECTION_COLUMNS,
-            _column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
-            _column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
-            _column("distance", pa.int32(), "target_position - context_position"),
-            _column(
+            *TARGET_COLUMNS,
+            *SELECTION_COLUMNS,
+            column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
+            column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
+            column("distance", pa.int32(), "target_position - context_position"),
+            column(
                 "context_token_id",
                 pa.int32(),
                 "vocabulary ID of the selected token (of the other document's, for the null)",
             ),
-            _column(
+            column(
                 "influence",
                 pa.float32(),
                 "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
                 " positive = the token helps; null where it was not measured: the run has neither of the"
-                " rules leave_one_out and divergence, and leave_one_out_search, if it has that, did not leave"
-                " this token out. Under the intervention 'substitute' (see `settings`)"
+                " rules leave_one_out and leave_one_out_divergence, and leave_one_out_search, if it has that,"
+                " did not leave this token out. Under the intervention 'substitute' (see `settings`)"
                 " the token is replaced, not removed",
                 nullable=True,
             ),
@@ -143,81 +125,123 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "influences": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            _SELECTION_COLUMNS[1],
-            _column(
+            *TARGET_COLUMNS,
+            SELECTION_COLUMNS[1],
+            column(
                 "influences",
                 pa.list_(pa.float32()),
                 "influence of every far-context token, nats; entry i is the token at chunk start + i."
-                " No such rows where the run has neither of the rules leave_one_out and divergence",
+                " No such rows where the run has neither of the rules leave_one_out and"
+                " leave_one_out_divergence",
             ),
         ]
     ),
     "sparse_context_losses": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            *_SELECTION_COLUMNS,
-            _column("k", pa.int32(), "number of influential tokens added to the short context"),
-            *_LOSS_COLUMNS,
-            _column("sparse_context_loss", pa.float32(), "loss(t | short context and S_k only), nats"),
+            *TARGET_COLUMNS,
+            *SELECTION_COLUMNS,
+            JUDGE,
+            column("k", pa.int32(), "number of influential tokens added to the short context"),
+            *LOSS_COLUMNS,
+            column(
+                "sparse_context_loss",
+                pa.float32(),
+                "loss(t | short context and S_k only), nats; under the intervention 'background' a foreign"
+                " document's tokens are the rest of the far context",
+            ),
+            SHORT_DIVERGENCE,
+            column(
+                "sparse_context_divergence",
+                pa.float32(),
+                "KL(p(.|long) || p(.|short context and S_k)), nats: what k tokens leave missing",
+                nullable=True,
+            ),
+            column(
+                "background_loss",
+                pa.float32(),
+                "loss(t | a foreign far context, short context), nats, what S_k is added to under the"
+                " intervention 'background'; null under another",
+                nullable=True,
+            ),
+            column(
+                "background_divergence",
+                pa.float32(),
+                "KL(p(.|long) || p(.|foreign far context, short context)), nats; null as background_loss",
+                nullable=True,
+            ),
         ]
     ),
     "dependency_sparsity": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            _SELECTION_COLUMNS[0],
-            _column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
-            _column(
-                "dependency_sparsity",
-                pa.int32(),
-                "k*: the least studied k recovering the recovery fraction of loss_difference; null where"
-                " loss_difference is below the minimum gain, or no studied k reaches it",
+            *TARGET_COLUMNS,
+            SELECTION_COLUMNS[0],
+            JUDGE,
+            column(
+                "criterion",
+                pa.string(),
+                "what k* is of, 'loss' or 'divergence'; null in results of version 1: the loss",
                 nullable=True,
             ),
-            _column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
+            column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
+            column(
+                "gain",
+                pa.float32(),
+                "what is to be recovered, nats: loss_difference or short_context_divergence by the criterion;"
+                " under the intervention 'background' background_loss - long_context_loss or"
+                " background_divergence; null in results of version 1",
+                nullable=True,
+            ),
+            column(
+                "dependency_sparsity",
+                pa.int32(),
+                "k*: the least studied k recovering the recovery fraction of the gain; null where the gain"
+                " is below the minimum, or no studied k reaches it",
+                nullable=True,
+            ),
+            column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
         ]
     ),
     "selection_rules": pa.schema(
         [
-            _column("model", pa.string(), "the model's name"),
-            _SELECTION_COLUMNS[0],
-            _column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
-            _column("k", pa.int32(), "number of influential tokens added to the short context"),
-            _column("num_targets", pa.int32(), "targets averaged over"),
-            _column("num_documents", pa.int32(), "documents they are from"),
-            *_with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
-            *_with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
-            *_with_interval("null_recovered_loss", "the same for the null, nats"),
-            *_with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-            *_with_interval(
+            column("model", pa.string(), "the model's name"),
+            SELECTION_COLUMNS[0],
+            column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
+            column("k", pa.int32(), "number of influential tokens added to the short context"),
+            column("num_targets", pa.int32(), "targets averaged over"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
+            *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
+            *with_interval("null_recovered_loss", "the same for the null, nats"),
+            *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
+            *with_interval(
                 "excess_fraction",
                 "excess_loss / loss_difference, a ratio of sums; NaN where the latter's interval reaches 0",
             ),
-            _column(
+            column(
                 "token_forwards_per_target",
                 pa.float64(),
                 "tokens run through the network to choose the first k, own far context, a target",
             ),
-            _column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
         ]
     ),
     "token_categories": pa.schema(
         [
-            *_TARGET_COLUMNS,
-            _column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
-            _column(
+            *TARGET_COLUMNS,
+            column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
+            column(
                 "word_kind",
                 pa.string(),
                 "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
                 " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/words.py",
             ),
-            _column(
+            column(
                 "repetition",
                 pa.string(),
                 "'repeated trigram', 'repeated bigram' or 'repeated token' of the far context, 'short context"
                 " only', 'new'; the first that fits, by vocabulary ID within the chunk",
             ),
-            _column(
+            column(
                 "part_of_speech",
                 pa.string(),
                 "by HanTa, in classes of analysis/tokens/parts_of_speech.py; null where it is not installed",
@@ -227,65 +251,71 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "length_losses": pa.schema(
         [
-            *_TARGET_COLUMNS[:2],
-            _column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
-            _column("num_targets", pa.int32(), "targets of the chunk"),
-            _column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
+            *TARGET_COLUMNS[:2],
+            column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
+            column("num_targets", pa.int32(), "targets of the chunk"),
+            column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
+            column(
+                "mean_divergence",
+                pa.float32(),
+                "mean over these targets of KL(p(.|long) || p(.|context of this length)), nats",
+                nullable=True,
+            ),
         ]
     ),
     "found_dependencies": pa.schema(
         [
-            *_SYNTHETIC_COLUMNS,
-            _column("example_index", pa.int32(), "which test example, from 0"),
-            _column("target_index", pa.int32(), "which token of the response, from 0"),
-            _column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
-            _column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
-            _column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
-            _column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
-            _column(
+            *SYNTHETIC_COLUMNS,
+            column("example_index", pa.int32(), "which test example, from 0"),
+            column("target_index", pa.int32(), "which token of the response, from 0"),
+            column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
+            column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
+            column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
+            column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
+            column(
                 "intervention",
                 pa.string(),
                 "what leaving a token out means: remove or substitute; null of rules that leave nothing out",
                 nullable=True,
             ),
-            _column("rank", pa.int32(), "1 for the token that the rule ranks first"),
-            _column("context_position", pa.int32(), "place of the selected token in the example"),
-            _column("context_token", pa.string(), "its name, as the task's docstring shows it"),
-            _column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
+            column("rank", pa.int32(), "1 for the token that the rule ranks first"),
+            column("context_position", pa.int32(), "place of the selected token in the example"),
+            column("context_token", pa.string(), "its name, as the task's docstring shows it"),
+            column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
         ]
     ),
     "sparse_functional_attention": pa.schema(
         [
-            _column("seed", pa.int32(), "of the fit, its training and its test sequences"),
-            _column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
-            _column("position_law", pa.string(), "of the planted tokens, as pipeline/theory/conditions.py"),
-            _column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
-            _column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
-            _column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
-            _column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
-            _column("training_step", pa.int32(), "steps trained when this was measured"),
-            _column("test_length", pa.int32(), "tokens of the test sequences"),
-            _column("num_sequences", pa.int32(), "test sequences"),
-            _column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
-            _column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
+            column("seed", pa.int32(), "of the fit, its training and its test sequences"),
+            column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
+            column("position_law", pa.string(), "of the planted tokens, as pipeline/theory/conditions.py"),
+            column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
+            column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
+            column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
+            column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
+            column("training_step", pa.int32(), "steps trained when this was measured"),
+            column("test_length", pa.int32(), "tokens of the test sequences"),
+            column("num_sequences", pa.int32(), "test sequences"),
+            column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
+            column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
         ]
     ),
     "synthetic_accuracy": pa.schema(
         [
-            *_SYNTHETIC_COLUMNS,
-            _column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
-            _column("num_examples", pa.int32(), "test examples"),
-            _column(
+            *SYNTHETIC_COLUMNS,
+            column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
+            column("num_examples", pa.int32(), "test examples"),
+            column(
                 "exact_match",
                 pa.float64(),
                 "share of responses with every token right and, where IDs are predicted, every ID",
             ),
-            _column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
-            _column("exact_match_high", pa.float64(), "upper end of it"),
-            _column(
+            column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
+            column("exact_match_high", pa.float64(), "upper end of it"),
+            column(
                 "token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"
             ),
-            _column(
+            column(
                 "position_id_accuracy",
                 pa.float64(),
                 "share of the response's position IDs that are right; null where they are given",
@@ -295,17 +325,17 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "synthetic_training": pa.schema(
         [
-            _column("step", pa.int32(), "finished optimizer steps"),
-            _column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
-            _column(
+            column("step", pa.int32(), "finished optimizer steps"),
+            column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
+            column(
                 "position_id_loss",
                 pa.float64(),
                 "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
                 nullable=True,
             ),
-            _column("learning_rate", pa.float64(), "of the step"),
-            _column("gradient_norm", pa.float64(), "before clipping"),
-            _column(
+            column("learning_rate", pa.float64(), "of the step"),
+            column("gradient_norm", pa.float64(), "before clipping"),
+            column(
                 "exact_match",
                 pa.float64(),
                 "share of responses, as in training, that are wholly right; null at steps where it was not"

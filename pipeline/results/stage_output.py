@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pipeline.errors import InputError
 from pipeline.results.claim import Claim
-from pipeline.results.files import refuse_folder, remove_leftovers
+from pipeline.results.files import remove_leftovers
 from pipeline.results.folder_lock import FolderLock
 from pipeline.results.made_by import (
     SETTINGS_FILE,
@@ -127,7 +127,6 @@ class StageOutput:
         for artefact, record in mark.files.items():
             path = self._file(artefact, mark.shard_index)
             if wrong := damage(path, record):
-                refuse_folder(path)
                 self._refuse_foreign(path)
                 wrongs.append(wrong)
         for wrong in wrongs:
@@ -175,7 +174,8 @@ class StageOutput:
 
         Args:
             shard_index: which shard.
-            tables: artefact -> column -> values, as `SCHEMAS` names and types them.
+            tables: artefact -> column -> values, as `SCHEMAS` names and types them; a column that may be null
+                and is not given is null.
             model_facts: what is known of the model, JSON values; told by the files, never compared.
 
         Raises:
@@ -190,7 +190,7 @@ class StageOutput:
             records = {}
             for artefact, columns in tables.items():
                 schema = SCHEMAS[artefact].with_metadata(self._metadata(model_facts))
-                table = pa.Table.from_pydict(dict(columns), schema=schema)
+                table = pa.Table.from_pydict(_with_nulls(columns, schema), schema=schema)
                 path = self._file(artefact, shard_index)
                 remove_leftovers(path.parent, f".{path.name}.*.part")
                 write_parquet(path, table)
@@ -205,3 +205,9 @@ class StageOutput:
         return {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
+
+
+def _with_nulls(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> dict[str, Sequence[Any]]:
+    num_rows = len(next(iter(columns.values()), ()))
+    absent = [field.name for field in schema if field.nullable and field.name not in columns]
+    return {**columns, **{name: [None] * num_rows for name in absent}}

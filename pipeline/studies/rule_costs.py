@@ -11,14 +11,23 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import comb
 
-from pipeline.errors import unknown_name
+import numpy as np
 
-BACKWARD_RULES = ("gradient",)
-"""Rules that also run one backward pass a target, through all n tokens."""
+from pipeline.errors import unknown_name
+from pipeline.influence.rules import BACKGROUND, REMOVE, SUBSTITUTE
+
 _SHARING = (
-    ("leave_one_out", "divergence"), ("leave_one_out_search",), ("add_one_in", "greedy"),
-    ("gradient", "attention"), ("random", "nearest"),
-)  # fmt: skip
+    ("leave_one_out", "leave_one_out_divergence"),
+    ("leave_one_out_search",),
+    ("add_one_in", "add_one_in_divergence"),
+    ("banzhaf", "banzhaf_divergence"),
+    ("gradient",),
+    ("gradient_divergence",),
+    ("attention",),
+    ("random", "nearest"),
+)
+"""Rules of one row share all their passes."""
+_GREEDY = ("greedy", "greedy_divergence")
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,13 @@ class RuleCosts:
     targets_per_chunk: int
     search_budget: float | None = None
     """Of the rule leave_one_out_search, which spends it; None: that rule was not run."""
+    intervention: str = REMOVE
+    num_backgrounds: int = 1
+    """Foreign documents, under the intervention `background`."""
+    num_subsets: int = 64
+    """Of the rules banzhaf and banzhaf_divergence."""
+    num_sampled_answers: int = 8
+    """Of the rule gradient_divergence."""
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
         """Tokens run through the network to choose the first k tokens, a target.
@@ -46,31 +62,43 @@ class RuleCosts:
             InputError: there is no rule of this name.
         """
         of_rule = {
-            "leave_one_out": self.one_removal_a_pass(),
+            "leave_one_out": self._leave_one_out(),
             "leave_one_out_search": round((self.search_budget or 0) * self.one_removal_a_pass()),
-            "divergence": self.one_removal_a_pass(),
-            "add_one_in": self._greedy(1),
+            "add_one_in": self._add_one_in(),
             "greedy": self._greedy(k),
+            "banzhaf": self._banzhaf(),
             "gradient": self._num_before,
             "attention": self._num_before,
             "random": 0,
             "nearest": 0,
             "exhaustive": self._exhaustive(k),
         }
+        of_rule |= {
+            f"{rule}_divergence": of_rule[rule]
+            for rule in ("leave_one_out", "add_one_in", "greedy", "banzhaf")
+        }
+        of_rule["gradient_divergence"] = self.num_sampled_answers * self._num_before
         if rule not in of_rule:
             raise unknown_name("rule", rule, of_rule)
         return of_rule[rule]
 
     def token_forwards_together(self, rules: Collection[str], k: int) -> int:
-        """Of several rules at once, at most: those of a kind share their passes, so the dearest decides."""
-        return sum(
+        """Of several rules at once: those of a kind share their passes, so the dearest decides.
+
+        The first round of the greedy rules is add_one_in's.
+        """
+        greedy = [rule for rule in _GREEDY if rule in rules]
+        rules = {*rules, *(["add_one_in"] if greedy else [])}
+        shared = sum(
             max((self.token_forwards(rule, k) for rule in kind if rule in rules), default=0)
             for kind in _SHARING
         )
+        return shared + len(greedy) * (self._greedy(k) - self._greedy(1))
 
     def backward_tokens_per_target(self, rule: str) -> int:
-        """Tokens that a backward pass runs through, a target."""
-        return self._num_before if rule in BACKWARD_RULES else 0
+        """Tokens that backward passes run through, a target."""
+        passes = {"gradient": 1, "gradient_divergence": self.num_sampled_answers}
+        return passes.get(rule, 0) * self._num_before
 
     @property
     def num_far_tokens(self) -> range:
@@ -90,6 +118,33 @@ class RuleCosts:
         num_far = self.num_far_tokens[-1]
         after_removals = sum(self._num_before - 1 - i for i in range(num_far))
         return self._num_before + after_removals + (num_far if substitute else 0)
+
+    def _leave_one_out(self) -> int:
+        """Under `background` a token is replaced by each foreign document's in turn."""
+        if self.intervention != BACKGROUND:
+            return self.one_removal_a_pass(substitute=self.intervention == SUBSTITUTE)
+        replacements = self.one_removal_a_pass(substitute=True) - self._num_before
+        return self._num_before + self.num_backgrounds * replacements
+
+    def _add_one_in(self) -> int:
+        """Under `background` a token is restored in a foreign far context, one pass for all targets."""
+        if self.intervention != BACKGROUND:
+            return self._greedy(1)
+        restored = sum(rows + sum(rows - i for i in range(far)) for rows, far in self._packed_sequences())
+        return self.num_backgrounds * restored
+
+    def _banzhaf(self) -> int:
+        """A pass a subset over the packed sequences; under `background` a foreign document."""
+        num_rows = sum(rows for rows, _ in self._packed_sequences())
+        of_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
+        return of_each * self.num_subsets * num_rows
+
+    def _packed_sequences(self) -> list[tuple[int, int]]:
+        """Rows and far rows of each of the null's sequences, whose windows take about as many rows as it."""
+        short, num_targets = self.short_context_length, self.targets_per_chunk
+        asked = max(1, round(num_targets * short / self.num_far_tokens[0]))
+        parts = np.array_split(self.num_far_tokens, min(asked, num_targets))
+        return [(int(part[-1]) + short * len(part), int(part[-1])) for part in parts]
 
     def _greedy(self, k: int) -> int:
         """In round j every far token not yet chosen, beside s + j - 1 others."""

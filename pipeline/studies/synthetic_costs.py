@@ -9,10 +9,11 @@ those of OLMo, and at a third of it where a model is only asked. Token-forwards 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.influence.rules import SUBSTITUTE, find_rule
 from pipeline.studies.command import Command, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.cost import Cost
 from pipeline.studies.forecast import Need
@@ -21,7 +22,6 @@ from pipeline.studies.rule_costs import RuleCosts
 from pipeline.studies.synthetic_fields import DependencyTest, TaskTest
 from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.evaluation import Cell, cells_of
-from pipeline.synthetic.finding import RULES_BY_LEAVING_OUT
 from pipeline.synthetic.memory import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import Task
@@ -91,14 +91,17 @@ def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
     if not isinstance(test, DependencyTest):
         return num_tokens
     costs = RuleCosts(test.short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-    others = [rule for rule in test.rules if rule not in RULES_BY_LEAVING_OUT]
-    leaves_out = len(others) < len(test.rules)
-    passes = {
-        "remove": costs.one_removal_a_pass(),
-        "substitute": test.num_substitutes * costs.one_removal_a_pass(substitute=True),
-    }
-    of_interventions = sum(passes[name] for name in test.interventions) if leaves_out else 0
-    return num_tokens + costs.token_forwards_together(others, test.largest_k) + of_interventions
+    asked = {name: find_rule(name) for name in test.rules}
+    always = [name for name, rule in asked.items() if not rule.knows_interventions]
+    total = num_tokens + costs.token_forwards_together(always, test.largest_k)
+    for intervention in test.interventions:
+        of_it = [
+            name for name, rule in asked.items() if name not in always and intervention in rule.interventions
+        ]
+        under_it = replace(costs, intervention=intervention, num_backgrounds=test.num_substitutes)
+        draws = test.num_substitutes if intervention == SUBSTITUTE else 1
+        total += draws * under_it.token_forwards_together(of_it, test.largest_k)
+    return total
 
 
 def _an_example(task: Task, cell: Cell) -> ExampleBatch:

@@ -11,8 +11,8 @@ from omegaconf import MISSING
 from pipeline.studies.study_fields import Study
 from pipeline.synthetic.evaluation import NUM_EXAMPLES
 from pipeline.synthetic.finding import (
-    FINDING_RULES,
-    INTERVENTIONS,
+    DEFAULT_FINDING_RULES,
+    DEFAULT_INTERVENTIONS,
     LARGEST_K,
     NUM_EXAMPLES_OF_FINDING,
     NUM_SUBSTITUTES,
@@ -53,8 +53,8 @@ class DependencyTest(TaskTest):
     """The same, and how the rules select: flags of found_dependencies.py."""
 
     num_examples: int = NUM_EXAMPLES_OF_FINDING
-    rules: list[str] = field(default_factory=lambda: [*FINDING_RULES])
-    interventions: list[str] = field(default_factory=lambda: [*INTERVENTIONS])
+    rules: list[str] = field(default_factory=lambda: [*DEFAULT_FINDING_RULES])
+    interventions: list[str] = field(default_factory=lambda: [*DEFAULT_INTERVENTIONS])
     num_substitutes: int = NUM_SUBSTITUTES
     largest_k: int = LARGEST_K
     short_context_length: int = SHORT_CONTEXT_LENGTH

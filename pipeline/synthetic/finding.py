@@ -9,23 +9,27 @@ of substitutes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rules import find_rule, ranked
+from pipeline.influence.rules import BACKGROUND, CONTROLS, REMOVE, SUBSTITUTE, find_rule
+from pipeline.results.names import OWN
 
 if TYPE_CHECKING:
     from pipeline.influence.batching import Batching
     from pipeline.influence.far_context import FarContext
     from pipeline.models.causal_lm import CausalLM
 
-RULES_BY_LEAVING_OUT = ("leave_one_out", "divergence")
-"""Rules that the intervention matters to."""
-INTERVENTIONS = ("remove", "substitute")
-"""What leaving a token out may mean."""
-FINDING_RULES = (*RULES_BY_LEAVING_OUT, "add_one_in", "greedy", "random", "nearest")
+FINDING_RULES = (
+    "leave_one_out", "leave_one_out_divergence", "add_one_in", "add_one_in_divergence", "greedy",
+    "greedy_divergence", "banzhaf", "banzhaf_divergence", *CONTROLS,
+)  # fmt: skip
+"""Those that need not look inside the model."""
+DEFAULT_FINDING_RULES = ("leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS)
+DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
 NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
 """Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
 selects, tokens that are seen anyway."""
@@ -37,7 +41,7 @@ class Selection:
 
     rule: str
     intervention: str | None
-    """remove or substitute; None of rules that leave nothing out."""
+    """remove, substitute or background; None of rules that it does not matter to."""
     positions_TK: np.ndarray
     """int64; most influential first."""
 
@@ -53,57 +57,66 @@ class SearchedExample:
     """int64; tokens that may stand in for those of the same places."""
     batching: "Batching"
 
-    def _far_context(self, with_divergence: bool, substitute_ids_L: np.ndarray | None = None) -> "FarContext":
-        # Imported late: the names of the rules are wanted for a --help at once.
-        from pipeline.influence.far_context import FarContext
-        from pipeline.influence.leave_one_out import own_context
-        from pipeline.influence.selection import OWN
-
-        tokens_L = self.token_ids_L
-        sequences = (own_context(tokens_L, self.lengths),)
-        return FarContext(
-            OWN, tokens_L, tokens_L, sequences, self.model, self.lengths, self.batching,
-            with_divergence, substitute_ids_L,
-        )  # fmt: skip
-
     def select(
         self, rules: Sequence[str], interventions: Sequence[str], max_k: int, generator: np.random.Generator
     ) -> tuple[list[Selection], np.ndarray]:
         """The first `max_k` tokens of every rule, and loss(t | long) of every target: float32 [T], nats.
 
         Under `substitute` influence and divergence are means over the R draws: where a place has few values,
-        one draw is often the token that stands there, and says nothing.
+        one draw is often the token that stands there, and says nothing. Under `background` the rest of the
+        far context is a draw, and measurements are means over all R.
 
         Args:
             rules: of `FINDING_RULES`.
-            interventions: what leaving a token out means, of remove and substitute; each is taken in turn.
+            interventions: what leaving a token out means; each is taken in turn, by the rules that know it.
             max_k: K, at most the first target's far context.
             generator: of rules that draw.
         """
-        with_divergence = "divergence" in rules
-        own = self._far_context(with_divergence)
-        found = [
-            Selection(rule, None, find_rule(rule)(own, max_k, generator))
-            for rule in rules
-            if rule not in RULES_BY_LEAVING_OUT
-        ]
-        contexts_of = {
-            "remove": lambda: [own],
-            "substitute": lambda: [
-                self._far_context(with_divergence, row_L) for row_L in self.substitutes_RL
-            ],
-        }
-        leaving_out = [rule for rule in RULES_BY_LEAVING_OUT if rule in rules]
-        for intervention in interventions if leaving_out else ():
-            contexts = contexts_of[intervention]()
-            for rule in leaving_out:
-                mean_TF = np.mean([_score(rule, context) for context in contexts], axis=0)
-                found.append(Selection(rule, intervention, ranked(mean_TF, max_k)))
+        contexts = {intervention: self._context(intervention) for intervention in interventions}
+        own = self._context(REMOVE)
+        found = []
+        for rule in map(find_rule, rules):
+            if not rule.knows_interventions:
+                found.append(Selection(rule.name, None, rule(own, max_k, generator)))
+                continue
+            for intervention in interventions:
+                if intervention in rule.interventions:
+                    positions_TK = rule(contexts[intervention], max_k, generator)
+                    found.append(Selection(rule.name, intervention, positions_TK))
         return found, own.long_losses_T
 
+    def _context(self, intervention: str) -> "FarContext":
+        # Imported late: the names of the rules are wanted for a --help at once.
+        from pipeline.influence.background import FarContextInBackground
+        from pipeline.influence.far_context import FarContext, Measurement
+        from pipeline.influence.leave_one_out import own_context
 
-def _score(rule: str, context: "FarContext") -> np.ndarray:
-    return context.influence_TF if rule == "leave_one_out" else context.divergence_TF
+        tokens_L = self.token_ids_L
+        sequences = (own_context(tokens_L, self.lengths),)
+        fields = OWN, tokens_L, tokens_L, sequences, Measurement(self.model, self.lengths, self.batching)
+        if intervention == REMOVE:
+            return FarContext(*fields)
+        if intervention == BACKGROUND:
+            return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
+        draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
+        return cast("FarContext", _MeanOfDraws(draws))
+
+
+class _MeanOfDraws:
+    """What the rules that leave a token out ask for, as a mean over several draws of substitutes."""
+
+    def __init__(self, draws: Sequence["FarContext"]) -> None:
+        self._draws = draws
+
+    @cached_property
+    def influence_TF(self) -> np.ndarray:
+        """Mean influence: float32 [T, F], nats."""
+        return np.mean([draw.influence_TF for draw in self._draws], axis=0)
+
+    @cached_property
+    def divergence_TF(self) -> np.ndarray:
+        """Mean divergence: float32 [T, F], nats."""
+        return np.mean([draw.divergence_TF for draw in self._draws], axis=0)
 
 
 def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:

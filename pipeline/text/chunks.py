@@ -4,27 +4,32 @@ Shapes: L chunk (long_context_length), T targets.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.results.columns import Columns
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 
 logger = logging.getLogger("pipeline")
-Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """`long_context_length` tokens of one document, and the same chunk of the document that is its null."""
+    """`long_context_length` tokens of one document, and the same chunk of others."""
 
     document_id: str
     chunk_index: int
     token_ids_L: np.ndarray
-    null_token_ids_L: np.ndarray
+    other_token_ids_NL: np.ndarray
+    """The same chunk of N other documents: of its null, then of backgrounds."""
+
+    @property
+    def null_token_ids_L(self) -> np.ndarray:
+        """The chunk of the document that is its null."""
+        return self.other_token_ids_NL[0]
 
     @property
     def start(self) -> int:
@@ -41,12 +46,15 @@ class Chunk:
 
 
 def long_enough_documents(
-    data: TokenizedData, chunk_length: int, max_documents: int | None
+    data: TokenizedData, chunk_length: int, max_documents: int | None, num_others: int = 1
 ) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
+    Args:
+        num_others: of other documents, which each is measured beside.
+
     Raises:
-        InputError: there are fewer than two, and each document serves as the null of another.
+        InputError: there are not so many others: each document serves as the null or background of another.
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
@@ -55,43 +63,42 @@ def long_enough_documents(
             "%d of %d documents are shorter than %d tokens and are skipped",
             len(documents) - len(usable), len(documents), chunk_length,
         )  # fmt: skip
-    if len(usable[:max_documents]) < 2:
+    if (num_usable := len(usable[:max_documents])) <= num_others:
+        beside = "the null" if num_others == 1 else "the null and the backgrounds"
         raise InputError(
-            f"{len(usable[:max_documents])} evaluation document(s) of at least {chunk_length} tokens in"
-            f" {data.folder} are not enough: two are needed, since each serves as the null of another; choose"
-            " a smaller --long-context-length or a larger --max-documents"
+            f"{num_usable} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
+            f" enough: {num_others + 1} are needed, since others serve as {beside} of each; choose a smaller"
+            " --long-context-length or a larger --max-documents"
         )
     return usable[:max_documents]
 
 
 def chunks_of(
-    documents: Sequence[EvaluationDocument], index: int, chunk_length: int, max_chunks: int | None
+    documents: Sequence[EvaluationDocument],
+    index: int,
+    chunk_length: int,
+    max_chunks: int | None,
+    num_others: int = 1,
 ) -> list[Chunk]:
-    """The first `max_chunks` full chunks of one document, or all of them.
+    """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
-    Its null is the next document, the first one's for the last: their order is a hash's, so any is as
-    good as another.
+    The others are the documents that come next, after the last the first: their order is a hash's, so any is
+    as good as another. Where one has fewer chunks, they are taken in turn.
     """
-    document, null = documents[index], documents[(index + 1) % len(documents)]
-    num_null_chunks = len(null.token_ids) // chunk_length
-    chunks = []
+    document = documents[index]
+    others = [documents[(index + 1 + number) % len(documents)] for number in range(num_others)]
     num_chunks = len(document.token_ids) // chunk_length
-    for chunk_index in range(num_chunks if max_chunks is None else min(num_chunks, max_chunks)):
-        start, null_start = chunk_index * chunk_length, chunk_index % num_null_chunks * chunk_length
-        chunks.append(
-            Chunk(
-                document.document_id,
-                chunk_index,
-                document.token_ids[start : start + chunk_length].astype(np.int64),
-                null.token_ids[null_start : null_start + chunk_length].astype(np.int64),
-            )
+    return [
+        Chunk(
+            document.document_id,
+            chunk_index,
+            _chunk_of(document, chunk_index, chunk_length),
+            np.stack([_chunk_of(other, chunk_index, chunk_length) for other in others]),
         )
-    return chunks
+        for chunk_index in range(num_chunks if max_chunks is None else min(num_chunks, max_chunks))
+    ]
 
 
-def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> None:
-    """Append the rows of each artefact to its table, in place."""
-    for artefact, columns in rows.items():
-        table = tables.setdefault(artefact, {name: [] for name in columns})
-        for name, values in columns.items():
-            table[name].extend(values)
+def _chunk_of(document: EvaluationDocument, chunk_index: int, chunk_length: int) -> np.ndarray:
+    start = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
+    return document.token_ids[start : start + chunk_length].astype(np.int64)

@@ -172,7 +172,7 @@ def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
         tmp_path,
         texts,
         ["one"],
-        ["leave_one_out", "divergence", "random", "nearest"],
+        ["leave_one_out", "leave_one_out_divergence", "random", "nearest"],
         (16, 256, 16),
         [1, 2, 4, 8, 16],
     )

@@ -35,8 +35,8 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import long_context_losses, window_losses
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
+from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo
 from pipeline.stage import positive_int, progress, run_stage, stage_parser
@@ -127,15 +127,15 @@ def _chunks(arguments: argparse.Namespace) -> list[Chunk]:
 def _numbers(model: CausalLM, chunk: Chunk, lengths: ContextLengths, batching: Batching) -> ChunkNumbers:
     """As the stage influential_tokens measures a chunk."""
     chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
-    contexts = far_contexts(model, chunk_L, chunk.null_token_ids_L, lengths, batching)
+    contexts = far_contexts(Measurement(model, lengths, batching), chunk_L, chunk.null_token_ids_L)
     selections = {
-        context.name: (context, selected_positions(context, "leave_one_out", lengths, K, [0]))
-        for context in contexts
+        name: (context, selected_positions(context, "leave_one_out", K, [0]))
+        for name, context in contexts.items()
     }
     return ChunkNumbers(
         window_losses(model, chunk_L, targets_T, lengths.short_context_length, batching),
         long_context_losses(model, chunk_L, targets_T),
-        {context.name: context.influence_TF for context in contexts},
+        {name: context.influence_TF for name, context in contexts.items()},
         selections,
         _sparse_losses(model, selections),
     )
@@ -144,7 +144,9 @@ def _numbers(model: CausalLM, chunk: Chunk, lengths: ContextLengths, batching: B
 def _sparse_losses(model: CausalLM, selections: Selections) -> dict[str, np.ndarray]:
     """By far context: loss(t | short and the selected tokens), as `model` has it."""
     return {
-        name: sparse_context_losses(replace(context, model=model), {"": positions_TK}, [K])[""][:, 0]
+        name: replace(context, measurement=replace(context.measurement, model=model))
+        .measured_with(np.arange(len(positions_TK)), positions_TK[:, :K])
+        .losses
         for name, (context, positions_TK) in selections.items()
     }
 

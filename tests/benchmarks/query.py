@@ -32,7 +32,10 @@ from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 NUM_MODELS = 10
 KS = np.array([1, 2, 4, 8, 16], dtype=np.int32)
-RULES, FAR_CONTEXTS = ["leave_one_out", "divergence", "random", "nearest"], ["own", "other_document"]
+RULES, FAR_CONTEXTS = (
+    ["leave_one_out", "leave_one_out_divergence", "random", "nearest"],
+    ["own", "other_document"],
+)
 ROWS_OF_A_TARGET = len(KS) * len(RULES) * len(FAR_CONTEXTS)
 TARGETS_OF_A_DOCUMENT = 16
 AGGREGATE = """SELECT model, k, sum(short_context_loss - sparse_context_loss)

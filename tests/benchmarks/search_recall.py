@@ -30,7 +30,7 @@ import torch
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import estimated_losses
-from pipeline.influence.far_context import FarContext
+from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.leave_one_out import PackedSequence
 from pipeline.influence.leave_one_out_search import (
     exhaustive_cost,
@@ -93,8 +93,10 @@ def main(arguments: argparse.Namespace) -> None:
     for index in progress(range(len(documents)), "search_recall", "document"):
         (chunk,) = chunks_of(documents, index, arguments.long_context_length, 1)
         own, null = far_contexts(
-            model, chunk.token_ids_L, chunk.null_token_ids_L, lengths, Batching(arguments.tokens_per_batch)
-        )
+            Measurement(model, lengths, Batching(arguments.tokens_per_batch)),
+            chunk.token_ids_L,
+            chunk.null_token_ids_L,
+        ).values()
         for search, counts in _document(null if arguments.null else own, arguments):
             counts_of.setdefault(search, []).append(counts)
         if arguments.out:
@@ -199,8 +201,8 @@ def _regrets(context: FarContext, best_TK: np.ndarray, found_TK: np.ndarray, ks:
     every_target_T = np.arange(len(best_TK))
     return {
         f"regret@{k}": (
-            float(np.sum(context.losses_with(every_target_T, found_TK[:, :k])
-                         - context.losses_with(every_target_T, best_TK[:, :k]))),
+            float(np.sum(context.measured_with(every_target_T, found_TK[:, :k]).losses
+                         - context.measured_with(every_target_T, best_TK[:, :k]).losses)),
             float(len(best_TK)),
         )
         for k in ks

@@ -16,8 +16,9 @@ from pipeline.influence import batching
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import window_losses
+from pipeline.influence.far_context import Measurement
 from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=8, long_context_length=96, targets_per_chunk=12)
@@ -123,25 +124,24 @@ print(batching.tokens_per_batch)
 
 def test_what_is_known_is_not_computed_again(lm: OLMoCausalLM) -> None:
     model = CountingLM(lm)
-    (own, _) = far_contexts(model, *CHUNKS, LENGTHS, Batching(500))
-    positions = {
-        rule: selected_positions(own, rule, LENGTHS, 3, seed=[0]) for rule in ("add_one_in", "greedy")
-    }
+    own = far_contexts(Measurement(model, LENGTHS, Batching(500)), *CHUNKS)["own"]
+    positions = {rule: selected_positions(own, rule, 3, seed=[0]) for rule in ("add_one_in", "greedy")}
     before = model.token_forwards
-    losses = sparse_context_losses(own, positions, [1])
+    measured = sparse_contexts(own, positions, dict.fromkeys(positions, [1]))
     assert model.token_forwards == before  # any single token was tried by both rules
-    sparse_context_losses(own, {"greedy": positions["greedy"]}, [2, 3])
+    sparse_contexts(own, {"greedy": positions["greedy"]}, {"greedy": [2, 3]})
     assert model.token_forwards == before  # and so were the sets that greedy grew
-    fresh = far_contexts(lm, *CHUNKS, LENGTHS, Batching(500))[0]
-    for rule, expected in sparse_context_losses(fresh, positions, [1]).items():
-        np.testing.assert_allclose(losses[rule], expected, rtol=0, atol=2e-5)
-    sparse_context_losses(own, {"one": np.array([[7, 5]] * 12), "other": np.array([[5, 7]] * 12)}, [2])
+    fresh = far_contexts(Measurement(lm, LENGTHS, Batching(500)), *CHUNKS)["own"]
+    for rule, expected in sparse_contexts(fresh, positions, dict.fromkeys(positions, [1])).items():
+        np.testing.assert_allclose(measured[rule], expected, rtol=0, atol=2e-5)
+    pairs = {"one": np.array([[7, 5]] * 12), "other": np.array([[5, 7]] * 12)}
+    sparse_contexts(own, pairs, dict.fromkeys(pairs, [2]))
     assert model.token_forwards == before + 12 * (8 + 2)  # the same sets, once
 
 
 def test_the_long_loss_comes_with_the_leave_one_out_passes(lm: OLMoCausalLM) -> None:
     model = CountingLM(lm)
-    (own, _) = far_contexts(model, *CHUNKS, LENGTHS, Batching(500))
+    own = far_contexts(Measurement(model, LENGTHS, Batching(500)), *CHUNKS)["own"]
     alone = own.long_losses_T
     assert model.token_forwards == 95
     assert own.influence_TF is not None

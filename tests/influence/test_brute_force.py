@@ -16,7 +16,8 @@ from olmo.model import OLMo
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import long_context_losses, window_losses
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_context_losses
+from pipeline.influence.far_context import Measurement
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.olmo import OLMoCausalLM
@@ -98,7 +99,7 @@ def test_short_and_long_losses(stock: Stock, lm: CausalLM, chunks: tuple[np.ndar
 
 @pytest.fixture(scope="module")
 def contexts(lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
-    return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, Batching(100))}
+    return far_contexts(Measurement(lm, LENGTHS, Batching(100)), *chunks)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +134,8 @@ def test_every_influence(contexts: dict, naive_influences: dict, name: str) -> N
 def test_influences_that_a_search_measures(
     lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray], naive_influences: dict, name: str
 ) -> None:
-    searches = far_contexts(lm, *chunks, LENGTHS, Batching(100), search_budget=0.9)
-    found_TF = {context.name: context for context in searches}[name].searched_influence_TF
+    searches = far_contexts(Measurement(lm, LENGTHS, Batching(100), search_budget=0.9), *chunks)
+    found_TF = searches[name].searched_influence_TF
     for found_F, naive in zip(found_TF, naive_influences[name], strict=True):
         (measured,) = np.nonzero(~np.isnan(found_F))
         assert 1 <= len(measured) < len(naive)
@@ -145,7 +146,7 @@ def test_influences_that_a_search_measures(
 def test_selection_takes_the_largest_naive_influences(
     contexts: dict, naive_influences: dict, name: str
 ) -> None:
-    selected = selected_positions(contexts[name], "leave_one_out", LENGTHS, MAX_K, seed=[0])
+    selected = selected_positions(contexts[name], "leave_one_out", MAX_K, seed=[0])
     for index, naive in enumerate(naive_influences[name]):
         assert selected[index].tolist() == sorted(range(len(naive)), key=lambda i: -naive[i])[:MAX_K]
 
@@ -156,17 +157,21 @@ def test_every_sparse_context_loss(
 ) -> None:
     for name, context in contexts.items():
         selections = {
-            rule: selected_positions(context, rule, LENGTHS, MAX_K, seed=[0])
+            rule: selected_positions(context, rule, MAX_K, seed=[0])
             for rule in ("leave_one_out", "random", "nearest")
         }
-        losses = sparse_context_losses(context, selections, [k])
-        assert losses.keys() == selections.keys()
+        measured = sparse_contexts(context, selections, dict.fromkeys(selections, [k]))
+        assert measured.keys() == selections.keys()
         for rule, positions in selections.items():
-            assert losses[rule].shape == (M, 1)
+            assert measured[rule].losses.shape == (M, 1)
             for index, target in enumerate(TARGETS):
                 seen = [*positions[index, :k].tolist(), *range(target - S, target)]
                 naive = _naive_loss(stock, _far_tokens(name, chunks, target), target, seen)
-                assert losses[rule][index, 0] == pytest.approx(naive, abs=TOLERANCE), (rule, name, target)
+                assert measured[rule].losses[index, 0] == pytest.approx(naive, abs=TOLERANCE), (
+                    rule,
+                    name,
+                    target,
+                )
 
 
 def test_a_wide_target_block_reaches_into_its_own_far_context(
@@ -175,7 +180,7 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     own = chunks[0]
-    (context, _) = far_contexts(lm, *chunks, lengths, Batching(100))
+    context = far_contexts(Measurement(lm, lengths, Batching(100)), *chunks)["own"]
     first = L - 12
     everything = _naive_loss(stock, own, first, range(first))
     for left_out in range(first - 2):

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
+from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 
@@ -57,7 +57,7 @@ def lm(family: str) -> HuggingFaceCausalLM:
 
 @pytest.fixture(scope="module")
 def contexts(lm: HuggingFaceCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, FarContext]:
-    return {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, 100)}
+    return far_contexts(Measurement(lm, LENGTHS, 100), *chunks)
 
 
 def _seen(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -> torch.Tensor:
@@ -179,7 +179,7 @@ def test_bfloat16_ranks_by_nearly_the_same_numbers(chunks: tuple[np.ndarray, np.
     of_dtype = {}
     for dtype in (torch.float32, torch.bfloat16):
         lm = HuggingFaceCausalLM(_model("llama").to(dtype))
-        (own, _) = far_contexts(lm, *chunks, LENGTHS, 100)
+        own = far_contexts(Measurement(lm, LENGTHS, 100), *chunks)["own"]
         of_dtype[dtype] = [own.gate_gradient_TF[-1], own.attention_TF[-1]]
     for fine, coarse in zip(*of_dtype.values(), strict=True):
         assert np.corrcoef(fine, coarse)[0, 1] > 0.99
@@ -223,9 +223,9 @@ def test_models_that_cannot_be_looked_into(
     make: Callable[[], PreTrainedModel], rule: str, reason: str, chunks: tuple[np.ndarray, np.ndarray]
 ) -> None:
     model = make()
-    (own, _) = far_contexts(HuggingFaceCausalLM(model), *chunks, LENGTHS, 100)
+    own = far_contexts(Measurement(HuggingFaceCausalLM(model), LENGTHS, 100), *chunks)["own"]
     with pytest.raises(InputError, match=f"{type(model).__name__} cannot be looked into: {reason}; leave"):
-        selected_positions(own, rule, LENGTHS, 2, seed=[0])
+        selected_positions(own, rule, 2, seed=[0])
 
 
 def test_masks_that_are_only_compared_have_no_derivative(
@@ -239,6 +239,6 @@ def test_masks_that_are_only_compared_have_no_derivative(
         return trunk(attention_mask=torch.where(attention_mask < 0, least, 0.0), **rest)
 
     monkeypatch.setattr(model.base_model, "forward", compares)
-    (own, _) = far_contexts(lm, *chunks, LENGTHS, 100)
+    own = far_contexts(Measurement(lm, LENGTHS, 100), *chunks)["own"]
     with pytest.raises(InputError, match="no derivative by what is added to its attention scores"):
         own.gate_gradient_TF  # noqa: B018

@@ -11,6 +11,7 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import Reruns, estimated_losses
+from pipeline.influence.far_context import Measurement
 from pipeline.influence.leave_one_out import PackedSequence, leave_each_out, null_contexts, own_context
 from pipeline.influence.leave_one_out_search import (
     exhaustive_cost,
@@ -143,8 +144,9 @@ def test_what_is_planted_is_found_at_a_fifth_of_the_cost() -> None:
         return sum(worth for token, worth in zip((2, 3, 4), PLANTED.values(), strict=True) if token in seen)
 
     counting = _CountingEvidence(5, answer, logit)
-    (own, _) = far_contexts(counting, chunk, np.full(200, filler), lengths, Batching(400), search_budget=0.2)
-    found = selected_positions(own, "leave_one_out_search", lengths, 3, seed=[0])
+    measurement = Measurement(counting, lengths, Batching(400), search_budget=0.2)
+    own = far_contexts(measurement, chunk, np.full(200, filler))["own"]
+    found = selected_positions(own, "leave_one_out_search", 3, seed=[0])
     assert found.tolist() == [[30, 77, 140]] * 2
     # batching adds an eighth at most
     assert counting.token_forwards <= 0.2 * 9 / 8 * exhaustive_cost(own.sequences[0])

@@ -9,13 +9,13 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
+from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.selection import (
     OTHER_DOCUMENT,
     OWN,
     far_contexts,
     selected_positions,
-    sparse_context_losses,
+    sparse_contexts,
 )
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.models.rope import use_position_ids
@@ -62,15 +62,17 @@ def copier(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
 def _own_contexts(copier: OLMoCausalLM) -> list[FarContext]:
     tokens = _test_sequences()
     return [
-        far_contexts(copier, chunk, null_chunk, LENGTHS, Batching(4096), with_divergence=True)[0]
+        far_contexts(Measurement(copier, LENGTHS, Batching(4096)), chunk, null_chunk)[OWN]
         for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True)
     ]
 
 
-@pytest.mark.parametrize("rule", ["leave_one_out", "add_one_in", "greedy", "attention", "divergence"])
+@pytest.mark.parametrize(
+    "rule", ["leave_one_out", "add_one_in", "greedy", "attention", "leave_one_out_divergence"]
+)
 def test_rules_return_exactly_the_planted_position(copier: OLMoCausalLM, rule: str) -> None:
     for context in _own_contexts(copier):
-        selected = selected_positions(context, rule, LENGTHS, 1, seed=[0])
+        selected = selected_positions(context, rule, 1, seed=[0])
         assert selected[:, 0].tolist() == (LENGTHS.targets_T - PERIOD).tolist()
 
 
@@ -79,7 +81,7 @@ def test_the_gradient_finds_the_planted_position_where_the_model_is_not_yet_sure
 ) -> None:
     planted_T1 = (LENGTHS.targets_T - PERIOD)[:, None]
     for context in _own_contexts(_trained_copier(make_olmo, final_loss=1.0)):
-        selected = selected_positions(context, "gradient", LENGTHS, 1, seed=[0])
+        selected = selected_positions(context, "gradient", 1, seed=[0])
         assert selected.tolist() == planted_T1.tolist()
         assert (np.take_along_axis(context.influence_TF, planted_T1, axis=1) > 0).all()
         assert (np.take_along_axis(-context.gate_gradient_TF, planted_T1, axis=1) > 0).all()
@@ -95,8 +97,9 @@ def test_the_planted_token_restores_the_prediction_and_its_null_does_not(copier:
     tokens = _test_sequences()
     losses: dict[str, list[float]] = {OWN: [], OTHER_DOCUMENT: []}
     for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True):
-        for context in far_contexts(copier, chunk, null_chunk, LENGTHS, Batching(4096)):
-            selected = {"leave_one_out": selected_positions(context, "leave_one_out", LENGTHS, 1, seed=[0])}
-            values = sparse_context_losses(context, selected, [1])["leave_one_out"]
-            losses[context.name].extend(values[:, 0].tolist())
+        contexts = far_contexts(Measurement(copier, LENGTHS, Batching(4096)), chunk, null_chunk)
+        for context in contexts.values():
+            selected = {"leave_one_out": selected_positions(context, "leave_one_out", 1, seed=[0])}
+            values = sparse_contexts(context, selected, {"leave_one_out": [1]})["leave_one_out"]
+            losses[context.name].extend(values.losses[:, 0].tolist())
     assert np.mean(losses[OWN]) < 0.5 < 1.5 < np.mean(losses[OTHER_DOCUMENT])

@@ -10,8 +10,17 @@ from hand_made_models import EvidenceLM
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.rules import DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, exhaustive, find_rule
+from pipeline.influence.context_loss import Measured
+from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.random_subsets import SubsetEffects
+from pipeline.influence.rules import (
+    CONTROLS,
+    DEFAULT_RULES,
+    LEAVE_ONE_OUT_RULES,
+    RULES,
+    exhaustive,
+    find_rule,
+)
 from pipeline.influence.selection import far_contexts
 
 NAN = np.nan
@@ -22,7 +31,9 @@ SCORED = SimpleNamespace(
     divergence_TF=SCORES_TF,
     attention_TF=SCORES_TF,
     gate_gradient_TF=-SCORES_TF,
-    first_addition_losses_TF=-SCORES_TF,
+    gate_information_TF=SCORES_TF,
+    first_additions=Measured(-SCORES_TF, -SCORES_TF),
+    subset_effects=SubsetEffects(SCORES_TF, SCORES_TF),
 )
 
 
@@ -30,7 +41,9 @@ def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> l
     return find_rule(rule)(context, max_k, np.random.default_rng(seed)).tolist()
 
 
-@pytest.mark.parametrize("rule", ["leave_one_out", "divergence", "attention", "gradient", "add_one_in"])
+@pytest.mark.parametrize(
+    "rule", sorted(RULES.keys() - {"leave_one_out_search", "greedy", "greedy_divergence", *CONTROLS})
+)
 def test_scores_are_ranked_and_ties_go_to_the_nearer(rule: str) -> None:
     assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]]
     assert _select(rule, 2) == [[3, 1], [2, 4]]
@@ -83,9 +96,8 @@ def _without_pair(seen: set[int]) -> float:
 
 
 def _contexts(logit_of: object = _without_pair, **options: object) -> list[FarContext]:
-    return far_contexts(
-        EvidenceLM(10, ANSWER, logit_of), CHUNK, NULL_CHUNK, LENGTHS, Batching(100), **options
-    )
+    measurement = Measurement(EvidenceLM(10, ANSWER, logit_of), LENGTHS, Batching(100))
+    return list(far_contexts(measurement, CHUNK, NULL_CHUNK, **options).values())
 
 
 def test_greedy_takes_redundant_evidence_once_where_leave_one_out_sees_none() -> None:
@@ -107,28 +119,28 @@ def test_only_exhaustive_finds_a_pair_that_is_worth_nothing_singly() -> None:
     assert _select("greedy", 3, context=context) == [[5, 4, 8]]
     every_target = np.array([0])
     losses = [
-        float(context.losses_with(every_target, np.array(positions))[0])
+        float(context.measured_with(every_target, np.array(positions)).losses[0])
         for positions in ([[3, 1]], [[5, 4]], np.empty((1, 0), dtype=int))
     ]
     np.testing.assert_allclose(losses, [_loss(5), _loss(4), _loss(0)], atol=1e-6)
 
 
 def test_the_null_holds_no_evidence() -> None:
-    (_, null) = _contexts(with_divergence=True)
+    (_, null) = _contexts()
     assert (null.influence_TF == 0).all() and (null.divergence_TF == 0).all()
-    for rule in ("leave_one_out", "divergence", "add_one_in", "greedy"):
+    for rule in ("leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", "greedy_divergence"):
         assert _select(rule, 3, context=null) == [[8, 7, 6]]
 
 
 def test_divergence_by_hand_and_blind_to_the_target() -> None:
-    (context, _) = _contexts(with_divergence=True)
+    (context, _) = _contexts()
     before, after = exp(4) / (exp(4) + 9), exp(3) / (exp(3) + 9)  # of the answer, without B
     expected = before * log(before / after) + (1 - before) * log((1 - before) / (1 - after))
     assert context.divergence_TF[0, 4] == pytest.approx(expected, rel=1e-4)
     assert np.abs(np.delete(context.divergence_TF[0], 4)).max() < 1e-6
     other_target = np.append(CHUNK[:-1], FILLER)
     model = EvidenceLM(10, ANSWER, _without_pair)
-    (other, _) = far_contexts(model, other_target, NULL_CHUNK, LENGTHS, Batching(100), with_divergence=True)
+    other = far_contexts(Measurement(model, LENGTHS, Batching(100)), other_target, NULL_CHUNK)["own"]
     assert (other.divergence_TF == context.divergence_TF).all()
     assert other.influence_TF[0, 4] < 0 < context.influence_TF[0, 4]
 

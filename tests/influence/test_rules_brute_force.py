@@ -15,7 +15,7 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
+from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.rules import exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
@@ -45,10 +45,7 @@ def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
 
 @pytest.fixture(scope="module")
 def contexts(lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, FarContext]:
-    return {
-        context.name: context
-        for context in far_contexts(lm, *chunks, LENGTHS, Batching(100), with_divergence=True)
-    }
+    return far_contexts(Measurement(lm, LENGTHS, Batching(100)), *chunks)
 
 
 def _seen(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -> np.ndarray:
@@ -98,7 +95,7 @@ def test_every_divergence(
 def test_influences_measured_beside_the_divergence_are_the_same(
     lm: OLMoCausalLM, contexts: dict[str, FarContext], chunks: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
-    alone = {context.name: context for context in far_contexts(lm, *chunks, LENGTHS, Batching(100))}[name]
+    alone = far_contexts(Measurement(lm, LENGTHS, Batching(100)), *chunks)[name]
     np.testing.assert_allclose(contexts[name].influence_TF, alone.influence_TF, atol=1e-6)
 
 
@@ -107,10 +104,9 @@ def test_every_influence_of_a_substitution(
     stock: OLMo, lm: OLMoCausalLM, chunks: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
     substitutes = np.random.default_rng(8).integers(0, 48, L)
-    found = {
-        context.name: context
-        for context in far_contexts(lm, *chunks, LENGTHS, Batching(100), substitute_ids_L=substitutes)
-    }[name].influence_TF
+    found = far_contexts(Measurement(lm, LENGTHS, Batching(100)), *chunks, substitute_ids_L=substitutes)[
+        name
+    ].influence_TF
     for index, target in enumerate(TARGETS):
         tokens = _seen(name, chunks, target)
         long = _loss(stock, tokens, target)
@@ -129,8 +125,10 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     substitutes, first = np.random.default_rng(9).integers(0, 48, L), L - 12
-    (removed, _) = far_contexts(lm, *chunks, lengths, Batching(100), with_divergence=True)
-    (substituted, _) = far_contexts(lm, *chunks, lengths, Batching(100), substitute_ids_L=substitutes)
+    removed = far_contexts(Measurement(lm, lengths, Batching(100)), *chunks)["own"]
+    substituted = far_contexts(
+        Measurement(lm, lengths, Batching(100)), *chunks, substitute_ids_L=substitutes
+    )["own"]
     long = _log_probs(stock, chunks[0], first, {})
     for position in range(first - 2):
         without = _log_probs(stock, chunks[0], first, {position: 0.0})
@@ -148,8 +146,8 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(
 def test_every_addition_and_every_greedy_choice(
     stock: OLMo, contexts: dict[str, FarContext], chunks: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
-    added = selected_positions(contexts[name], "add_one_in", LENGTHS, 4, seed=[0])
-    greedy = selected_positions(contexts[name], "greedy", LENGTHS, 3, seed=[0])
+    added = selected_positions(contexts[name], "add_one_in", 4, seed=[0])
+    greedy = selected_positions(contexts[name], "greedy", 3, seed=[0])
     for index, target in enumerate(TARGETS):
         tokens, chosen = _seen(name, chunks, target), []
         for num_chosen in range(3):
@@ -157,7 +155,7 @@ def test_every_addition_and_every_greedy_choice(
             naive = {i: _loss_with(stock, tokens, target, [*chosen, i]) for i in candidates}
             ranked = sorted(candidates, key=lambda position: naive[position])
             if num_chosen == 0:
-                found = contexts[name].first_addition_losses_TF[index]
+                found = contexts[name].first_additions.losses[index]
                 np.testing.assert_allclose(found[: target - S], list(naive.values()), atol=TOLERANCE)
                 assert np.isnan(found[target - S :]).all()
                 assert added[index].tolist() == ranked[:4]
@@ -225,8 +223,8 @@ def test_exhaustive_takes_the_best_naive_pair_and_is_no_worse_than_greedy(
     losses = [_loss_with(stock, chunks[0], target, pair) for pair in every_pair]
     assert sorted(pairs[0].tolist()) == list(every_pair[int(np.argmin(losses))])
     every_target = np.arange(M)
-    of_exhaustive = own.losses_with(every_target, pairs)
-    of_greedy = own.losses_with(every_target, selected_positions(own, "greedy", LENGTHS, 2, seed=[0]))
-    of_nothing = own.losses_with(every_target, np.empty((M, 0), dtype=np.int64))
+    of_exhaustive = own.measured_with(every_target, pairs).losses
+    of_greedy = own.measured_with(every_target, selected_positions(own, "greedy", 2, seed=[0])).losses
+    of_nothing = own.measured_with(every_target, np.empty((M, 0), dtype=np.int64)).losses
     assert (of_exhaustive <= of_greedy + TOLERANCE).all()
     assert (of_greedy < of_nothing).all()

@@ -7,7 +7,7 @@ from pipeline.influence.sparsity import dependency_sparsity
 
 def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:
     k_star, censored = dependency_sparsity(
-        np.array([3.0]), np.array([long_loss]), np.array([sparse_losses]), np.array([1, 2, 4]),
+        np.array([3.0 - long_loss]), 3.0 - np.array([sparse_losses]), np.array([1, 2, 4]),
         recovery_fraction=0.9, minimum_gain=0.1,
     )  # fmt: skip
     return k_star, censored.tolist()

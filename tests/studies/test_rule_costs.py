@@ -5,6 +5,7 @@ and 23 tokens before the last target.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from olmo.model import OLMo
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.far_context import Measurement
 from pipeline.influence.rules import RULES, exhaustive
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
@@ -26,12 +28,15 @@ COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_ch
 def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **options: object) -> CountingLM:
     tokens = np.random.default_rng(1).integers(0, 48, (2, 24))
     model = CountingLM(OLMoCausalLM(make_olmo()))
-    (own, _) = far_contexts(model, *tokens, LENGTHS, Batching(1), **options)
+    own = far_contexts(Measurement(model, LENGTHS, Batching(1)), *tokens, **options)["own"]
+    assert own.predictions  # which the long losses need anyway
+    if not any(rule.startswith("leave_one_out") for rule in rules):
+        model.token_forwards -= 23
     for rule in rules:
         if rule == "exhaustive":
             exhaustive(own, max_k)
         else:
-            selected_positions(own, rule, LENGTHS, max_k, seed=[0])
+            selected_positions(own, rule, max_k, seed=[0])
     return model
 
 
@@ -40,12 +45,17 @@ def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **op
     [
         (["random", "nearest"], 3, "random"),
         (["leave_one_out"], 3, "leave_one_out"),
-        (["divergence"], 3, "divergence"),
-        (["leave_one_out", "divergence", "leave_one_out"], 3, "leave_one_out"),
+        (["leave_one_out_divergence"], 3, "leave_one_out_divergence"),
+        (["leave_one_out", "leave_one_out_divergence", "leave_one_out"], 3, "leave_one_out"),
         (["add_one_in"], 3, "add_one_in"),
         (["greedy"], 1, "greedy"),
         (["greedy"], 3, "greedy"),
         (["greedy", "add_one_in"], 1, "add_one_in"),
+        (["add_one_in_divergence", "add_one_in"], 3, "add_one_in"),
+        (["greedy_divergence"], 3, "greedy_divergence"),
+        (["banzhaf"], 3, "banzhaf"),
+        (["banzhaf", "banzhaf_divergence"], 3, "banzhaf_divergence"),
+        (["gradient_divergence"], 3, "gradient_divergence"),
         (["attention"], 3, "attention"),
         (["gradient"], 3, "gradient"),
         (["exhaustive"], 1, "exhaustive"),
@@ -54,22 +64,26 @@ def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **op
 )
 def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, dearest: str) -> None:
     # Rules that run together cost what the dearest costs: they share what they need alike.
-    model = _measured(make_olmo, rules, max_k, with_divergence="divergence" in rules)
+    model = _measured(make_olmo, rules, max_k)
     assert model.token_forwards == COSTS.token_forwards(dearest, max_k)
-    assert model.backward_passes == (5 if rules == ["gradient"] else 0)
+    assert model.backward_passes == {"gradient": 5, "gradient_divergence": 8 * 5}.get(rules[0], 0)
 
 
 def test_rules_of_a_kind_share_their_passes_and_others_add_up(make_olmo: Callable[..., OLMo]) -> None:
-    rules = ["leave_one_out", "divergence", "attention", "nearest"]
-    measured = _measured(make_olmo, rules, 3, with_divergence=True).token_forwards
+    rules = ["leave_one_out", "leave_one_out_divergence", "attention", "nearest"]
+    measured = _measured(make_olmo, rules, 3).token_forwards
     assert COSTS.token_forwards_together(rules, 3) == measured
-    assert measured == COSTS.token_forwards("divergence", 3) + COSTS.token_forwards("attention", 3)
+    assert measured == COSTS.token_forwards("leave_one_out_divergence", 3) + COSTS.token_forwards(
+        "attention", 3
+    )
     # Greedy's first round is add_one_in's only, which its other rounds do not spare.
     assert COSTS.token_forwards_together(["add_one_in", "greedy"], 3) == COSTS.token_forwards("greedy", 3)
 
 
 def test_a_substitution_runs_one_token_more_than_a_removal(make_olmo: Callable[..., OLMo]) -> None:
     model = _measured(make_olmo, ["leave_one_out"], 1, substitute_ids_L=np.zeros(24, dtype=np.int64))
+    costs = replace(COSTS, intervention="substitute")
+    assert model.token_forwards == costs.token_forwards("leave_one_out", 1)
     assert model.token_forwards == COSTS.one_removal_a_pass(substitute=True)
 
 
@@ -78,7 +92,7 @@ def test_the_formulas_by_hand() -> None:
     removals = 23 + (19 * 22 - 171)
     by_hand = {
         ("leave_one_out", 3): removals,
-        ("divergence", 1): removals,
+        ("leave_one_out_divergence", 1): removals,
         ("leave_one_out_search", 3): round(0.2 * removals),
         ("add_one_in", 3): 85 * (4 + 1),
         ("greedy", 1): 85 * (4 + 1),
@@ -99,3 +113,14 @@ def test_every_rule_has_a_cost() -> None:
     assert all(COSTS.token_forwards_together([rule], 2) == COSTS.token_forwards(rule, 2) for rule in RULES)
     with pytest.raises(InputError, match="did you mean 'greedy'"):
         COSTS.token_forwards("gredy", 1)
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "add_one_in_divergence", "banzhaf"])
+@pytest.mark.parametrize("num_backgrounds", [1, 3])
+def test_a_background_costs_passes_that_serve_all_targets(
+    make_olmo: Callable[..., OLMo], rule: str, num_backgrounds: int
+) -> None:
+    backgrounds = np.random.default_rng(2).integers(0, 48, (num_backgrounds, 24))
+    model = _measured(make_olmo, [rule], 2, background_ids_BL=backgrounds)
+    costs = replace(COSTS, intervention="background", num_backgrounds=num_backgrounds)
+    assert model.token_forwards == costs.token_forwards(rule, 2)

@@ -1,0 +1,82 @@
+"""Columns that several artefacts have alike."""
+
+import pyarrow as pa
+
+
+def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
+    """A column with its meaning, unit included."""
+    return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
+
+
+TARGET_COLUMNS = [
+    column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+    column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
+    column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
+]
+SELECTION_COLUMNS = [
+    column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
+    column(
+        "far_context",
+        pa.string(),
+        "'own', or 'other_document': the null, where the far context is another document's tokens"
+        " at the same positions",
+    ),
+    column(
+        "null_kind",
+        pa.string(),
+        "how the null's tokens are chosen: 'selection', within the other document's far context as within the"
+        " own one, or 'mimicry', to reproduce the prediction from the own far context; null of the own far"
+        " context, and in results of version 1: selection",
+        nullable=True,
+    ),
+]
+
+
+def with_interval(name: str, meaning: str) -> list[pa.Field]:
+    """A number and the ends of its interval."""
+    return [
+        column(name, pa.float64(), meaning),
+        column(f"{name}_low", pa.float64(), "lower end of its 95 % interval over documents"),
+        column(f"{name}_high", pa.float64(), "upper end of it; both are NaN for a single document"),
+    ]
+
+
+JUDGE = column(
+    "judge",
+    pa.string(),
+    "the model whose losses and divergences these are: the one that the tokens were chosen with, or one of"
+    " --judge-with; null in results of version 1, which have the former only",
+    nullable=True,
+)
+SHORT_DIVERGENCE = column(
+    "short_context_divergence",
+    pa.float32(),
+    "KL(p(.|long) || p(.|short context)), nats: the gain that the long context is expected to have; it does"
+    " not see the target",
+    nullable=True,
+)
+LOSS_COLUMNS = [
+    column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
+    column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
+]
+
+SYNTHETIC_COLUMNS = [
+    column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
+    column("positions", pa.string(), "the position scheme that the model was trained with"),
+    column("seed", pa.int64(), "of the training run"),
+    column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
+    column(
+        "largest_train_sparsity",
+        pa.int32(),
+        "K_train: k was uniform on 1 to this; null where the task has none",
+        nullable=True,
+    ),
+    column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
+    column("size", pa.int32(), "of the test examples, in the task's own unit"),
+    column(
+        "sparsity",
+        pa.int32(),
+        "k of the test examples; null where the task has none",
+        nullable=True,
+    ),
+]
