@@ -5,6 +5,7 @@ import builtins
 import hashlib
 import logging
 import os
+import re
 import shutil
 import signal
 import threading
@@ -21,7 +22,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from analysis.notebook_inputs import ROOT
-from pipeline.errors import InputError
+from pipeline.errors import InputError, os_error_sentence
 from pipeline.results.files import write_atomically
 
 _METADATA = "execution_of_results"
@@ -151,7 +152,7 @@ def _execute(
         _run(notebook, clients)
     except CellExecutionError as error:
         if error.ename == "InputError" or _is_os_error(error.ename):
-            raise InputError(f"{path.name}: {error.evalue}") from error
+            raise InputError(f"{path.name}: {_without_number(error.evalue)}") from error
         _write(failed, notebook)
         raise SystemExit(
             f"{path.name}: a cell failed: {error.ename}: {' '.join(error.evalue.split())}; its traceback is"
@@ -213,6 +214,14 @@ def _folder_of_jupyter() -> Iterator[None]:
 def _is_os_error(name: str) -> bool:
     kind = getattr(builtins, name, None)
     return isinstance(kind, type) and issubclass(kind, OSError)
+
+
+def _without_number(said: str) -> str:
+    """A sentence for what the system refused a kernel, which tells it as Python does; other texts stay."""
+    match = re.match(r"\[Errno (\d+)\] [^:]*(?:: '(.*)')?$", said)
+    path = match and match[2]
+    refused = match and OSError(int(match[1]), said, *([path] if path else []))
+    return (refused and os_error_sentence(refused)) or said
 
 
 def _sha256(path: Path) -> str | None:

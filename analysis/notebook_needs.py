@@ -85,7 +85,7 @@ _NEEDS: dict[str, _Need] = {
     "dependency_sparsity": _artefact("dependency_sparsity"),
     "sparsity_and_generalization": _artefact("dependency_sparsity"),
     "selection_rules": _all(
-        _artefact("sparse_context_losses"), _artefact("influential_tokens"), _several_rules
+        _artefact("sparse_context_losses"), _several_rules, _artefact("influential_tokens")
     ),
     "model_scale": _several_scales,
     "sparse_functional_attention": _artefact("sparse_functional_attention"),

@@ -33,7 +33,7 @@ LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/test_train_synthetic.py",
-    "tests/measuring/test_tasks.py",
+    "tests/measuring/test_tasks_of_an_array.py",
     "tests/test_sparse_functional_attention.py",
     "tests/analysis/test_explorer_page.py",
     "tests/analysis/test_model_scale.py",

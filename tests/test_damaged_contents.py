@@ -10,7 +10,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pipeline.text.bpe import train_bpe
 Damage = Callable[[Path, bytes], object]
 """Given a file and what it holds."""
 ROOT = Path(__file__).resolve().parents[1]
+WITH_TIMES = (".jsonl", ".ipynb")
 TEXT_FILES = (".json", ".jsonl", ".yaml", ".done")
 PRETRAIN = [
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
@@ -70,7 +71,7 @@ class Walk:
     """Files, and folders all of whose files are meant."""
     writes: tuple[str, ...] = ()
     made_first: bool = True
-    """Whether the command makes the whole files; else it only reads them."""
+    """Whether the command makes whole files, for those that stand below it; else it only reads them."""
     without: str = ""
     """A folder that is left out, so that the program has something left to do."""
 
@@ -82,6 +83,18 @@ WALKS = {
          "0.3"],
         ("corpus.jsonl", "words.json", "data"), ("data",),
     ),
+    "study": Walk(
+        ["study.yaml", "--dry-run", "--peak-flops", "1e11"], ("study.yaml", "tiny.yaml", "corpus.jsonl"),
+        made_first=False,
+    ),
+    "study of synthetic tasks": Walk(
+        ["tasks.yaml", "--dry-run", "--peak-flops", "1e11"], ("tasks.yaml", "small.yaml"), made_first=False,
+    ),
+    "sparse_functional_attention": Walk(
+        ["--results", "theory", "--steps", "2", "--num-test-sequences", "2", "--seeds", "0", "--conditions",
+         "local", "--length-multiples", "2"],
+        ("theory",), ("theory",),
+    ),
     "pretrain": Walk(
         ["tiny.yaml", *PRETRAIN, "--data", "data", "--save-folder", "run"],
         ("tiny.yaml", "data", "run/config.yaml", "run/metrics.jsonl", "run/step2-unsharded"), ("run",),
@@ -90,6 +103,10 @@ WALKS = {
     "loss_differences": Walk(
         [*MEASURE, "--short-context-length", "4"], ("data", MODEL, "results/loss_differences",
         "results/_stages/loss_differences"), ("results",),
+    ),
+    "query": Walk(
+        ["--results", "results", "SELECT avg(loss_difference) FROM loss_differences"],
+        ("results/loss_differences", "results/_stages/loss_differences"), made_first=False,
     ),
     "length_losses": Walk(
         MEASURE, ("data", MODEL, "results/length_losses", "results/_stages/length_losses"), ("results",)
@@ -104,11 +121,11 @@ WALKS = {
     ),
     "export_huggingface": Walk(["--checkpoint", "run", "--data", "data", "--out", "exported"],
                                ("data", MODEL), ("exported",)),
-    "query": Walk(
-        ["--results", "results", "SELECT avg(loss_difference) FROM loss_differences"],
-        ("results/loss_differences", "results/_stages/loss_differences"), made_first=False,
-    ),
     "summary": Walk(["--results", "results"], ("results",), made_first=False),
+    "run_notebooks": Walk(
+        ["--results", "results", "--figures", "figures", "--notebooks", "loss_differences"],
+        ("results/loss_differences", "results/_stages/loss_differences", "figures"), ("figures",),
+    ),
     "explorer": Walk(["results", "--out", "page.html"], ("results", "data"), ("page.html",)),
     "train_synthetic": Walk(
         ["small.yaml", *SYNTHETIC, "--task", "copy", "--positions", "predicted", "--save-folder", "task"],
@@ -121,24 +138,12 @@ WALKS = {
         [*TASK, "--num-substitutes", "2", "--largest-k", "2"],
         ("task", "of_task/found_dependencies", "of_task/_stages/found_dependencies"), ("of_task",),
     ),
-    "study of synthetic tasks": Walk(
-        ["tasks.yaml", "--dry-run", "--peak-flops", "1e11"], ("tasks.yaml", "small.yaml"), made_first=False,
-    ),
-    "study": Walk(
-        ["study.yaml", "--dry-run", "--peak-flops", "1e11"], ("study.yaml", "tiny.yaml", "corpus.jsonl"),
-        made_first=False,
-    ),
-    "sparse_functional_attention": Walk(
-        ["--results", "theory", "--steps", "2", "--num-test-sequences", "2", "--seeds", "0", "--conditions",
-         "local", "--length-multiples", "2"],
-        ("theory",), ("theory",),
-    ),
 }  # fmt: skip
 
 
-AT_EVERY_RUN = ("tokenize_c4", "query", "study of synthetic tasks")
-IN_THE_SLOW_TIER = ("pretrain", "train_synthetic")
-"""The other programs above make whole files here, and are not walked yet."""
+AT_EVERY_RUN = ("tokenize_c4", "query", "study", "study of synthetic tasks", "sparse_functional_attention")
+IN_THE_SLOW_TIER = tuple(name for name in WALKS if name not in AT_EVERY_RUN)
+"""Ten minutes on two busy cores."""
 
 
 def write_inputs(folder: Path) -> None:
@@ -162,17 +167,24 @@ def run(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of all whole files."""
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of whole files, which grows with each program that is walked."""
     folder = tmp_path_factory.mktemp("whole")
     write_inputs(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", [])
-        for name, walk in WALKS.items():
-            if walk.made_first:
-                run(name)
-        yield folder
+    return folder
+
+
+@pytest.fixture
+def whole(name: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of all the whole files that a program reads."""
+    monkeypatch.chdir(inputs)
+    monkeypatch.setattr(sys, "argv", [])
+    for earlier in list(WALKS)[: list(WALKS).index(name) + 1]:
+        mark = inputs / f".{earlier}-ran"
+        if WALKS[earlier].made_first and not mark.exists():
+            run(earlier)
+            mark.touch()
+    return inputs
 
 
 def files_of(folder: Path, walk: Walk) -> list[str]:
@@ -196,6 +208,11 @@ def lists_for_words(text: str) -> str:
     return re.sub(r'(?<=: )("[^"]*"|[\w-]+)', "[1]", text)
 
 
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
 def of_text(change: Callable[[str], str]) -> Damage:
     return lambda path, content: path.write_text(change(content.decode()))
 
@@ -206,6 +223,7 @@ DAMAGES: dict[str, Damage] = {
     "empty": lambda path, _: path.write_bytes(b""),
     "garbage": lambda path, _: path.write_bytes(b"\xff\xfe\x00" + random.Random(0).randbytes(200)),
     "cut in half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
+    "a bit flipped": lambda path, content: path.write_bytes(flipped(content)),
 }
 OF_TEXT: dict[str, Damage] = {
     "a list": of_text(lambda _: "[1, 2]\n"),
@@ -222,6 +240,7 @@ def damages(file: str) -> dict[str, Damage]:
 
 def outcome(name: str, capsys: pytest.CaptureFixture[str]) -> str | dict[str, bytes]:
     """What a program wrote, standard output included; or what is wrong with how it ended, "" for nothing."""
+    before = contents(Path())
     try:
         capsys.readouterr()
         run(name)
@@ -229,13 +248,16 @@ def outcome(name: str, capsys: pytest.CaptureFixture[str]) -> str | dict[str, by
         said = capsys.readouterr()
         errors = [line for line in said.err.splitlines() if ": error: " in line]
         is_right = stopped.code == 2 and len(errors) == 1 and said.err.endswith(f"{errors[0]}\n")
+        touched = different(before, contents(Path()))
+        if is_right and touched:
+            return f"refused, and changed {touched}"
         return "" if is_right else f"code {stopped.code}: {said.err[-300:]}"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its damage
         return f"{type(error).__name__}: {str(error)[:300]}"
     written = {
         path: content
         for path, content in contents(Path()).items()
-        if path.startswith(WALKS[name].writes or "nothing") and not path.endswith(".jsonl")  # times are there
+        if path.startswith(WALKS[name].writes or "nothing") and not path.endswith(WITH_TIMES)
     }
     return {"standard output": capsys.readouterr().out.encode(), **written}
 
@@ -278,8 +300,13 @@ def different(found: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
 
 
 def copied(whole: Path, folder: Path, walk: Walk) -> Path:
-    """A copy of the whole files, without the output that the program makes from nothing."""
-    shutil.copytree(whole, folder)
+    """A copy of the whole files that a command names, without the output that it makes from nothing."""
+    folder.mkdir()
+    for name in {Path(path).parts[0] for path in (*walk.words, *walk.reads, *walk.writes)}:
+        if (whole / name).is_dir():
+            shutil.copytree(whole / name, folder / name)
+        elif (whole / name).is_file():
+            shutil.copy(whole / name, folder)
     shutil.rmtree(folder / (walk.without or "nothing"), ignore_errors=True)
     for path in walk.writes:
         if not any(read.startswith(path) for read in walk.reads):

@@ -194,6 +194,12 @@ def test_names_say_what_is_inside() -> None:
     assert [name for name in sorted(names) if empty.search(name)] == []
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by the bare name, and collects nothing at all where two share one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 @pytest.mark.parametrize("path", sorted({*SOURCES, *(ROOT / "tests").rglob("*.py")}), ids=relative)
 def test_no_file_is_longer_than_a_reader_likes(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES

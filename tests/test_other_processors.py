@@ -46,11 +46,13 @@ def test_whatever_uses_torch_is_among_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", WITHHELD)
 def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # Else it would take itself for a process of this run's xdist.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [*command, *(f"tests/{name}" for name in NUMBER_TESTS)],
         cwd=ROOT,
-        env=os.environ | WITHHELD[capability],
+        env=environment | WITHHELD[capability],
         capture_output=True,
         text=True,
     )

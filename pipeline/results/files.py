@@ -1,5 +1,6 @@
 """Files that are whole or absent: written to a temporary name, fsynced, renamed."""
 
+import errno
 import json
 import os
 import shutil
@@ -34,6 +35,16 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse to write a file where a folder is, which `whole_or_absent` would notice only in the end.
+
+    Raises:
+        IsADirectoryError: there is one.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def remove_leftovers(folder: Path, *patterns: str) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pipeline.errors import InputError
 from pipeline.results.claim import Claim
-from pipeline.results.files import remove_leftovers
+from pipeline.results.files import refuse_folder, remove_leftovers
 from pipeline.results.folder_lock import FolderLock
 from pipeline.results.made_by import (
     SETTINGS_FILE,
@@ -127,6 +127,7 @@ class StageOutput:
         for artefact, record in mark.files.items():
             path = self._file(artefact, mark.shard_index)
             if wrong := damage(path, record):
+                refuse_folder(path)
                 self._refuse_foreign(path)
                 wrongs.append(wrong)
         for wrong in wrongs:

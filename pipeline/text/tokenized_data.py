@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.results.files import refuse_folder
 from pipeline.results.provenance import sha256_of_files
 from pipeline.text.evaluation_documents import (
     EvaluationDocument,
@@ -129,7 +130,7 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
     Where a file is missing or has another size, or with `verify` another SHA-256, the log says so.
 
     Raises:
-        InputError: it holds data of another configuration.
+        InputError: it holds data of another configuration, or a folder in the place of a file.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -141,6 +142,8 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
             " choose another --out folder, or repeat the earlier command"
         )
     found = list(damages(folder, manifest["files"], verify=verify))
+    for name in manifest["files"]:
+        refuse_folder(folder / name)  # before anything is written anew
     for phrase in found:
         logger.warning("%s", phrase)
     if found:

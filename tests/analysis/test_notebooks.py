@@ -206,8 +206,10 @@ def broken_notebook(folder: Path, cell: str) -> Path:
     [
         ("from pipeline.errors import InputError\nraise InputError('mend this')", InputError, "mend this"),
         ("import errno\nraise OSError(errno.ENOSPC, 'No space left', 'a.png')", InputError,
-         r"\[Errno 28\] No space left: 'a.png'"),
-        ("open('/nowhere/a')", InputError, ".Errno 2. No such file or directory: '/nowhere/a'"),
+         "no space left on the device while writing a.png; free some and"),
+        ("import errno\nraise OSError(errno.ENOSPC, 'No space left')", InputError,
+         "no space left on the device while writing the output"),
+        ("open('/nowhere/a')", InputError, "/nowhere/a does not exist"),
         ("import os\nos._exit(9)", InputError, "its kernel ended by itself"),
         ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
     ],
