@@ -80,9 +80,10 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
-    from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
+    from pipeline.training.checkpoints import checkpoints_of
     from pipeline.training.given_settings import load_config
     from pipeline.training.held_out_loss import held_out_loss_of
+    from pipeline.training.run_records import recorded_run, refuse_another_run
     from pipeline.training.schedule import Schedule
     from pipeline.training.token_files import refuse_damaged_tokens
     from pipeline.training.trackers import refuse_missing_trackers
@@ -103,7 +104,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     rank, num_ranks = (int(os.environ.get(name, given)) for name, given in (("RANK", 0), ("WORLD_SIZE", 1)))
     refuse_damaged_tokens(data, rank, num_ranks)
     keep_freed_memory()
-    from pipeline.training.loop import Trainer
+    from pipeline.training.trainer import Trainer
 
     is_first_rank = rank == 0  # it stands for the run
     with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():

@@ -76,7 +76,8 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
 
     from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.synthetic.configuration import load_task_config
-    from pipeline.training.checkpoints import checkpoints_of, recorded_run, refuse_another_run
+    from pipeline.training.checkpoints import checkpoints_of
+    from pipeline.training.run_records import recorded_run, refuse_another_run
 
     folder = arguments.save_folder
     config = load_task_config(

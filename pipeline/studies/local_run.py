@@ -41,7 +41,7 @@ def run_here(
     """
 
     def training_changes(training: Training) -> list[str]:
-        from pipeline.training.checkpoints import changed_settings  # late: it imports torch
+        from pipeline.training.run_records import changed_settings  # late: it imports torch
 
         assert forecast is not None, "a training is asked for only where something is left to run"
         return changed_settings(training.folder, forecast.configs[training.name])

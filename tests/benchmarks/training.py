@@ -36,10 +36,10 @@ from pipeline.positions.schemes import contiguous_position_ids
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import AssumedData, load_config
-from pipeline.training.loop import Trainer
 from pipeline.training.precision import mixed_precision_of
 from pipeline.training.schedule import Schedule
 from pipeline.training.throughput import Throughput, measured_peak_flops
+from pipeline.training.trainer import Trainer
 
 VOCABULARY = 50_280
 CHECKED_STEPS = 3

@@ -146,7 +146,7 @@ def test_the_code_of_a_program_is_all_that_it_imports() -> None:
         "pipeline/errors.py",
     } <= set(files)
     assert not {"pipeline/query.py", "pipeline/influence/rules.py"} & set(files)
-    assert "pipeline/training/loop.py" in code_of("pipeline/pretrain.py")  # imported late
+    assert "pipeline/training/trainer.py" in code_of("pipeline/pretrain.py")  # imported late
     assert code_of("stage.py") == {}
 
 
@@ -155,7 +155,7 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
 ) -> None:
     say_changed_code(STUDY, finished)
     assert not caplog.records
-    changed = code_of("pipeline/pretrain.py") | {"pipeline/training/loop.py": "says something else"}
+    changed = code_of("pipeline/pretrain.py") | {"pipeline/training/trainer.py": "says something else"}
     monkeypatch.setattr(
         "pipeline.studies.finished.code_of",
         lambda program: changed if program == "pipeline/pretrain.py" else code_of(program),
@@ -163,7 +163,7 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
     assert TRAIN in finished
     say_changed_code(STUDY, finished)
     assert caplog.messages == [
-        "the code has changed since model finished (pipeline/training/loop.py), and what they made is kept;"
+        "the code has changed since model finished (pipeline/training/trainer.py), and what they made is kept;"
         " to make it anew, run in another folder, as in run=FOLDER, or first: rm -r run/model"
     ]
 

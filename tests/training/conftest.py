@@ -10,8 +10,8 @@ import pytest
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.given_settings import load_config
-from pipeline.training.loop import Trainer
 from pipeline.training.schedule import Schedule
+from pipeline.training.trainer import Trainer
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 TINY_OVERRIDES = (

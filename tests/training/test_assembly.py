@@ -14,9 +14,9 @@ from pipeline.errors import InputError
 from pipeline.models.rope import blocks_of
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import load_config
-from pipeline.training.loop import Trainer
 from pipeline.training.stop_request import StopRequest
 from pipeline.training.trackers import refuse_missing_trackers
+from pipeline.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"

@@ -9,7 +9,7 @@ from pipeline.text.evaluation_documents import EvaluationDocument
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import load_config
 from pipeline.training.held_out_loss import HeldOutLoss, held_out_loss_of
-from pipeline.training.loop import Trainer
+from pipeline.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"

@@ -15,12 +15,11 @@ from pipeline.training.checkpoints import (
     checkpoints_of,
     drop_old_checkpoints,
     load_state,
-    recorded_run,
-    refuse_another_run,
     save_checkpoint,
 )
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.given_settings import load_config
+from pipeline.training.run_records import recorded_run, refuse_another_run
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": 7}}

@@ -12,10 +12,10 @@ from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.training import checkpoints, precision
-from pipeline.training.loop import Trainer
 from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
 from pipeline.training.random_streams import seed_stream
+from pipeline.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 POSE = ("position_scheme=pose", "pose_target_length=32")
