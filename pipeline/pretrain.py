@@ -56,9 +56,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
-from contextlib import nullcontext
 
-from pipeline.results.folder_lock import FolderLock
 from pipeline.stage import file_path, folder_path, stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
@@ -77,13 +75,11 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
-    from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
-    from pipeline.training.checkpoints import checkpoints_of
     from pipeline.training.given_settings import load_config
     from pipeline.training.held_out_loss import held_out_loss_of
-    from pipeline.training.run_records import recorded_run, refuse_another_run
+    from pipeline.training.run import has_finished, train
     from pipeline.training.schedule import Schedule
     from pipeline.training.token_files import refuse_damaged_tokens
     from pipeline.training.trackers import refuse_missing_trackers
@@ -93,28 +89,21 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     config.save_folder = str(folder)
     batches = TrainingBatches.from_config(config, data)
     schedule = Schedule(config, batches.steps_per_epoch)
-    refuse_another_run(folder, config)
-    finished = checkpoints_of(folder).get(schedule.num_steps)
-    if finished is not None:
-        logger.info("already finished: %s", finished)
+    if has_finished(folder, config, schedule.num_steps):
         return True
 
     refuse_missing_trackers(config)
     # torchrun and accelerate both number the processes so.
     rank, num_ranks = (int(os.environ.get(name, given)) for name, given in (("RANK", 0), ("WORLD_SIZE", 1)))
     refuse_damaged_tokens(data, rank, num_ranks)
-    keep_freed_memory()
     from pipeline.training.trainer import Trainer
 
-    is_first_rank = rank == 0  # it stands for the run
-    with FolderLock(folder, "--save-folder") if is_first_rank else nullcontext():
-        trainer = Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
-        is_recorded = recorded_run(folder, config) if is_first_rank else nullcontext()
-        with is_recorded, out_of_memory_in_words(_LESS_MEMORY):
-            checkpoint = trainer.run()
-    is_finished = trainer.step == schedule.num_steps
-    logger.info("%s: %s", "finished" if is_finished else "saved", checkpoint)
-    return is_finished
+    def make() -> Trainer:
+        return Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
+
+    trainer = train(folder, config, _LESS_MEMORY, make)
+    logger.info("%s: %s", "finished" if trainer.has_finished else "saved", trainer.checkpoint)
+    return trainer.has_finished
 
 
 def parser() -> argparse.ArgumentParser:

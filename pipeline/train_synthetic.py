@@ -43,7 +43,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 
-from pipeline.results.folder_lock import FolderLock
 from pipeline.stage import file_path, folder_path, stage_parser
 from pipeline.training.stop_request import StopRequest, train_or_exit
 
@@ -74,34 +73,28 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     # Imported late, for a --help at once.
     import torch
 
-    from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
     from pipeline.synthetic.configuration import load_task_config
-    from pipeline.training.checkpoints import checkpoints_of
-    from pipeline.training.run_records import recorded_run, refuse_another_run
+    from pipeline.training.run import has_finished, train
 
     folder = arguments.save_folder
     config = load_task_config(
         arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
     )
-    refuse_another_run(folder, config)
-    finished = checkpoints_of(folder).get(config.num_steps)
-    if finished is not None:
-        logger.info("already finished: %s", finished)
+    if has_finished(folder, config, config.num_steps):
         return True
 
     from pipeline.synthetic.runs import LEARNT
     from pipeline.synthetic.trainer import TaskTrainer
 
-    with FolderLock(folder, "--save-folder"):
-        keep_freed_memory()
+    def make() -> TaskTrainer:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with recorded_run(folder, config), out_of_memory_in_words("lower batch_size or the model's width"):
-            trainer = TaskTrainer(config, folder, device, stop_request)
-            checkpoint = trainer.run()
-    if trainer.step < config.num_steps:
-        logger.info("saved: %s", checkpoint)
+        return TaskTrainer(config, folder, device, stop_request)
+
+    trainer = train(folder, config, "lower batch_size or the model's width", make)
+    if not trainer.has_finished:
+        logger.info("saved: %s", trainer.checkpoint)
         return False
     verdict = "learnt" if trainer.final_exact_match >= LEARNT else "NOT learnt"
-    logger.info("finished: %s; %s: exact match in distribution %.3f", checkpoint, verdict,
+    logger.info("finished: %s; %s: exact match in distribution %.3f", trainer.checkpoint, verdict,
                 trainer.final_exact_match)  # fmt: skip
     return True

@@ -8,19 +8,16 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.models.checkpoint_files import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
-from pipeline.results.parquet import read_parquet
 from pipeline.results.provenance import sha256_of_files
-from pipeline.results.schemas import SCHEMAS
 from pipeline.synthetic.configuration import TaskConfig, read_task_config
 from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
 from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
+from pipeline.synthetic.metrics import read_metrics
 from pipeline.synthetic.olmo_trunk import OLMoTrunk, new_olmo
 from pipeline.synthetic.task_model import PositionIDs, TaskModel
 from pipeline.synthetic.tasks.registry import task_called
 from pipeline.synthetic.trunk import Trunk
 
-METRICS_FILE = "synthetic_training.parquet"
-_HINT = "put back what the run wrote, or train again in another --save-folder"
 LEARNT = 0.99
 """Exact matches in distribution from which on a task counts as learnt."""
 
@@ -58,23 +55,6 @@ def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
     except (RuntimeError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is not the weights of its config.yaml: {reason}") from error
-
-
-def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
-    """The metrics of a run's first steps: column -> a value a step.
-
-    Raises:
-        InputError: the file is missing or damaged, or lacks some of these steps.
-    """
-    path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
-    try:
-        rows = read_parquet(path, schema.names)
-    except (InputError, OSError) as error:
-        raise InputError(f"{path} is missing or damaged; {_HINT}") from error
-    steps = rows["step"].to_pylist()[:num_steps]
-    if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):
-        raise InputError(f"{path} does not hold the metrics of steps 1 to {num_steps}; {_HINT}")
-    return rows.slice(0, num_steps).to_pydict()
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,27 @@
     complete.json             sizes and SHA-256 of these (pipeline.models.checkpoint_files)
 """
 
+import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from pipeline.models.checkpoint_files import RUN_FILES, damage_of, read_tensors, step_folders, write_mark
+from pipeline.errors import InputError, is_out_of_memory
+from pipeline.models.checkpoint_files import (
+    RUN_FILES,
+    damage_of,
+    newest_whole,
+    read_tensors,
+    step_folders,
+    write_mark,
+)
+
+logger = logging.getLogger("pipeline")
 
 
 class RunConfig(Protocol):
@@ -100,6 +113,38 @@ def load_state(folder: Path) -> dict[str, dict[str, Any]]:
         InputError: a file is damaged, or holds something else than tensors and plain values.
     """
     return {stem: read_tensors(folder / f"{stem}.pt") for stem in ("model", "optim", "train")}
+
+
+def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
+    """The state of the newest whole checkpoint, to go on from; None where the run has none.
+
+    Raises:
+        InputError: a file of it is damaged.
+    """
+    newest = newest_whole(run_folder)
+    if newest is None:
+        return None
+    logger.info("going on from %s", newest[1])
+    return load_state(newest[1])
+
+
+@contextmanager
+def refusing_another_state(run_folder: Path) -> Iterator[None]:
+    """Inside, a state that does not fit model or optimizer ends in a sentence.
+
+    Raises:
+        InputError: the newest checkpoint is not one of this run.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"the newest checkpoint of {run_folder} does not hold the state of this run ({reason});"
+            " put back what was saved, or remove it to go on from the one before"
+        ) from error
 
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,15 @@ class MetricsLog:
     held_out_loss_nats_at_<context length> (training.held_out_loss).
     """
 
-    def __init__(self, path: Path, *, step: int, num_steps: int, flush_interval: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        step: int,
+        num_steps: int,
+        flush_interval: int,
+        track: Callable[..., object] | None = None,
+    ) -> None:
         """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
 
         Args:
@@ -28,13 +37,14 @@ class MetricsLog:
             step: finished steps.
             num_steps: steps of the whole run.
             flush_interval: steps after which lines reach the disk.
+            track: called with the metrics and, as `step`, the step of each line; None: nothing is.
 
         Raises:
             InputError: the file is damaged, or lacks finished steps.
         """
         _keep_lines_until(path, step)
         self._file = path.open("a", encoding="utf-8")
-        self._flush_interval = flush_interval
+        self._flush_interval, self._track = flush_interval, track
         self._bar = progress_bar(None, "pretrain", "steps", total=num_steps, initial=step)
 
     def __enter__(self) -> Self:
@@ -56,6 +66,8 @@ class MetricsLog:
             refresh=False,
         )
         self._bar.update()
+        if self._track is not None:
+            self._track(metrics, step=metrics["step"])
 
     def flush(self) -> None:
         """Hand all lines to the file."""
@@ -65,6 +77,16 @@ class MetricsLog:
         """Hand all lines to the disk itself, for what is saved next to stand on."""
         self.flush()
         os.fsync(self._file.fileno())
+
+
+class NoMetrics:
+    """What stands for `MetricsLog` in the processes that write none."""
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """See `MetricsLog.write`."""
+
+    def sync(self) -> None:
+        """See `MetricsLog.sync`."""
 
 
 def _keep_lines_until(path: Path, step: int) -> None:

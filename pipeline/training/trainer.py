@@ -1,21 +1,19 @@
-"""The training loop: OLMo's model, optimizer and scheduler on accelerate, at the position IDs of a scheme.
+"""The training of a language model: OLMo's model, optimizer and scheduler on accelerate, at the position IDs
+of a scheme.
 
 ai2-olmo 0.6's own Trainer runs on CUDA only and knows no position IDs; this is its loop without what this
 project does not use. Dimension letters: B sequences, S = train_context_length tokens, V vocabulary.
 """
 
-import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.errors import InputError, is_out_of_memory
-from pipeline.models.checkpoint_files import newest_whole
 from pipeline.models.rope import use_position_ids
 from pipeline.results.provenance import git_commit, package_versions
 from pipeline.training.assembly import (
@@ -28,14 +26,15 @@ from pipeline.training.assembly import (
 from pipeline.training.batches import TrainingBatches
 from pipeline.training.checkpoints import (
     METRICS_FILE,
-    checkpoint_folder,
     drop_old_checkpoints,
-    load_state,
+    newest_state,
+    refusing_another_state,
     save_checkpoint,
 )
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.held_out_loss import HeldOutLoss
-from pipeline.training.metrics import MetricsLog
+from pipeline.training.loop import Metrics, TrainingLoop
+from pipeline.training.metrics import MetricsLog, NoMetrics
 from pipeline.training.next_token import next_token_loss
 from pipeline.training.prefetch import Prefetch
 from pipeline.training.random_streams import restore_stream, seed_stream, stream_states
@@ -45,11 +44,11 @@ from pipeline.training.stop_request import StopRequest
 from pipeline.training.throughput import Throughput
 from pipeline.training.trackers import start_trackers
 
-logger = logging.getLogger("pipeline")
 
-
-class Trainer:
+class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
+
+    learning_rate_field = "optimizer.learning_rate"
 
     def __init__(
         self,
@@ -72,12 +71,11 @@ class Trainer:
             InputError: the batch does not divide over the ranks, the model does not fit the memory, or the
                 checkpoint is damaged or was trained in another precision.
         """
+        super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
         self._config, self._schedule = config, schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
-        self._stop_request = stop_request or StopRequest()
-        self._run_folder = Path(config.save_folder)
-        saved = self._newest_state()
+        saved = newest_state(self._run_folder)
         self._accelerator = make_accelerator(
             config, None if saved is None else saved["train"].get("mixed_precision")
         )
@@ -91,48 +89,26 @@ class Trainer:
         self._throughput = Throughput(
             config, self._accelerator.num_processes, self._accelerator.device, dtype
         )
-        self.step = 0
         seed_stream(config.seed, self._accelerator.process_index)
         if saved is not None:
             self._go_on_from(saved)
 
-    def run(self) -> Path:
-        """Train to the end, or until a stop is requested, saving as the configuration says and then.
-
-        Returns:
-            The folder of the last checkpoint. `step` says whether it is the end.
-
-        Raises:
-            InputError: the loss or the gradient stopped being finite; names the step.
-        """
-        self._run_folder.mkdir(parents=True, exist_ok=True)
+    @contextmanager
+    def _open_metrics(self) -> Iterator[Metrics]:
         start_trackers(self._accelerator, self._config)
-        with self._metrics_log() or nullcontext() as log:
-            is_stopping = False
-            while self.step < self._schedule.num_steps and not is_stopping:
-                metrics, is_stopping = self._train_step(self.step + 1)
-                self.step += 1
-                if self._is_evaluated(self.step):
-                    metrics |= self.held_out_losses()
-                if log is not None:
-                    log.write(metrics)
-                    self._accelerator.log(metrics, step=self.step)
-                if is_stopping or self._is_saved(self.step):
-                    if log is not None:
-                        log.sync()  # a checkpoint never stands ahead of the metrics that lead to it
-                    self._save()
+        if self._accelerator.is_main_process:
+            path, interval = self._run_folder / METRICS_FILE, self._config.console_log_interval
+            with MetricsLog(
+                path,
+                step=self.step,
+                num_steps=self._num_steps,
+                flush_interval=interval,
+                track=self._accelerator.log,
+            ) as log:
+                yield log
+        else:
+            yield NoMetrics()
         self._accelerator.end_training()
-        return checkpoint_folder(self._run_folder, self.step)
-
-    def _metrics_log(self) -> MetricsLog | None:
-        if not self._accelerator.is_main_process:
-            return None
-        return MetricsLog(
-            self._run_folder / METRICS_FILE,
-            step=self.step,
-            num_steps=self._schedule.num_steps,
-            flush_interval=self._config.console_log_interval,
-        )
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
@@ -143,18 +119,8 @@ class Trainer:
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
         loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
         gradient_norm = self._clip_gradients(step)
-        loss_nats = float(loss)
-        # Asked before the optimizer's step, so that no checkpoint ever holds what is not a number.
-        if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
-            raise InputError(
-                f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"
-                " checkpoint is kept. Lower optimizer.learning_rate, in another --save-folder"
-            )
-        learning_rate = self._schedule.learning_rate(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
+        self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
         is_stopping = float(share_asked) > 0
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {
@@ -222,13 +188,8 @@ class Trainer:
             rows = slice(first, first + self._micro_batch_size)
             yield token_ids_BS[rows].to(device), position_ids_BS[rows].to(device)
 
-    def _is_saved(self, step: int) -> bool:
-        interval = self._config.save_interval
-        return step == self._schedule.num_steps or (interval is not None and step % interval == 0)
-
-    def _is_evaluated(self, step: int) -> bool:
-        is_due = step == self._schedule.num_steps or step % self._config.eval_interval == 0
-        return self._held_out_loss is not None and is_due
+    def _measure(self) -> dict[str, float]:
+        return {} if self._held_out_loss is None else self.held_out_losses()
 
     def _save(self) -> None:
         is_main = self._accelerator.is_main_process
@@ -255,24 +216,9 @@ class Trainer:
             "packages": package_versions(),
         }
 
-    def _newest_state(self) -> dict[str, dict[str, Any]] | None:
-        newest = newest_whole(self._run_folder)
-        if newest is None:
-            return None
-        logger.info("going on from %s", newest[1])
-        return load_state(newest[1])
-
     def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
-        try:
+        with refusing_another_state(self._run_folder):
             self.step = saved["train"]["step"]
             load_weights(self._olmo, saved["model"])
             load_optimizer(self._optimizer, saved["optim"])
             restore_stream(self._accelerator, saved["train"], self._config.model, self._config.seed)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(
-                f"the newest checkpoint of {self._run_folder} does not hold the state of this run ({reason});"
-                " put back what was saved, or remove it to go on from the one before"
-            ) from error

@@ -163,8 +163,8 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
     assert TRAIN in finished
     say_changed_code(STUDY, finished)
     assert caplog.messages == [
-        "the code has changed since model finished (pipeline/training/trainer.py), and what they made is kept;"
-        " to make it anew, run in another folder, as in run=FOLDER, or first: rm -r run/model"
+        "the code has changed since model finished (pipeline/training/trainer.py), and what they made is"
+        " kept; to make it anew, run in another folder, as in run=FOLDER, or first: rm -r run/model"
     ]
 
 

@@ -105,7 +105,7 @@ def without_mark(checkpoint: Path, name: str, content: object) -> None:
         ),
         (
             lambda run: without_mark(run / "step4-unsharded", "optim.pt", {"a": 1}),
-            "optim.pt is not",
+            "does not hold the state of this run .'param_groups'",
         ),
     ],
 )
