@@ -14,7 +14,9 @@ import pytest
 
 from pipeline import query
 from pipeline.errors import InputError
+from pipeline.results import marks
 from pipeline.results.exported import write_manifest
+from pipeline.results.provenance import sha256_of_files
 from pipeline.results.stage_output import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +145,24 @@ def test_only_the_partition_asked_for_is_read(tmp_path: Path, condition: str, nu
     sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
     ((_, plan),) = query.run_query(query.connect(tmp_path), sql, 9)[1]
     assert sum(map(int, re.findall(r"Total Files Read: (\d+)", plan))) == num_files
+
+
+def test_every_file_that_is_read_was_compared_with_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, compared = set(), set()
+    for index in range(3):
+        files |= {str(path) for path in write(tmp_path, f"m{index}").parent.iterdir()}
+
+    def sha256(*paths: Path) -> str:
+        compared.update(map(str, paths))
+        return sha256_of_files(*paths)
+
+    monkeypatch.setattr(marks, "sha256_of_files", sha256)
+    connection = query.connect(tmp_path, "SELECT * FROM length_losses")
+    assert compared == files and len(files) == 6
+    ((view,),) = connection.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
+    assert set(re.findall(r"'([^']+\.parquet)'", view)) == files
 
 
 SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"
