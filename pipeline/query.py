@@ -32,7 +32,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.errors import InputError, unknown_name
+from pipeline.errors import InputError, os_error_sentence, unknown_name
 from pipeline.results.completeness import whole_files
 from pipeline.results.files import write_atomically
 from pipeline.results.folder import artefacts_in
@@ -216,8 +216,14 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, pa
         connection.sql(query).create_view("query_result")
         write_atomically(path, copy)
     except duckdb.Error as error:
-        raise InputError(mendable(connection, sql, error)) from error
+        raise InputError(_why_not_written(path, error) or mendable(connection, sql, error)) from error
     return num_rows
+
+
+def _why_not_written(path: Path, error: duckdb.Error) -> str | None:
+    """The sentence for what the system refused while rows were written; None where it refused nothing."""
+    match = re.search(r'"errno": *"?(\d+)', str(error).replace("\\", ""))  # JSON, within JSON too
+    return os_error_sentence(OSError(int(match[1]), "", str(path))) if match else None
 
 
 def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:

@@ -14,6 +14,10 @@ import pytest
 from measured_documents import contents
 from test_damaged_contents import WALKS, WITH_TIMES, copied, different, inputs, run, whole
 
+from pipeline import query
+from pipeline.errors import InputError
+from pipeline.results.stage_output import StageOutput
+
 __all__ = ["inputs", "whole"]  # fixtures
 KIBIBYTES = (4, 24, 64, 160)
 """So that there is room for nothing but a lock, for some files, for more."""
@@ -87,6 +91,36 @@ def test_a_full_disk_is_a_sentence_and_with_room_the_same_command_goes_on(
     mount("remount,size=64m")
     run(name)
     assert different(contents_but_times(tmp_path / "small"), expected) == set()
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json", "parquet"])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("size=4k", "no space left on the device while writing small/rows; free some"),
+        ("ro,size=1m", "small/rows lies on a read-only file system; name another path"),
+    ],
+)
+def test_the_rows_of_a_query(
+    tmp_path: Path,
+    mount: Mount,
+    options: str,
+    sentence: str,
+    file_format: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    columns = {
+        "document_id": ["a"], "chunk_index": [0], "context_length": [16],
+        "num_targets": [4], "mean_loss": [2.0],
+    }  # fmt: skip
+    output = StageOutput(tmp_path / "results", "length_losses", "m", settings={}, inputs={}, num_shards=1)
+    output.write_shard(0, {"length_losses": columns})
+    sql = "SELECT random(), * FROM length_losses, range(5000)"
+    mount(options)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        query.export(query.connect(Path("results"), sql), sql, file_format, Path("small/rows"))
+    assert contents(tmp_path / "small") == {}
 
 
 def contents_but_times(folder: Path) -> dict[str, bytes]:
