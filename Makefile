@@ -1,7 +1,7 @@
 # make demo       the whole study on a laptop, from text to figures, in about a quarter of an hour
 # make reference  the reference study; C4=FOLDER holds files in C4's schema (some hours on 2 cores)
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
-# make test       ruff, mypy and the test suite; what continuous integration runs
+# make test       ruff and the test suite, mypy in it; what continuous integration runs
 # make test-all   also the tests marked slow
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
@@ -13,7 +13,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 PY := .venv/bin/python
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder  # a process a core, a file in one process
 
-.PHONY: demo reference study test test-all lint golden install
+.PHONY: demo reference study test test-all lint ruff golden install
 
 demo: STUDY = olmo_configs/studies/demo.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml
@@ -21,16 +21,18 @@ reference: STUDY = olmo_configs/studies/reference.yaml
 demo reference study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
-test: lint
+test: ruff
 	$(PY) -m pytest $(PARALLEL)
 
-test-all: lint
+test-all: ruff
 	$(PY) -m pytest $(PARALLEL) -m ''
 
-lint: install
+lint: ruff
+	.venv/bin/mypy
+
+ruff: install
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
 
 golden: install
 	$(PY) tests/golden/regenerate.py

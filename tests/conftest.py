@@ -28,15 +28,16 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 
 LONGEST_FIRST = (
-    "tests/test_pretrain.py",
-    "tests/analysis/test_notebooks.py",
     "tests/slurm/test_jobs.py",
+    "tests/analysis/test_notebooks.py",
     "tests/end_to_end/test_pipeline.py",
-    "tests/test_train_synthetic.py",
+    "tests/test_pretrain.py",
+    "tests/test_types.py",
+    "tests/analysis/test_notebooks_of_text.py",
     "tests/measuring/test_tasks_of_an_array.py",
-    "tests/test_sparse_functional_attention.py",
     "tests/analysis/test_explorer_page.py",
     "tests/analysis/test_model_scale.py",
+    "tests/test_tokenize_c4_stopping.py",
 )
 """Files of more than ten seconds or so: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each

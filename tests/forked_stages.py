@@ -6,8 +6,9 @@ starts the stage here: the same file is run as `__main__`, with its own folder, 
 handlers. Only libraries are imported beforehand, nothing of the repository. What this cannot show, that a
 stage brings along all it imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py do.
 
-Run as a program, this file is that first process: it forks for each request that comes through its socket,
-and ends when the socket is closed, that is with the process of the tests.
+Run as a program, this file is one of two: that first process, which forks for each request through its
+socket, and ends with the process of the tests; or what stands in for `python` and `torchrun` where others
+start them (`stand_ins`), and passes on signals and the exit code.
 """
 
 import gc
@@ -21,16 +22,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
-    "olmo.model", "olmo.optim", "torch.distributed.fsdp", "pyarrow.parquet", "pandas", "rich.progress",
-    "nbclient",
+    "olmo.model", "olmo.optim", "torch.distributed.fsdp", "torch.distributed.run", "pyarrow.parquet",
+    "pandas", "rich.progress", "nbclient",
 )  # fmt: skip
 _LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class ForkedStage:
@@ -84,16 +88,11 @@ def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> Fo
         environment: variables beside those of this process.
     """
     written = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 -- read while it is written
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    request = {
-        "words": [str(ROOT / program), *map(str, words)],
-        "cwd": str(cwd),
-        "environment": {**os.environ, **environment},
-    }
-    descriptors = [there.fileno(), *(file.fileno() for file in written)]
-    socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
-    there.close()
-    return ForkedStage(here, written)
+    words = (str(ROOT / program), *map(str, words))
+    descriptors = [file.fileno() for file in written]
+    return ForkedStage(
+        _request(_server(), words, str(cwd), {**os.environ, **environment}, descriptors), written
+    )
 
 
 def run(program: str, *words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -103,58 +102,138 @@ def run(program: str, *words: str | Path, cwd: Path, **environment: str) -> subp
     return subprocess.CompletedProcess([program, *words], process.wait(), *said)
 
 
+@contextmanager
+def ranks(
+    program: str, *words: str | Path, cwd: Path, count: int = 2, code: int = 0
+) -> Iterator[list[ForkedStage]]:
+    """The processes of one run on several ranks, as torchrun starts them.
+
+    On leaving, all of them have ended with the exit code `code`.
+    """
+    import torch  # not for those that stand in
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    of_all = {
+        "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    started = [
+        start(program, *words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **of_all)
+        for rank in range(count)
+    ]
+    yield started
+    for rank in started:
+        assert rank.wait() == code, rank.communicate()
+
+
+def stand_ins(folder: Path) -> Path:
+    """Write `python` and `torchrun` into a folder for the PATH of others; both fork what they are to run."""
+    for name in ("python", "torchrun"):
+        words = f'exec "{sys.executable}" -S -E "{__file__}" {name} "{_server()}"'
+        torchruns_own = f"export PYTHON_EXEC={folder}/python\n" if name == "torchrun" else ""
+        (folder / name).write_text(f'#!/bin/sh\n{torchruns_own}{words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
 @cache
-def _server() -> socket.socket:
-    """The socket of the process that forks, which is started when it is first wanted."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(there.fileno())]
-    subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
-    there.close()
-    return here
+def _server() -> str:
+    """The address of the process that forks, which is started when it is first wanted."""
+    address = f"{tempfile.mkdtemp(prefix='forking-')}/socket"
+    server = subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)  # fmt: skip
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return address
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork for each request, until nobody is left to make one."""
+def _request(
+    address: str, words: tuple[str, ...], cwd: str, environment: dict[str, str], output: list[int]
+) -> socket.socket:
+    """A connection that tells the new process' ID, and then how it ended; closing it kills the process."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
+    socket.send_fds(connection, [request.encode()], output)
+    return connection
+
+
+def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
+    program = ("torchrun", *words) if name == "torchrun" else tuple(words[words[0] == "-u" :])
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known to whom
+    connection = _request(address, program, str(Path.cwd()), dict(os.environ), [1, 2])
+    pid = int(connection.recv(_NUMBER))
+
+    def pass_on(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    code = os.waitstatus_to_exitcode(int(connection.recv(_NUMBER)))
+    sys.exit(code if code >= 0 else 128 - code)  # as a shell has it
+
+
+def _serve(address: str) -> None:
+    """Fork for each request, until the standard input ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the programs
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
-        if not request:
-            return
-        if os.fork() == 0:
-            requests.close()
-            _run_and_tell(json.loads(request), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        while 0 not in select.select([0, listener], [], [])[0]:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _run_and_tell(connection)
+            connection.close()
+    Path(address).unlink()
+    Path(address).parent.rmdir()
 
 
-def _run_and_tell(request: dict, channel: int, out: int, error: int) -> NoReturn:
+def _run_and_tell(connection: socket.socket) -> NoReturn:
     """Run the program in a process of its own; tell its ID, and how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, output, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 2)
     pid = os.fork()
     if pid == 0:
-        os.close(channel)
-        _become(request, out, error)
-    os.close(out)
-    os.close(error)
-    os.write(channel, b"%d" % pid)
-    os.write(channel, b"%d" % os.waitpid(pid, 0)[1])
+        connection.close()
+        _become(json.loads(request), output)
+    for descriptor in output:
+        os.close(descriptor)
+    connection.send(b"%d" % pid)
+    if connection in select.select([os.pidfd_open(pid), connection], [], [])[0]:  # whoever asked has gone
+        os.kill(pid, signal.SIGKILL)
+    with suppress(BrokenPipeError):
+        connection.send(b"%d" % os.waitpid(pid, 0)[1])
     os._exit(0)
 
 
-def _become(request: dict, out: int, error: int) -> NoReturn:
-    for descriptor, standard in ((out, 1), (error, 2)):
+def _become(request: dict, output: list[int]) -> NoReturn:
+    for descriptor, standard in zip((os.open(os.devnull, os.O_RDONLY), *output), range(3), strict=True):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    # Not those of the first process, which know whether they are a pipe or a file.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["words"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "torchrun":
+        importlib.import_module("torch.distributed.run").main(sys.argv[1:])
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit(0)
 
 
 if __name__ == "__main__":
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    gc.freeze()  # what is never looked at again stays one copy for all
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    role, address, *words = sys.argv[1:]
+    if role == "serve":
+        for library in LIBRARIES:
+            importlib.import_module(library)
+        gc.freeze()  # what is never looked at again stays one copy for all
+        _serve(address)
+    else:
+        _stand_in(role, address, words)

@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import forked_stages
@@ -63,10 +62,10 @@ def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
     main(parser().parse_args(command_line(data, save_folder, *overrides)))
 
 
-def start(data: Path, save_folder: Path, *overrides: str, **environment: str) -> ForkedStage:
+def start(data: Path, save_folder: Path, *overrides: str) -> ForkedStage:
     # From another directory: a stage must not depend on where it is called.
     words = command_line(data, save_folder, *overrides)
-    return forked_stages.start("pipeline/pretrain.py", *words, cwd=save_folder.parent, **environment)
+    return forked_stages.start("pipeline/pretrain.py", *words, cwd=save_folder.parent)
 
 
 def final_weights(save_folder: Path) -> dict[str, torch.Tensor]:
@@ -129,18 +128,11 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     assert all(torch.equal(resumed_weights[name], whole_weights[name]) for name in whole_weights)
 
 
-@contextmanager
-def two_ranks(data: Path, save_folder: Path, *overrides: str, code: int = 0) -> Iterator[list[ForkedStage]]:
-    """Two ranks of a run, as torchrun starts them; on leaving both have ended with this exit code."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    of_all = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
-    ranks = [start(data, save_folder, *overrides, RANK=rank, LOCAL_RANK=rank, **of_all) for rank in "01"]
-    yield ranks
-    for rank in ranks:
-        assert rank.wait() == code, rank.communicate()
+def two_ranks(
+    data: Path, save_folder: Path, *overrides: str, code: int = 0
+) -> AbstractContextManager[list[ForkedStage]]:
+    words = command_line(data, save_folder, *overrides)
+    return forked_stages.ranks("pipeline/pretrain.py", *words, cwd=save_folder.parent, code=code)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

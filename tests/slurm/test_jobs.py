@@ -1,19 +1,19 @@
 """The sbatch scripts on a real Slurm: what runs, what waits for what, what happens at a time limit."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forked_stages
 import pytest
 import torch
 from local_slurm import LocalSlurm
 
-ROOT = Path(__file__).resolve().parents[2]
+from pipeline import loss_differences
+
 NUM_STEPS = 400
 
 
@@ -64,23 +64,26 @@ def test_a_study_runs_from_text_to_results(
     root = make_checkout()
     submitted = slurm.run(*SUBMIT, cwd=root)
     job_ids = job_ids_of(submitted)
-    assert len(job_ids) == 9
+    assert len(job_ids) == 7
     jobs = slurm.wait(*job_ids, timeout=500)
     logs = {path.name: path.read_text()[-2000:] for path in (root / "run" / "logs").iterdir()}
     assert states(jobs) == {"COMPLETED"}, logs
-    assert len(jobs) == 2 + 1 + 4 + 3 * 2
-    assert {path.name for path in (root / "run" / "models").iterdir()} == {
-        "short-contiguous", "short-pose", "long-seed0", "long-seed1",
-    }  # fmt: skip
+    assert len(jobs) == 2 + 1 + 2 + 3 * 2
+    assert {path.name for path in (root / "run" / "models").iterdir()} == {"short-pose", "long-seed1"}
     # What the tasks of the array wrote is what one process writes, to the byte.
     flags = ["--data", root / "run/data", "--checkpoints", *sorted((root / "run/models").iterdir())]
-    lengths = ["--short-context-length", "8", "--long-context-length", "64", "--targets-per-chunk", "4"]
-    stage = [sys.executable, ROOT / "pipeline/loss_differences.py", *flags, *lengths, "--max-documents", "6"]
-    assert subprocess.run([*stage, "--results", root / "run/results", "--status"]).returncode == 0
-    # As many threads as the jobs have: the last bits of a sum depend on who adds up what.
-    subprocess.run([*stage, "--results", tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    flags += ["--short-context-length", 8, "--long-context-length", 64, "--targets-per-chunk", 4]
+
+    def measure(results: Path, *further: str) -> None:
+        words = [*flags, "--max-documents", 6, "--results", results, *further]
+        loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
+
+    with pytest.raises(SystemExit) as stopped:
+        measure(root / "run/results", "--status")
+    assert not stopped.value.code
+    measure(tmp_path)
     files = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.parquet")}
-    assert len(files) == 4
+    assert len(files) == 2
     for name, content in files.items():
         assert (root / "run/results" / name).read_bytes() == content
 
@@ -97,7 +100,7 @@ def test_where_a_job_fails_those_that_need_it_are_cancelled(
     tokenize, *others = [slurm.wait(job_id) for job_id in job_ids]
     assert states(tokenize) == {"FAILED"}
     assert {job["ExitCode"] for job in tokenize} == {"2:0"}
-    assert len(others) == 8
+    assert len(others) == 6
     assert {state for jobs in others for state in states(jobs)} == {"CANCELLED"}
     assert "damaged-0.jsonl" in log(root, "tokenize_c4-tasks", f"{job_ids[0]}_0")
 
@@ -116,41 +119,41 @@ def test_without_arguments_a_job_is_that_of_the_study(slurm: LocalSlurm, root: P
     job_ids.append(slurm.submit("--job-name=of-another-study", "slurm/pretrain.sh", cwd=root))
     assert [job["ExitCode"] for job in slurm.wait(*job_ids)] == ["0:0", "0:0", "2:0"]
     trained = {path.parent.name for path in (root / "run/models").glob("*/step6-unsharded")}
-    assert trained == {"short-contiguous", "long-seed1"}  # the first model, and the one of the job's name
+    assert trained == {"short-pose", "long-seed1"}  # the first model, and the one of the job's name
     assert "step6-unsharded" in log(root, "pretrain", job_ids[0])
     assert "of-another-study" in (root / f"slurm-{job_ids[2]}.out").read_text()
 
 
 def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
-    slurm: LocalSlurm, root: Path, text: Path
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
+    root = make_checkout(as_typed=True)
+    shutil.copytree(text / "data", root / "run" / "data")
     steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}", f"eval_interval={NUM_STEPS}"]
     (root / "run" / "logs").mkdir()
 
-    def submit(name: str) -> str:
-        job = ["--nodes=2", f"--job-name={name}", "--output=run/logs/%x-%j.log"]
-        command = ["slurm/pretrain.sh", str(text / "small.yaml"), "--data", "run/data", *steps]
-        return slurm.submit(*job, *command, "--save-folder", f"run/models/{name}", cwd=root)
-
-    whole, stopped = submit("whole"), submit("stopped")
-    metrics = root / "run" / "models" / "stopped" / "metrics.jsonl"
-    await_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first steps")
-    slurm.signal_near_time_limit(stopped)
-    jobs = slurm.wait(whole, stopped)
-    said = log(root, "stopped", stopped)
-    assert states(jobs) == {"COMPLETED"}, said
-    assert [job["Restarts"] for job in jobs] == ["0", "1"]
+    words = ["--data", str(root / "run/data"), *steps]
+    job = ["--nodes=2", "--job-name=stopped", "--output=run/logs/%x-%j.log", "slurm/pretrain.sh"]
+    stopped = root / "run" / "models" / "stopped"
+    job_id = slurm.submit(*job, str(text / "small.yaml"), *words, "--save-folder", str(stopped), cwd=root)
+    whole = root / "whole"  # not by Slurm
+    with forked_stages.ranks(
+        "pipeline/pretrain.py", text / "small.yaml", *words, "--save-folder", whole, cwd=root
+    ):
+        metrics = stopped / "metrics.jsonl"
+        await_until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first steps")
+        slurm.signal_near_time_limit(job_id)
+    (ended,) = slurm.wait(job_id)
+    said = log(root, "stopped", job_id)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
     assert "the time limit is near" in said and "restart 1" in said
     saved = int(said.split("going on from ")[1].split("step")[1].split("-")[0])
     assert 0 < saved < NUM_STEPS
 
-    weights = [
-        torch.load(root / f"run/models/{name}/step{NUM_STEPS}-unsharded/model.pt", weights_only=True)
-        for name in ("whole", "stopped")
-    ]
+    last = f"step{NUM_STEPS}-unsharded"
+    weights = [torch.load(folder / last / "model.pt", weights_only=True) for folder in (whole, stopped)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    trained = torch.load(root / f"run/models/whole/step{NUM_STEPS}-unsharded/train.pt", weights_only=True)
-    assert trained["num_ranks"] == 2
+    assert torch.load(stopped / last / "train.pt", weights_only=True)["num_ranks"] == 2
     steps_logged = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps_logged == list(range(1, NUM_STEPS + 1))
 
