@@ -13,7 +13,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import unknown_name
@@ -21,6 +21,7 @@ from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.marks import exported_name
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
+from pipeline.results.terminal_table import as_table
 from pipeline.stage import folder_path, stage_parser
 
 if TYPE_CHECKING:
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 Row = Mapping[Hashable, Any]  # of a table of analysis.mean_losses or analysis.recovered_gain
 _ABSENT = "-"
 _NO_GAIN = "no gain"
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in (header, *rows):
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def _interval(row: Row | None, column: str) -> str:
@@ -77,7 +68,7 @@ def models_table(results: Path) -> str:
         "long loss",
         "short - long [95 %]",
     ]
-    return aligned(header, rows)
+    return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
 def recovered_table(results: Path, rule: str) -> str:
@@ -111,7 +102,7 @@ def recovered_table(results: Path, rule: str) -> str:
             rows.append([model, str(k), _fraction(own), _fraction(null), *in_nats])
     rows += [[model, *[_ABSENT] * 5] for model in _models_without(results, losses)]
     header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]
-    return aligned(header, rows)
+    return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
 def _fraction(row: Row | None) -> str:

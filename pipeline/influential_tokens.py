@@ -65,6 +65,7 @@ from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import (
     BACKGROUND,
+    DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
     REMOVE,
@@ -102,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         "--k",
         type=positive_int,
         nargs="+",
-        default=[1, 2, 4, 8, 16],
+        default=list(DEFAULT_KS),
         help="numbers of influential tokens studied",
     )
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")

@@ -243,6 +243,8 @@ RULES: dict[str, Rule] = {
 
 DEFAULT_RULES = ("leave_one_out", "random", "nearest")
 CONTROLS = ("random", "nearest")
+DEFAULT_KS = (1, 2, 4, 8, 16)
+"""Numbers of influential tokens studied, where nothing else is asked for."""
 SEARCH_BUDGET = 0.2
 """Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
 LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)

@@ -20,6 +20,7 @@ class _Column:
     header: list[str]
     cells: list[str]
     is_number: bool
+    stands_right: bool
 
     @property
     def width(self) -> int:
@@ -27,9 +28,9 @@ class _Column:
         return max(map(_width, (*self.header, *self.cells)))
 
     def padded(self, text: str) -> str:
-        """`text` filled up to the width; numbers stand right."""
+        """`text` filled up to the width."""
         space = " " * (self.width - _width(text))
-        return space + text if self.is_number else text + space
+        return space + text if self.stands_right else text + space
 
 
 def as_table(
@@ -37,6 +38,8 @@ def as_table(
     rows: Sequence[Sequence[Any]],
     max_width: int | None = None,
     widest_cell: int | None = _WIDEST_CELL,
+    *,
+    num_left_columns: int | None = None,
 ) -> str:
     """Rows under their names: numbers to the right and rounded, all else to the left, SQL's null as NULL.
 
@@ -48,8 +51,12 @@ def as_table(
         rows: their values, as a database returns them: numbers, texts, None, lists, times.
         max_width: of the screen; None where nothing limits it.
         widest_cell: longer values are cut short, with "…"; None where none is.
+        num_left_columns: texts of the columns behind these stand to the right too, as numbers that were
+            rounded before do; None where no text does.
     """
     columns = [_column(name, [row[i] for row in rows], widest_cell) for i, name in enumerate(names)]
+    for column in columns[num_left_columns:] if num_left_columns is not None else ():
+        column.stands_right = True
     if max_width is not None and _table_width(columns) > max_width:
         _break_headers(columns)
         _cut_texts(columns, max_width)
@@ -72,7 +79,7 @@ def _column(name: str, values: Sequence[Any], widest_cell: int | None) -> _Colum
     cells = [_cut(_text(value, spec), widest_cell) for value in values]
     told = [value for value in values if value is not None]
     is_number = all(_is_number(value) for value in told) and bool(values)
-    return _Column([_printable(name)], cells, is_number)
+    return _Column([_printable(name)], cells, is_number, stands_right=is_number)
 
 
 def _is_number(value: Any) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.influence.rules import DEFAULT_KS, DEFAULT_RULES
+
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "summary")
 
@@ -69,8 +71,8 @@ class Evaluation:
     max_documents: int | None = None
     max_chunks_per_document: int | None = None
     dtype: str | None = None
-    rules: list[str] = field(default_factory=lambda: ["leave_one_out", "random", "nearest"])
-    k: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
+    k: list[int] = field(default_factory=lambda: [*DEFAULT_KS])
 
 
 @dataclass

@@ -10,12 +10,12 @@ from pathlib import Path
 from pipeline.errors import InputError, unknown_name
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out_search import refuse_small_budget
-from pipeline.influence.rules import find_rule
+from pipeline.influence.rules import SEARCH_BUDGET, find_rule
 from pipeline.measuring.flags import DTYPES
 from pipeline.studies.command import Command, Measuring, Tokenizing, Training
 from pipeline.studies.refusals import refuse_unwritable, told_of
 from pipeline.studies.study_fields import Evaluation, Text, TextStudy
-from pipeline.studies.text_costs import SEARCH_BUDGET, Configs, TextForecast, data_facts
+from pipeline.studies.text_costs import Configs, TextForecast, data_facts
 from pipeline.text.sources import open_sources_of_both_parts
 from pipeline.text.tasks import TokenizationTask
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name

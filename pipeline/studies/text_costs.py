@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.influence.rules import SEARCH_BUDGET
 from pipeline.studies.command import Command, Measuring, Training
 from pipeline.studies.cost import Cost
 from pipeline.studies.forecast import Need
@@ -32,9 +33,6 @@ from pipeline.training.estimates import estimate
 from pipeline.training.given_settings import AssumedData, DataFacts
 from pipeline.training.schedule import counts_epochs
 from pipeline.training.throughput import flops_per_token
-
-SEARCH_BUDGET = 0.2
-"""The default of influential_tokens.py."""
 
 Configs = Mapping[str, PretrainConfig]
 """The name of a training -> its configuration."""

@@ -15,6 +15,8 @@ def test_table_is_aligned_by_hand() -> None:
 
 def test_an_empty_result_prints_its_header() -> None:
     assert as_table(["a", "b"], []) == "a  b\n"
+    rounded = as_table(["model", "nats"], [("a", "1.5 [1, 2]"), ("b", "-")], num_left_columns=1)
+    assert rounded == "model        nats\na      1.5 [1, 2]\nb               -\n"
     assert as_table(["a_long_name", "b"], [], max_width=5).split() == ["a_", "long_", "name", "b"]
 
 
