@@ -32,6 +32,15 @@ def test_the_summary_of_the_study_is_that_of_the_page() -> None:
     assert "0.393 [0.320, 0.472]" in summary.recovered_table(results, "leave_one_out")
 
 
+def test_the_page_of_analysis_names_every_notebook_and_no_file_that_is_not_there() -> None:
+    page = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `") and row.count("|") == 5]
+    notebooks = {row[2].strip(" `") for row in rows}
+    assert notebooks == {path.stem for path in (ROOT / "analysis" / "notebooks").glob("*.ipynb")}
+    files = {path.name for path in (ROOT / "analysis").rglob("*.py")}
+    assert set(re.findall(r"`(?:\w+/)?(\w+\.py)`", page)) <= files
+
+
 def test_it_is_few_small_files() -> None:
     assert len(FILES) <= 60
     assert sum(path.stat().st_size for path in FILES) <= 8_000_000
