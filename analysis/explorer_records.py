@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.paired_targets import TARGET
-from analysis.recovered_gain import NULL
+from analysis.recovered_gain import NULL, OWN
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
@@ -240,7 +240,7 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
             for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
         ]
     }
-    for far_context in ("own", NULL):
+    for far_context in (OWN, NULL):
         sparse, selected = (table.get((*key, far_context)) for table in (tables.sparse, tables.selected))
         if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
             raise _not_whole(str(key[0]), str(key[2]))

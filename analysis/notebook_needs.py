@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline.influence.rules import CONTROLS
 from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
 
 _Need = Callable[[argparse.Namespace], str | None]
@@ -27,7 +28,7 @@ def compares_rules(results: Path) -> bool:
         InputError: no results of influential tokens.
     """
     rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
-    return len(set(rules) - {"random", "nearest"}) >= 2
+    return len(set(rules) - set(CONTROLS)) >= 2
 
 
 def compares_scales(folders: Sequence[Path]) -> bool:

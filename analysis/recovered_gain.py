@@ -11,8 +11,10 @@ import pandas as pd
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
 from analysis.paired_targets import TARGET, joined_on_common, of_common_groups
 from pipeline.results.bootstrap import Interval
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 
-OWN, NULL = "own", "other_document"
+NULL = OTHER_DOCUMENT
+"""What figures call it."""
 
 
 def is_clear_gain(gain: Interval) -> bool:

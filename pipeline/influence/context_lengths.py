@@ -9,6 +9,9 @@ import numpy as np
 
 from pipeline.errors import InputError
 
+TARGETS_PER_CHUNK = 16
+"""Where nothing else is asked for."""
+
 
 @dataclass(frozen=True)
 class ContextLengths:

@@ -241,8 +241,8 @@ RULES: dict[str, Rule] = {
 }
 """name -> rule."""
 
-DEFAULT_RULES = ("leave_one_out", "random", "nearest")
 CONTROLS = ("random", "nearest")
+DEFAULT_RULES = ("leave_one_out", *CONTROLS)
 DEFAULT_KS = (1, 2, 4, 8, 16)
 """Numbers of influential tokens studied, where nothing else is asked for."""
 SEARCH_BUDGET = 0.2

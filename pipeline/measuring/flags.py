@@ -2,6 +2,7 @@
 
 import argparse
 
+from pipeline.influence.context_lengths import TARGETS_PER_CHUNK
 from pipeline.measuring.tasks import add_share_arguments
 from pipeline.stage import folder_path, positive_float, positive_int
 
@@ -30,7 +31,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
     add(
-        "--targets-per-chunk", type=positive_int, default=16,
+        "--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
         help="m: the last m positions of a chunk are predicted, each from all before it in the chunk",
     )  # fmt: skip
     add(

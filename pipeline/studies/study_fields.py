@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.influence.context_lengths import TARGETS_PER_CHUNK
 from pipeline.influence.rules import DEFAULT_KS, DEFAULT_RULES
 
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
@@ -67,7 +68,7 @@ class Evaluation:
     """Checkpoints along training that are measured. None: the last one."""
     short_context_length: int = MISSING
     long_context_length: int = MISSING
-    targets_per_chunk: int = 16
+    targets_per_chunk: int = TARGETS_PER_CHUNK
     max_documents: int | None = None
     max_chunks_per_document: int | None = None
     dtype: str | None = None
