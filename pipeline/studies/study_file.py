@@ -58,6 +58,22 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             raise InputError(
                 f"override '{override}' has no '='; write it as field=value, such as run=runs/c4"
             )
+    study = _read_study(path, overrides)
+    refuse_bad_values(study)
+    configured: Iterable[Size | Synthetic] = ()
+    if isinstance(study, SyntheticStudy):
+        configured = (study.synthetic,)
+    elif isinstance(study, TextStudy):
+        configured = study.sizes.values()
+        for text in study.texts:
+            text.source, text.further_source = [*text.source, *_present(text.further_source or [])], None
+    for part in configured:
+        part.config = str(_found(Path(part.config), [Path(), path.parent, ROOT]))
+    return study
+
+
+def _read_study(path: Path, overrides: Sequence[str]) -> Study:
+    """The fields of a file and its overrides, as they are given."""
     try:
         given = OmegaConf.merge(_read(path), OmegaConf.from_dotlist(list(overrides)))
         _refuse_empty_variables(path, given)
@@ -71,16 +87,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     except (YAMLError, TypeError, ValueError, AttributeError, RecursionError) as error:  # by what is merged
         raise InputError(f"{path} and the overrides given: {error}") from error
     assert isinstance(study, Study)
-    refuse_bad_values(study)
-    configured: Iterable[Size | Synthetic] = ()
-    if isinstance(study, SyntheticStudy):
-        configured = (study.synthetic,)
-    elif isinstance(study, TextStudy):
-        configured = study.sizes.values()
-        for text in study.texts:
-            text.source, text.further_source = [*text.source, *_present(text.further_source or [])], None
-    for part in configured:
-        part.config = str(_found(Path(part.config), [Path(), path.parent, ROOT]))
     return study
 
 

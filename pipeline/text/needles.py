@@ -112,21 +112,28 @@ def needle_document(
     ).astype(np.int32)
     text = "".join(tokenizer.pieces(token_ids.tolist()))
     document_id = hashlib.sha256(text.encode()).hexdigest()[:16]
-    first = place + len(needle.before_ids)
-    num_answer_tokens = len(needle.answer_ids)
     row = {
         "document_id": document_id,
         "source_document_id": source.document_id,
         "context_length": context_length,
         "depth": depth,
-        "needle_position": None if depth is None else place,
-        "num_needle_tokens": len(sentence),
-        "needle_answer_positions": [] if depth is None else list(range(first, first + num_answer_tokens)),
-        "answer_position": context_length - num_answer_tokens,
-        "num_answer_tokens": num_answer_tokens,
+        **_places(needle, context_length, None if depth is None else place),
         "answer": needle.answer,
     }
     return EvaluationDocument(document_id, token_ids, source.url), row
+
+
+def _places(needle: Needle, context_length: int, place: int | None) -> dict[str, Any]:
+    """Where needle and answer are in a document; `place`: the needle's start, None where none is planted."""
+    num_answer_tokens = len(needle.answer_ids)
+    first = 0 if place is None else place + len(needle.before_ids)
+    return {
+        "needle_position": place,
+        "num_needle_tokens": 0 if place is None else len(needle.token_ids),
+        "needle_answer_positions": [] if place is None else list(range(first, first + num_answer_tokens)),
+        "answer_position": context_length - num_answer_tokens,
+        "num_answer_tokens": num_answer_tokens,
+    }
 
 
 def _start_of_word(pieces: Sequence[str], place: int) -> int:

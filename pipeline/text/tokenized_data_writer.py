@@ -120,13 +120,7 @@ class TokenizedDataWriter:
         encoder = Encoder(
             tokenizer, self.num_workers, skip_malformed=self._settings["skip_malformed"], tell=tell
         )
-        writer = PackedShardWriter(
-            self.folder / TRAIN_FOLDER,
-            tokenizer.token_dtype,
-            tokenizer.eos_token_id,
-            self._settings["tokens_per_part"],
-            [self.folder / name for name in unfinished.part_names],
-        )
+        writer = self._shard_writer(tokenizer, unfinished)
         advance(unfinished.num_train_documents, writer.num_tokens)
         with encoder, writer:
             assigned = self._assigned(encoder, unfinished, tally)
@@ -135,6 +129,24 @@ class TokenizedDataWriter:
                 if len(writer.whole_paths) > len(unfinished.part_names):
                     self._leave(unfinished, writer, encoder.num_records, tally)
         tally["train_tokens"] = writer.num_tokens
+        self._write_evaluation(sample, tally)
+        paths = [*writer.paths, *self._write_token_counts(tokenizer, writer)]
+        manifest = make_manifest(self.folder, self.configuration, tokenizer, paths, tally)
+        write_json(self.folder / MANIFEST_FILE, manifest)
+        return manifest
+
+    def _shard_writer(self, tokenizer: DocumentTokenizer, unfinished: Unfinished) -> PackedShardWriter:
+        """A writer of the training tokens, behind the whole files of earlier runs."""
+        return PackedShardWriter(
+            self.folder / TRAIN_FOLDER,
+            tokenizer.token_dtype,
+            tokenizer.eos_token_id,
+            self._settings["tokens_per_part"],
+            [self.folder / name for name in unfinished.part_names],
+        )
+
+    def _write_evaluation(self, sample: EvaluationSample, tally: Counter[str]) -> None:
+        """Write the documents that evaluate, and count them; all else is counted already."""
         documents = sample.documents()
         tally["evaluation_documents"] = len(documents)
         tally["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
@@ -142,10 +154,6 @@ class TokenizedDataWriter:
         if self.task.is_whole:  # a task may miss a part that others have
             refuse_empty_parts(tally, self.configuration)
         write_evaluation_documents(self.folder / EVALUATION_FILE, documents)
-        paths = [*writer.paths, *self._write_token_counts(tokenizer, writer)]
-        manifest = make_manifest(self.folder, self.configuration, tokenizer, paths, tally)
-        write_json(self.folder / MANIFEST_FILE, manifest)
-        return manifest
 
     def _leave(
         self, unfinished: Unfinished, writer: PackedShardWriter, num_records: int, tally: Counter[str]
