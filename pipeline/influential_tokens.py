@@ -11,7 +11,7 @@ For each checkpoint and each target t of the evaluation documents:
                        exact for these, null for the rest, within --search-budget
        add_one_in      add one to the short context
        greedy          add_one_in repeated, given those already chosen
-       banzhaf         mean effect over --num-subsets random halves of the far context
+       banzhaf         mean effect over --num-subsets random subsets of the far context
        gradient        estimate of leave_one_out by a gate on the attention to each token
        attention       largest attention from the target's query
        random, nearest the controls
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--num-subsets", type=whole_number(2, _MOST_SUBSETS), default=64,
-        help="random halves of the far context that the rules banzhaf and banzhaf_divergence average over;"
+        help="random subsets of the far context that the rules banzhaf and banzhaf_divergence average over;"
         " an even number",
     )  # fmt: skip
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")

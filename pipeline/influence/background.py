@@ -76,7 +76,7 @@ class FarContextInBackground(FarContext):
 
     @cached_property
     def subset_effects(self) -> SubsetEffects:
-        """What each token does on average, within random halves of the far context among B's tokens."""
+        """What each token does on average, over random subsets of the far context among B's tokens."""
         effects = [self._subset_effects(background_L) for background_L in self.background_ids_BL]
         return SubsetEffects(*(np.mean(values, axis=0) for values in zip(*effects, strict=True)))
 

@@ -192,7 +192,7 @@ class FarContext:
 
     @cached_property
     def subset_effects(self) -> SubsetEffects:
-        """What each token does on average, within random halves of the far context."""
+        """What each token does on average, over random subsets of the far context."""
         return self._subset_effects(None)
 
     def _subset_effects(self, background_L: np.ndarray | None) -> SubsetEffects:

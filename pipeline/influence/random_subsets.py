@@ -1,10 +1,11 @@
 """What a token does on average over random contexts: its Banzhaf value, by sampling.
 
 The Banzhaf value of far token i is the mean, over all subsets of the other far tokens, of what adding i
-changes (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"). It is estimated here from N subsets that
-hold half of the far context each, shared by all targets of a chunk and by all tokens: the mean over the
-subsets without i less the mean over those with it ("maximum sample reuse"). A choice by it cannot be fitted
-to a single context. Subsets come in pairs, one and the rest, so that every token is in half of them.
+changes (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"). It is estimated here from N subsets,
+each token in or out by the toss of a coin, shared by all targets of a chunk and by all tokens: the mean over
+the subsets without i less the mean over those with it ("maximum sample reuse"). A choice by it cannot be
+fitted to a single context. Subsets come in pairs, one and the rest, so that every token is in half of them.
+Of subsets of one size the mean would not be the value: with i in it, one holds fewer of the others.
 
 Every target sees the tokens of a subset that lie in its own far context, and its own short context: the
 packed sequence of the null, the rows outside the subset left out, or another document's tokens in them.
@@ -55,7 +56,7 @@ def effects_in_random_subsets(
         background_L: tokens that stand where the subset has none; None: nothing stands there.
     """
     num_far = int(lengths.num_far_tokens_T[-1])
-    kept_NF = random_halves(num_far, num_subsets, seed)
+    kept_NF = random_subsets(num_far, num_subsets, seed)
     measured, first = [], 0
     for sequence in null_contexts(chunk_L, far_token_ids_L, lengths):
         targets = slice(first, first + len(sequence.target_ids_T))
@@ -70,14 +71,11 @@ def effects_in_random_subsets(
     )
 
 
-def random_halves(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Pairs of a random half of the far positions and its complement: bool [N, F]."""
+def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
+    """Pairs of a random subset of the far positions and its complement, whether each is in: bool [N, F]."""
     generator = np.random.default_rng([*seed, 3])
-    halves_NF = np.zeros((num_subsets, num_far), dtype=bool)
-    for pair in range(num_subsets // 2):
-        halves_NF[2 * pair, generator.permutation(num_far)[: num_far // 2]] = True
-        halves_NF[2 * pair + 1] = ~halves_NF[2 * pair]
-    return halves_NF
+    first_PF = generator.integers(2, size=(num_subsets // 2, num_far), dtype=np.int8).astype(bool)
+    return np.stack([first_PF, ~first_PF], axis=1).reshape(num_subsets, num_far)
 
 
 def mean_differences(values_NT: np.ndarray, kept_NF: np.ndarray) -> np.ndarray:

@@ -152,7 +152,7 @@ def _repeated(context: "FarContext", max_k: int, criterion: str) -> np.ndarray:
 
 
 def _banzhaf(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    """The tokens that lower the loss most on average over random halves of the far context.
+    """The tokens that lower the loss most on average over random subsets of the far context.
 
     It looks at the target, though no single context can be fitted (`random_subsets.py`). Cost:
     N (F + m s) / m for N subsets, with F the last target's.
@@ -161,7 +161,7 @@ def _banzhaf(context: "FarContext", max_k: int, generator: np.random.Generator) 
 
 
 def _banzhaf_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    """The tokens that on average bring the prediction nearest to the long context's, within random halves.
+    """The tokens that on average bring the prediction nearest to the long context's, in random subsets.
 
     Blind to the target; it fits the prediction, on average. Cost: the passes of banzhaf, shared.
     """
