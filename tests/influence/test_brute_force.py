@@ -1,16 +1,13 @@
 """Everything the engine computes, computed again naively: one pair at a time, by stock models and masks.
 
-The witness shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo, or
-the stock Hugging Face model with eager attention, reads all tokens before the target in place, and attention
-edges into the tokens outside the context are cut.
+The witness is that of naive_predictions.py.
 """
 
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
-import torch
-from hugging_face_families import make_model
+from naive_predictions import IMPLEMENTATIONS, Stock, naive_losses, witness_and_model
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
@@ -19,11 +16,6 @@ from pipeline.influence.context_loss import long_context_losses, window_losses
 from pipeline.influence.far_context import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.olmo import OLMoCausalLM
-
-Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(int64 [1, S], bool [S, S]: which row sees which) -> logits [1, S, V]."""
 
 S, L, M, MAX_K = 4, 24, 5, 8
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -32,13 +24,7 @@ TOLERANCE = 2e-5
 
 
 def _naive_loss(stock: Stock, tokens: np.ndarray, target: int, context: Iterable[int]) -> float:
-    allowed = torch.zeros(target, target, dtype=torch.bool)
-    for query in range(target):
-        for key in context:
-            allowed[query, key] = key <= query
-    with torch.inference_mode():
-        logits = stock(torch.tensor(tokens[None, :target]), allowed)[0, -1]
-    return -torch.log_softmax(logits, -1)[int(tokens[target])].item()
+    return naive_losses(stock, target, [(tokens, context)])[0]
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +33,10 @@ def chunks() -> tuple[np.ndarray, np.ndarray]:
     return generator.integers(0, 48, L), generator.integers(0, 48, L)
 
 
-def _stock_olmo(model: OLMo) -> Stock:
-    return lambda token_ids, allowed: model(token_ids, attention_bias=allowed[None, None]).logits
-
-
-def _stock_hugging_face(family: str, seed: int) -> Stock:
-    model = make_model(family, seed, attention="eager")
-    least = torch.finfo(torch.float32).min
-
-    def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(allowed.shape).masked_fill(~allowed, least)[None, None]
-        return model(input_ids=token_ids, attention_mask=mask, use_cache=False).logits
-
-    return logits
-
-
-@pytest.fixture(scope="module", params=["olmo", "llama", "gpt_neox", "gemma2", "gpt2"])
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
     """The naive witness and the model under test, with the same weights."""
-    if request.param == "olmo":
-        return _stock_olmo(make_olmo(seed=2)), OLMoCausalLM(make_olmo(seed=2))
-    return _stock_hugging_face(request.param, 2), HuggingFaceCausalLM(make_model(request.param, 2))
+    return witness_and_model(request.param, 2, make_olmo)
 
 
 @pytest.fixture(scope="module")

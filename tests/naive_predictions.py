@@ -1,0 +1,76 @@
+"""What stock models predict under chosen contexts: the witness of the brute-force tests.
+
+It shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo, or the
+stock Hugging Face model with eager attention, reads all tokens before the target in place, and attention
+edges into the tokens outside the context are cut.
+
+Shapes: N cases, S rows (the tokens before the target), V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from hugging_face_families import make_model
+from olmo.model import OLMo
+
+from pipeline.models.causal_lm import CausalLM
+from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.olmo import OLMoCausalLM
+
+IMPLEMENTATIONS = ("olmo", "llama", "gpt_neox", "gemma2", "gpt2")
+
+Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(int64 [N, S], bool [N, S, S]: which row sees which) -> logits [N, S, V]."""
+Case = tuple[np.ndarray, Iterable[int]]
+"""A chunk's tokens, and the positions that are seen of them."""
+
+
+def stock_olmo(model: OLMo) -> Stock:
+    return lambda token_ids, allowed: model(token_ids, attention_bias=allowed[:, None]).logits
+
+
+def stock_hugging_face(family: str, seed: int) -> Stock:
+    model = make_model(family, seed, attention="eager")
+    least = torch.finfo(torch.float32).min
+
+    def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(allowed.shape).masked_fill(~allowed, least)[:, None]
+        return model(input_ids=token_ids, attention_mask=mask, use_cache=False).logits
+
+    return logits
+
+
+def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
+    """The naive witness and the model under test, with the same weights; `name` is of IMPLEMENTATIONS."""
+    if name == "olmo":
+        return stock_olmo(make_olmo(seed=seed)), OLMoCausalLM(make_olmo(seed=seed))
+    return stock_hugging_face(name, seed), HuggingFaceCausalLM(make_model(name, seed))
+
+
+def log_probs(stock: Stock, target: int, cases: Sequence[Case]) -> np.ndarray:
+    """ln p of every token at the target, in each of the cases: float64 [N, V]."""
+    allowed = np.zeros((len(cases), target, target), dtype=bool)
+    for case, (_, context) in enumerate(cases):
+        allowed[case, :, list(context)] = True
+    causal = np.tri(target, dtype=bool)
+    tokens = np.stack([tokens[:target] for tokens, _ in cases])
+    with torch.inference_mode():
+        logits = stock(torch.tensor(tokens), torch.tensor(allowed & causal))[:, -1]
+    return torch.log_softmax(logits.double(), -1).numpy()
+
+
+def naive_losses(stock: Stock, target: int, cases: Sequence[Case]) -> list[float]:
+    """loss(t | C) of the target that the first case's tokens hold."""
+    return (-log_probs(stock, target, cases)[:, cases[0][0][target]]).tolist()
+
+
+def divergence(reference_V: np.ndarray, prediction_V: np.ndarray) -> float:
+    """KL(reference || prediction), both in logarithms."""
+    return float((np.exp(reference_V) * (reference_V - prediction_V)).sum())
+
+
+def naive_divergences(stock: Stock, target: int, reference: Case, cases: Sequence[Case]) -> list[float]:
+    """KL(p(.|reference) || p(.|C))."""
+    first_V, *others = log_probs(stock, target, [reference, *cases])
+    return [divergence(first_V, other_V) for other_V in others]
