@@ -42,6 +42,7 @@ from pipeline.results.mixture import (
     differences_within_models,
     origins,
 )
+from pipeline.results.names import EARLIER_RULES
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.terminal_table import as_table
@@ -120,17 +121,28 @@ def _select(files: Sequence[FileOrigin]) -> str:
     """The rows of all files with their model: the name of their folder as it stands, or an export's column.
 
     A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
-    columns, since DuckDB would otherwise open every file to compare them.
+    columns, since DuckDB would otherwise open every file to compare them. Rules have their present names.
     """
     paths: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for file in files:
-        columns = "* EXCLUDE (model), model" if file.is_shared else f"*, {_quoted(file.model)} AS model"
+        model = "model" if file.is_shared else f"{_quoted(file.model)} AS model"
+        columns = f"*{' EXCLUDE (model)' if file.is_shared else ''}{_present_rules(file)}, {model}"
         paths.setdefault((columns, file.columns), {})[_quoted(str(file.path))] = None
     selects = (
         f"SELECT {columns} FROM read_parquet([{', '.join(of_part)}], hive_partitioning = false)"
         for (columns, _), of_part in paths.items()
     )
     return " UNION ALL BY NAME ".join(selects)
+
+
+def _present_rules(file: FileOrigin) -> str:
+    """What renames the rules of schema version 1; nothing where the file is newer, or has none."""
+    if "rule" not in file.columns or file.facts()["schema_version"] != 1:
+        return ""
+    renamed = " ".join(
+        f"WHEN {_quoted(earlier)} THEN {_quoted(present)}" for earlier, present in EARLIER_RULES.items()
+    )
+    return f" REPLACE (CASE rule {renamed} ELSE rule END AS rule)"
 
 
 def _quoted(text: str) -> str:

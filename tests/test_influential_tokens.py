@@ -57,24 +57,31 @@ def chunk_of(document_id: str, chunk_index: int, far_context: str) -> np.ndarray
 
 def test_every_combination_has_its_rows(tables: Tables) -> None:
     counted = {artefact: len(frame) for artefact, frame in tables.items()}
-    # 12 targets; 2 far contexts, 3 rules, 5 ranks, 3 values of k
+    # 12 targets; 2 far contexts, 3 rules, 5 ranks; 3 values of k, and 4 more of a control, up to 5, which
+    # the first target's far context is; 2 criteria
     assert counted == {
         "influential_tokens": 12 * 2 * 3 * 5,
         "influences": 12 * 2,
-        "sparse_context_losses": 12 * 2 * 3 * 3,
-        "dependency_sparsity": 12 * 3,
+        "sparse_context_losses": 12 * 2 * (3 + 4 + 4),
+        "dependency_sparsity": 12 * 3 * 2,
     }
     for frame in tables.values():
         assert set(frame[TARGET].itertuples(index=False, name=None)) == set(TARGET_POSITIONS)
     for artefact, column, values in (
         ("influential_tokens", "rank", {1, 2, 3, 4, 5}),
-        ("sparse_context_losses", "k", {1, 2, 5}),
+        ("sparse_context_losses", "k", {1, 2, 4, 5}),
     ):
         key = [*TARGET, "rule", "far_context", column]
         assert not tables[artefact].duplicated(key).any()
         assert set(tables[artefact][column]) == values
         assert set(tables[artefact]["rule"]) == RULES
         assert set(tables[artefact]["far_context"]) == {"own", "other_document"}
+    sparse = tables["sparse_context_losses"]
+    assert set(sparse.query("rule == 'leave_one_out'")["k"]) == {1, 2, 5}
+    assert set(sparse["judge"]) == {"run"}
+    assert sparse.query("far_context == 'own'")["null_kind"].isna().all()
+    assert set(sparse.query("far_context != 'own'")["null_kind"]) == {"selection"}
+    assert sparse[["background_loss", "background_divergence"]].isna().all(axis=None)
 
 
 def test_schemas_are_the_published_ones(folder: Path) -> None:
@@ -168,21 +175,42 @@ def stock_loss(model: OLMo, context: np.ndarray, target_id: int) -> float:
 
 def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tables) -> None:
     sparse = tables["sparse_context_losses"].query("far_context == 'own'")
-    found = tables["dependency_sparsity"].set_index([*TARGET, "rule"])
+    found = tables["dependency_sparsity"].set_index([*TARGET, "rule", "criterion"]).sort_index()
     assert found["loss_difference"].notna().all()
     for key, rows in sparse.groupby([*TARGET, "rule"]):
-        gain = rows["short_context_loss"].iloc[0] - rows["long_context_loss"].iloc[0]
-        recovered = rows["short_context_loss"] - rows["sparse_context_loss"]
-        reaching = rows["k"][recovered >= 0.9 * gain]
-        expected = (
-            None if gain < 0.1 or reaching.empty else int(reaching.min()),
-            gain >= 0.1 and reaching.empty,
-        )
-        k_star = found.loc[key, "dependency_sparsity"]
-        assert (None if pd.isna(k_star) else int(k_star), bool(found.loc[key, "is_censored"])) == expected
-    # the table is worth the test only where it holds all three outcomes
-    k_stars, is_censored = found["dependency_sparsity"], found["is_censored"]
-    assert k_stars.notna().any() and is_censored.any() and (k_stars.isna() & ~is_censored).any()
+        short, long = rows["short_context_loss"].iloc[0], rows["long_context_loss"].iloc[0]
+        expected_divergence = rows["short_context_divergence"].iloc[0]
+        of_criterion = {
+            "loss": (short - long, short - rows["sparse_context_loss"]),
+            "divergence": (expected_divergence, expected_divergence - rows["sparse_context_divergence"]),
+        }
+        for criterion, (gain, recovered) in of_criterion.items():
+            reaching = rows["k"][recovered >= 0.9 * gain]
+            expected = (
+                None if gain < 0.1 or reaching.empty else int(reaching.min()),
+                gain >= 0.1 and reaching.empty,
+            )
+            row = found.loc[(*key, criterion)]
+            k_star = row["dependency_sparsity"]
+            assert (None if pd.isna(k_star) else int(k_star), bool(row["is_censored"])) == expected
+            assert row["gain"] == gain and row["loss_difference"] == short - long
+    # the table is worth the test only where it holds all three outcomes; by divergence, which is never below
+    # 0, the gain is small nowhere
+    for criterion, has_small_gains in (("loss", True), ("divergence", False)):
+        of_criterion = found.xs(criterion, level="criterion")
+        k_stars, is_censored = of_criterion["dependency_sparsity"], of_criterion["is_censored"]
+        assert k_stars.notna().any() and is_censored.any()
+        assert (k_stars.isna() & ~is_censored).any() == has_small_gains
+
+
+def test_divergences_are_not_negative_and_end_at_0(tables: Tables) -> None:
+    sparse = tables["sparse_context_losses"]
+    assert (sparse[["short_context_divergence", "sparse_context_divergence"]] >= 0).all(axis=None)
+    # of the first target of a chunk, 5 tokens are the whole far context
+    whole = sparse[(sparse["k"] == 5) & (sparse["target_position"] % LONG == LONG - 3)]
+    own = whole["far_context"] == "own"
+    assert (whole[own]["sparse_context_divergence"] < 1e-6).all()
+    assert (whole[~own]["sparse_context_divergence"] > 1e-3).all()
 
 
 @pytest.mark.parametrize("flags", [["--documents-per-shard", "1"], ["--tokens-per-batch", "1"]])
@@ -193,7 +221,7 @@ def test_neither_shards_nor_batches_move_a_number(
     for artefact, expected in tables.items():
         found = read_artefact(tmp_path, artefact)
         # shard by shard the rows come in another order
-        key = [name for name in (*TARGET, "rule", "far_context", "rank", "k") if name in found]
+        key = [name for name in (*TARGET, "rule", "far_context", "rank", "k", "criterion") if name in found]
         pd.testing.assert_frame_equal(
             found.sort_values(key, ignore_index=True),
             expected.sort_values(key, ignore_index=True),

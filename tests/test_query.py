@@ -49,7 +49,9 @@ def test_views_are_listed_with_rows_and_columns(results: Path) -> None:
     names, ((view, num_rows, columns),) = query.views(query.connect(results))
     assert names == ["view", "rows", "columns"]
     assert (view, num_rows) == ("length_losses", 3)
-    assert columns == "document_id, chunk_index, context_length, num_targets, mean_loss, model"
+    assert (
+        columns == "document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence, model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_files_of_two_configurations_or_versions_of_one_model_are_refused_by_nam
         query.connect(tmp_path / "old")
     shutil.rmtree(tmp_path / "old" / "_stages")
     write_manifest(tmp_path / "old")
-    with pytest.raises(InputError, match=r"schema_version is 1 in model=a/00000-.* and 0 in model=a/old"):
+    with pytest.raises(InputError, match=r"schema_version is 2 in model=a/00000-.* and 0 in model=a/old"):
         query.connect(tmp_path / "old")
 
 

@@ -32,8 +32,10 @@ def device_to_measure_on(arguments: argparse.Namespace) -> torch.device:
     return one.device
 
 
-def named_checkpoints(words: Iterable[str], arguments: argparse.Namespace) -> dict[str, Checkpoint]:
-    """The checkpoints that the words of --checkpoints mean, by the names that results are filed under.
+def named_checkpoints(
+    words: Iterable[str], arguments: argparse.Namespace, flag: str = "--checkpoints"
+) -> dict[str, Checkpoint]:
+    """The checkpoints that the words of `flag` mean, by the names that results are filed under.
 
     Raises:
         InputError: one is missing, or two have one name.
@@ -43,7 +45,7 @@ def named_checkpoints(words: Iterable[str], arguments: argparse.Namespace) -> di
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
         if checkpoint.name in named:
             raise InputError(
-                f"two of --checkpoints are named '{checkpoint.name}'; results are filed by the name of the"
+                f"two of {flag} are named '{checkpoint.name}'; results are filed by the name of the"
                 " folder, or the last part of a hub name, so these must differ"
             )
         named[checkpoint.name] = checkpoint

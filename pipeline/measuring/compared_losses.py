@@ -11,6 +11,7 @@ from pipeline.influence.foreign_context import measured_in_foreign_context, meas
 from pipeline.influence.leave_one_out import PackedSequence, own_context, read_everything
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.measuring.evaluate_checkpoints import LoadedModel
+from pipeline.models.causal_lm import NotFiniteLossError
 from pipeline.results.columns import Columns
 from pipeline.text.chunks import Chunk
 
@@ -59,8 +60,16 @@ def compared_losses(
 def _from_reference(
     loaded: LoadedModel, references: Sequence[LoadedModel], own: PackedSequence
 ) -> list[float]:
-    """KL(p_ref || p), both under the long context, of each target; 0 of the reference itself."""
+    """KL(p_ref || p), both under the long context, of each target; 0 of the reference itself.
+
+    Raises:
+        NotFiniteLossError: a model gives what is no number; the reference is named where it does.
+    """
     for reference in references:
-        predictions = read_everything(reference.model, own).predictions
+        try:
+            predictions = read_everything(reference.model, own).predictions
+        except NotFiniteLossError as error:
+            error.model_name = reference.name
+            raise
         return measured_in_sequence(loaded.model, own, predictions).divergences.tolist()
     return [0.0] * len(own.target_ids_T)

@@ -71,7 +71,7 @@ def evaluate_checkpoints(
     keep_freed_memory()
     evaluation = _Evaluation(arguments, stage, settings, measure, num_others)
     for flag, words in (beside or {}).items():
-        evaluation.put_beside(flag, named_checkpoints(words, arguments))
+        evaluation.put_beside(flag, named_checkpoints(words, arguments, flag))
     outputs: dict[str, StageOutput] = {}
     for name, checkpoint in named_checkpoints(arguments.checkpoints, arguments).items():
         dtype = dtype_of_results(arguments.dtype, arguments.results, stage, name, evaluation.loading.device)
@@ -142,7 +142,17 @@ class _Evaluation:
         self._of_flag |= dict.fromkeys(checkpoints, flag)
 
     def output_of(self, name: str, checkpoint: Checkpoint, dtype: str) -> StageOutput:
-        """Where the results of a checkpoint go."""
+        """Where the results of a checkpoint go.
+
+        Raises:
+            InputError: another checkpoint beside it has its name.
+        """
+        namesake = self._beside.get(name)
+        if namesake is not None and namesake.folder.resolve() != checkpoint.folder.resolve():
+            raise InputError(
+                f"{self._of_flag[name]} {namesake.folder} and --checkpoints {checkpoint.folder} are both"
+                f" named '{name}', by which results tell models; rename one of the folders"
+            )
         inputs = {
             "checkpoint": sha256_of_files(*checkpoint.files(self.loading.trust_remote_code)),
             "evaluation_documents": self._data.evaluation_sha256,

@@ -275,7 +275,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             column(
                 "intervention",
                 pa.string(),
-                "what leaving a token out means: remove or substitute; null of rules that leave nothing out",
+                "what stands where a token is left out: remove, substitute or background, as in"
+                " influential_tokens; null of rules that it does not matter to",
                 nullable=True,
             ),
             column("rank", pa.int32(), "1 for the token that the rule ranks first"),

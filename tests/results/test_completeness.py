@@ -52,7 +52,7 @@ def read_by_all(results: Path) -> list[tuple[str, float]]:
     """The rows, by the analysis and by SQL, which must agree."""
     frame = read_artefact(results, "length_losses")
     assert list(frame.columns)[:2] == ["model", "document_id"]
-    assert len(frame.columns) == 6
+    assert len(frame.columns) == 7
     of_analysis = sorted(zip(frame["model"], frame["mean_loss"], strict=True))
     assert run_query(connect(results, SQL), SQL, 99)[1] == of_analysis
     return of_analysis

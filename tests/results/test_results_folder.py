@@ -57,6 +57,7 @@ def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> N
     frame = read_artefact(tmp_path, "length_losses")
     assert list(frame.columns) == [
         "model", "document_id", "chunk_index", "context_length", "num_targets", "mean_loss",
+        "mean_divergence",
     ]  # fmt: skip
     read = list(zip(frame["model"], frame["mean_loss"], strict=True))
     assert read == [("a", 0.5), ("a", 1.5), ("a", 2.5), ("b", 3.0)]
@@ -216,7 +217,7 @@ def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Pa
     newer = differences("newer", 2.5)
     shutil.rmtree(tmp_path / "_stages")
     write_manifest(tmp_path)
-    assert (len(pq.read_schema(older)), len(pq.read_schema(newer))) == (8, 9)
+    assert (len(pq.read_schema(older)), len(pq.read_schema(newer))) == (13, 14)
     frame = read_artefact(tmp_path, "loss_differences").set_index("model")
     assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
     sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"

@@ -1,0 +1,171 @@
+"""Judges, references, backgrounds and foreign contexts of the stages, against the naive witness."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from measured_documents import DOCUMENTS, LONG, NULL_OF, SHORT, measure, write_checkpoint, write_data
+from naive_predictions import Case, divergence, log_probs, naive_divergences, naive_losses, stock_olmo
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, loss_differences
+from pipeline.results.folder import read_artefact
+
+TARGET = ["document_id", "chunk_index", "target_position"]
+JUDGED = ["--rules", "leave_one_out", "add_one_in_divergence", "--k", "1", "3", "--judge-with"]
+RULES = ["leave_one_out", "add_one_in_divergence"]
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def models(make_olmo: Callable[..., OLMo]) -> dict[str, OLMo]:
+    return {"run": make_olmo(seed=1), "other": make_olmo(seed=2)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) -> Path:
+    folder = tmp_path_factory.mktemp("side_by_side")
+    write_data(folder / "data")
+    for name, model in models.items():
+        write_checkpoint(folder / name, model)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judged(folder: Path) -> Path:
+    """Both models choose, and both judge."""
+    both = [str(folder / "run"), str(folder / "other")]
+    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both)
+
+
+def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
+    """The chunk, or that of the document so many places after; those after the first have one chunk."""
+    for _ in range(num_after):
+        document_id, chunk_index = NULL_OF[document_id], 0
+    return DOCUMENTS[document_id][chunk_index * LONG : (chunk_index + 1) * LONG].astype(np.int64)
+
+
+def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int) -> np.ndarray:
+    return np.concatenate([far_L[: place - SHORT], own_L[place - SHORT :]])
+
+
+def in_the_chunk(row: object) -> int:
+    return row.target_position - row.chunk_index * LONG
+
+
+def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, models: dict[str, OLMo]) -> None:
+    chosen = read_artefact(judged, "influential_tokens").set_index(
+        ["model", *TARGET, "rule", "far_context", "rank"]
+    )["context_position"]
+    sparse = read_artefact(judged, "sparse_context_losses")
+    assert len(sparse) == 2 * 2 * 12 * 2 * 2 * 2  # models, judges, targets, far contexts, rules, k
+    for row in sparse.itertuples():
+        place, key = in_the_chunk(row), (row.document_id, row.chunk_index, row.target_position)
+        own_L = chunk_of(row.document_id, row.chunk_index)
+        far_L = own_L if row.far_context == "own" else chunk_of(row.document_id, row.chunk_index, 1)
+        ranks = range(1, row.k + 1)
+        positions = [
+            chosen[row.model, *key, row.rule, row.far_context, rank] - row.chunk_index * LONG
+            for rank in ranks
+        ]
+        short = range(place - SHORT, place)
+        long_case: Case = (own_L, range(place))
+        cases: list[Case] = [(with_far(own_L, far_L, place), [*positions, *short]), (own_L, short)]
+        stock = stock_olmo(models[row.judge])
+        losses = naive_losses(stock, place, [*cases, long_case])
+        divergences = naive_divergences(stock, place, long_case, cases)
+        found = [row.sparse_context_loss, row.short_context_loss, row.long_context_loss]
+        np.testing.assert_allclose(found, losses, atol=TOLERANCE)
+        found = [row.sparse_context_divergence, row.short_context_divergence]
+        np.testing.assert_allclose(found, divergences, atol=TOLERANCE)
+        fits = row.rule == "add_one_in_divergence"
+        kind = row.null_kind if row.far_context == "other_document" else "own"
+        assert kind == ("own" if row.far_context == "own" else "mimicry" if fits else "selection")
+
+
+def test_a_judge_moves_nothing_that_the_model_itself_measures(
+    folder: Path, judged: Path, tmp_path: Path
+) -> None:
+    measure(influential_tokens, folder, *JUDGED[:-1], "--results", str(tmp_path))
+    for artefact in ("influential_tokens", "sparse_context_losses", "dependency_sparsity"):
+        rows = read_artefact(judged, artefact).query("model == 'run'")
+        rows = rows.query("judge == 'run'") if "judge" in rows else rows
+        pd.testing.assert_frame_equal(rows.reset_index(drop=True), read_artefact(tmp_path, artefact))
+
+
+def test_the_gains_of_a_judge_are_its_own(judged: Path) -> None:
+    sparse = read_artefact(judged, "sparse_context_losses").query("far_context == 'own' and k == 1")
+    sparsity = read_artefact(judged, "dependency_sparsity")
+    merged = sparsity.merge(sparse, on=["model", *TARGET, "rule", "judge"])
+    assert len(merged) == len(sparsity) == 2 * 2 * 12 * 2 * 2  # models, judges, targets, rules, criteria
+    by_loss = merged.query("criterion == 'loss'")
+    assert (by_loss["gain"] == by_loss["short_context_loss"] - by_loss["long_context_loss"]).all()
+    by_divergence = merged.query("criterion == 'divergence'")
+    assert (by_divergence["gain"] == by_divergence["short_context_divergence"]).all()
+    assert (merged["judge"] != merged["model"]).sum() == len(merged) // 2
+
+
+def test_a_background_is_the_document_after_the_null(
+    folder: Path, models: dict[str, OLMo], tmp_path: Path
+) -> None:
+    words = ["--rules", *RULES, "random", "--k", "1", "3", "--intervention", "background"]
+    results = measure(influential_tokens, folder, *words, "--results", str(tmp_path))
+    chosen = read_artefact(results, "influential_tokens").set_index([*TARGET, "rule", "far_context", "rank"])
+    sparse, stock = read_artefact(results, "sparse_context_losses"), stock_olmo(models["run"])
+    assert set(sparse["rule"]) == {*RULES, "random"}
+    for row in sparse.query("k <= 3").itertuples():
+        place, key = in_the_chunk(row), (row.document_id, row.chunk_index, row.target_position)
+        own_L, null_L, background_L = (chunk_of(row.document_id, row.chunk_index, n) for n in range(3))
+        nothing = with_far(own_L, background_L, place)
+        restored = nothing.copy()
+        for rank in range(1, row.k + 1):
+            position = (
+                chosen.loc[(*key, row.rule, row.far_context, rank), "context_position"]
+                - row.chunk_index * LONG
+            )
+            restored[position] = (own_L if row.far_context == "own" else null_L)[position]
+        cases: list[Case] = [(restored, range(place)), (nothing, range(place))]
+        np.testing.assert_allclose(
+            [row.sparse_context_loss, row.background_loss], naive_losses(stock, place, cases), atol=TOLERANCE
+        )
+        np.testing.assert_allclose(
+            [row.sparse_context_divergence, row.background_divergence],
+            naive_divergences(stock, place, (own_L, range(place)), cases),
+            atol=TOLERANCE,
+        )
+    gains = read_artefact(results, "dependency_sparsity").merge(
+        sparse.query("far_context == 'own' and k == 1")
+    )
+    by_loss = gains.query("criterion == 'loss'")
+    assert (by_loss["gain"] == by_loss["background_loss"] - by_loss["long_context_loss"]).all()
+    by_divergence = gains.query("criterion == 'divergence'")
+    assert (by_divergence["gain"] == by_divergence["background_divergence"]).all()
+
+
+def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo]) -> None:
+    names = [str(folder / name) for name in models]
+    words = ["--checkpoints", *names, "--reference-model", names[1]]
+    rows = read_artefact(measure(loss_differences, folder, *words), "loss_differences")
+    assert len(rows) == 2 * 12
+    assert (rows[rows["model"] == "other"]["reference_divergence"] == 0).all()
+    np.testing.assert_array_equal(
+        rows["specific_gain"], rows["foreign_context_loss"] - rows["long_context_loss"]
+    )
+    for row in rows.itertuples():
+        place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
+        long_case: Case = (own_L, range(place))
+        foreign: Case = (with_far(own_L, chunk_of(row.document_id, row.chunk_index, 1), place), range(place))
+        short: Case = (own_L, range(place - SHORT, place))
+        stock = stock_olmo(models[row.model])
+        (loss,) = naive_losses(stock, place, [foreign])
+        assert row.foreign_context_loss == pytest.approx(loss, abs=TOLERANCE)
+        np.testing.assert_allclose(
+            [row.foreign_context_divergence, row.short_context_divergence],
+            naive_divergences(stock, place, long_case, [foreign, short]),
+            atol=TOLERANCE,
+        )
+        (of_reference,) = log_probs(stock_olmo(models["other"]), place, [long_case])
+        (of_model,) = log_probs(stock, place, [long_case])
+        assert row.reference_divergence == pytest.approx(divergence(of_reference, of_model), abs=TOLERANCE)
