@@ -1,0 +1,161 @@
+"""What the stages refuse of judges, references, backgrounds and rules: a sentence, and nothing written."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from measured_documents import DOCUMENTS, LONG, command_line, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from pipeline import influential_tokens, loss_differences
+from pipeline.errors import InputError
+from pipeline.models.olmo import OLMoCausalLM
+from pipeline.stage import run_stage
+
+FLAGS = {influential_tokens: "--judge-with", loss_differences: "--reference-model"}
+BACKGROUND = ["--intervention", "background", "--rules", "add_one_in_divergence"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
+    write_data(tmp_path / "data")
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    write_checkpoint(tmp_path / "larger", make_olmo(seed=2, vocab_size=64, embedding_size=64))
+    write_checkpoint(tmp_path / "padded", make_olmo(seed=2, embedding_size=64))
+    return tmp_path
+
+
+def refused(stage: ModuleType, folder: Path, *flags: str) -> str:
+    """The sentence that a stage refuses with, nothing being written."""
+    with pytest.raises(InputError) as error:
+        measure(stage, folder, *flags)
+    assert not (folder / "results").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_a_model_beside_it_that_is_not_there(stage: ModuleType, folder: Path) -> None:
+    sentence = refused(stage, folder, FLAGS[stage], str(folder / "nowhere"))
+    assert str(folder / "nowhere") in sentence
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_a_model_beside_it_of_another_vocabulary(stage: ModuleType, folder: Path) -> None:
+    sentence = refused(stage, folder, FLAGS[stage], str(folder / "larger"))
+    assert re.search(rf"has 48 tokens .* and {folder}/larger/\S+ a vocabulary of 64", sentence)
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_a_model_beside_it_of_another_tokenizer(stage: ModuleType, folder: Path) -> None:
+    for name, shift in (("data", 0), ("other", 1)):
+        (folder / name).mkdir(exist_ok=True)
+        words = {f"word{(index + shift) % 48}": index for index in range(48)}
+        Tokenizer(WordLevel(words, unk_token="word1")).save(str(folder / name / "tokenizer.json"))
+    step = write_checkpoint(folder / "other-run", _olmo_of(folder)) / "step20-unsharded"
+    (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
+    sentence = refused(stage, folder, FLAGS[stage], str(folder / "other-run"))
+    assert f"was tokenized with another tokenizer than {step}/tokenizer.json" in sentence
+
+
+def _olmo_of(folder: Path) -> OLMo:
+    return OLMo.from_checkpoint(str(folder / "run" / "step20-unsharded"))
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_a_model_beside_it_with_the_name_of_another(
+    stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    write_checkpoint(folder / "elsewhere" / "run", make_olmo(seed=3))
+    sentence = refused(stage, folder, FLAGS[stage], str(folder / "elsewhere" / "run"))
+    assert sentence.startswith(f"{FLAGS[stage]} {folder}/elsewhere/run/step20-unsharded and --checkpoints")
+    assert "are both named 'run'" in sentence
+
+
+def test_judges_of_one_name(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
+    names = [str(write_checkpoint(folder / place / "judge", make_olmo(seed=3))) for place in ("a", "b")]
+    assert "two of --judge-with are named 'judge'" in refused(
+        influential_tokens, folder, "--judge-with", *names
+    )
+
+
+@pytest.mark.parametrize(("max_documents", "num_backgrounds"), [(2, 1), (3, 2), (3, 9)])
+def test_too_few_documents_for_null_and_backgrounds(
+    folder: Path, max_documents: int, num_backgrounds: int
+) -> None:
+    words = ["--max-documents", str(max_documents), "--num-backgrounds", str(num_backgrounds), *BACKGROUND]
+    sentence = refused(influential_tokens, folder, *words)
+    assert f"{max_documents} evaluation document(s) of at least {LONG} tokens" in sentence
+    assert f"{num_backgrounds + 2} are needed, since others serve as the null and the backgrounds" in sentence
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
+        (["--rules", "divergence"], "rule 'divergence' is called 'leave_one_out_divergence' now"),
+        ([*BACKGROUND, "greedy"], "--intervention background has no meaning for rule greedy; it is for"),
+        ([*BACKGROUND, "attention"], "--intervention background has no meaning for rule attention; it is"),
+        ([*BACKGROUND, "leave_one_out_search"], "has no meaning for rule leave_one_out_search; it is"),
+        (
+            ["--rules", "banzhaf", "--intervention", "substitute"],
+            "--intervention substitute would change nothing: of --rules only leave_one_out",
+        ),
+    ],
+)
+def test_flags_that_make_no_sense(
+    folder: Path, flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    assert sentence in refused(influential_tokens, folder, *flags)
+    words = command_line(influential_tokens, folder, *flags)
+    monkeypatch.setattr("sys.argv", ["influential_tokens", *words])
+    with pytest.raises(SystemExit) as stopped:
+        run_stage(influential_tokens.parser(), influential_tokens.main)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def _damaged(model: OLMo) -> OLMo:
+    """The model without numbers for a token that stands in the second chunk alone."""
+    tokens = next(iter(DOCUMENTS.values()))
+    position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
+    model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
+    return model
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_what_is_no_number_is_told_with_the_model_that_gave_it(
+    stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    write_checkpoint(folder / "broken", _damaged(make_olmo(seed=2, weight_tying=False)))
+    sentence = refused(stage, folder, "--max-documents", "2", FLAGS[stage], str(folder / "broken"))
+    assert sentence.startswith("model 'broken' gives the token at position 21 of document 00000000000000aa")
+    assert "a loss of nan" in sentence
+
+
+@pytest.mark.parametrize("stage", FLAGS)
+def test_a_divergence_that_is_infinite_is_told_with_its_model(
+    stage: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that no document holds has no probability under the short context: no loss tells."""
+    unused = next(token for token in range(48) if all(token not in tokens for tokens in DOCUMENTS.values()))
+    logits_of = OLMoCausalLM.logits
+    calls = []
+
+    def logits(self: OLMoCausalLM, hidden_ND: object) -> object:
+        values = logits_of(self, hidden_ND).clone()
+        calls.append(len(values))
+        if len(calls) > 3:
+            values[:, unused] = -float("inf")
+        return values
+
+    monkeypatch.setattr(OLMoCausalLM, "logits", logits)
+    sentence = refused(stage, folder, "--max-documents", "2")
+    assert re.search(
+        r"model 'run' gives the token at position \d+ of document \w+, .* a divergence of inf", sentence
+    )
