@@ -15,21 +15,25 @@ is all that the page shows of them, at half the bytes of decimals:
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.own_measurements import read_sparse_losses, read_sparsity
 from analysis.paired_targets import TARGET
-from analysis.recovered_gain import NULL, OWN
 from pipeline.errors import InputError, unknown_name
 from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 NATS = 1e-3
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
+_READERS = {"sparse_context_losses": read_sparse_losses, "dependency_sparsity": read_sparsity}
+"""Of artefacts that hold more than the page shows."""
 _DOCUMENTS_A_READ = 50
 _CHUNK = TARGET[:2]
 # What must be the same for all that stands side by side on the page.
@@ -78,7 +82,7 @@ def choose(
         InputError: a model or rule is missing; models were measured with other settings than
             others, or on other documents than those of `data`; nothing is left to show.
     """
-    sparsity = read_artefact(results, "dependency_sparsity", ["document_id", "rule"])
+    sparsity = read_sparsity(results, columns=["document_id", "rule"])
     losses = read_artefact(results, "loss_differences", ["document_id"])
     with_selections = sorted(set(sparsity["model"]))
     present = [*with_selections, *sorted(set(losses["model"]) - set(with_selections))]
@@ -181,7 +185,8 @@ def _grouped(
     shown: Shown, artefact: str, names: list[str], values: list[str], only: Mapping[str, Sequence[str]]
 ) -> Groups:
     """(document_id, chunk_index, model, *names) -> the rows, ordered by target and then by rank or k."""
-    rows = read_artefact(shown.results, artefact, [*TARGET, *names, *values], only)
+    read = _READERS.get(artefact, partial(read_artefact, artefact=artefact))
+    rows = read(shown.results, columns=[*TARGET, *names, *values], only=only)
     keys = [*_CHUNK, "model", *names]
     rows = rows.sort_values([*keys, TARGET[2], *({"rank", "k"} & set(values))])
     return {_key(key): group for key, group in rows.groupby(keys, sort=False)}
@@ -240,7 +245,7 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
             for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
         ]
     }
-    for far_context in (OWN, NULL):
+    for far_context in (OWN, OTHER_DOCUMENT):
         sparse, selected = (table.get((*key, far_context)) for table in (tables.sparse, tables.selected))
         if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
             raise _not_whole(str(key[0]), str(key[2]))
@@ -249,7 +254,7 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
             "distance": _a_row_a_target(selected["distance"].tolist(), num_targets),
             "influence": _a_row_a_target(_in_units(selected["influence"]), num_targets),
         }
-        if far_context == NULL:
+        if far_context == OTHER_DOCUMENT:
             tokens = selected["context_token_id"].tolist()
             of_rule[far_context]["token"] = _a_row_a_target(tokens, num_targets)
     return of_rule
@@ -280,6 +285,6 @@ def null_token_ids(record: Record) -> set[int]:
         for chunk in record["chunks"]
         for model in chunk["models"].values()
         for rule in model["rules"].values()
-        for token_ids in rule[NULL]["token"]
+        for token_ids in rule[OTHER_DOCUMENT]["token"]
         for token_id in token_ids
     }

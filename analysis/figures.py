@@ -2,7 +2,6 @@
 
 A line or point is a mean, its band or bar the 95 % interval over documents. Solid and filled is the
 document's own far context, dashed and hollow the null (the same selection in another document's).
-Colours are Okabe and Ito's, which colour-blind readers tell apart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.recovered_gain import NULL, OWN
+from analysis.palette import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS, RULE_MARKERS, VERMILION
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.results.partial import partial_note
 
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
-GREY = "#767676"
-RULE_COLORS = {
-    "leave_one_out": BLUE, "add_one_in": SKY, "greedy": GREEN, "gradient": PURPLE,
-    "attention": VERMILION, "leave_one_out_divergence": ORANGE, "nearest": BLACK, "random": GREY,
-}  # fmt: skip
-MODEL_COLORS = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW]
-MODEL_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 BESIDE = 1.04  # factor on a logarithmic axis between marks drawn beside each other
 _SAMPLED = ("targets", "documents")
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 7.0  # inches, of a two-column page
@@ -104,10 +94,10 @@ def _draw_with_bars(
     return ax.errorbar(x, rows[value], yerr=_errors(rows, value), elinewidth=0.9, **style)
 
 
-def _far_context_style(far_context: str, color: str) -> dict[str, Any]:
+def _far_context_style(far_context: str, color: str, marker: str = "o") -> dict[str, Any]:
     if far_context == OWN:
-        return {"color": color, "linestyle": "-", "marker": "o"}
-    return {"color": color, "linestyle": "--", "marker": "o", "markerfacecolor": "white", "linewidth": 1}
+        return {"color": color, "linestyle": "-", "marker": marker}
+    return {"color": color, "linestyle": "--", "marker": marker, "markerfacecolor": "white", "linewidth": 1}
 
 
 def _against_k(ax: Axes, rows: pd.DataFrame, label: str) -> Axes:
@@ -126,9 +116,10 @@ def _draw_rules(ax: Axes, rows: pd.DataFrame, value: str) -> None:
     """A line a rule, and beside it, in its colour, its null where there is one."""
     for (rule, far_context), line in rows.groupby(["rule", "far_context"]):
         line = line.sort_values("k")
-        style = _far_context_style(str(far_context), RULE_COLORS.get(str(rule), BLACK))
+        color, marker = RULE_COLORS.get(str(rule), BLACK), RULE_MARKERS.get(str(rule), "o")
+        style = _far_context_style(str(far_context), color, marker)
         # A step aside, or the bars of a null equal to its rule would hide under the rule's.
-        x = line["k"] * (BESIDE if far_context == NULL else 1 / BESIDE)
+        x = line["k"] * (BESIDE if far_context == OTHER_DOCUMENT else 1 / BESIDE)
         _draw_with_bars(ax, x, line, value, label=str(rule) if far_context == OWN else "_null", **style)
 
 
@@ -147,7 +138,7 @@ def _say(ax: Axes, sentence: str) -> Axes:
 def rules_legend(figure: Figure, ax: Axes) -> None:
     """One legend below `figure` for panels of rules, with the labels of `ax` and the null's dashes."""
     handles, labels = ax.get_legend_handles_labels()
-    null = Line2D([], [], **_far_context_style(NULL, BLACK))
+    null = Line2D([], [], **_far_context_style(OTHER_DOCUMENT, BLACK))
     num_entries = len(labels) + 1
     num_columns = num_entries if num_entries <= 5 else -(-num_entries // 2)  # at most two even rows
     figure.legend([*handles, null], [*labels, "its null"], loc="outside lower center", ncols=num_columns)
@@ -197,9 +188,9 @@ def excess_over_null_against_k(excess: pd.DataFrame, ax: Axes) -> Axes:
 
 
 def sparse_loss_curve(recovered: pd.DataFrame, ax: Axes) -> Axes:
-    """Mean loss from the short context, by way of k tokens, to the long context; own beside null.
+    """Mean loss from no far token, by way of k tokens, to the long context; own beside null.
 
-    The bars are the intervals of the difference from the short context's loss, which is what the curve
+    The bars are the intervals of the difference from the loss at k = 0, which is what the curve
     is read for; the loss itself varies far more between documents.
 
     Args:
@@ -207,21 +198,21 @@ def sparse_loss_curve(recovered: pd.DataFrame, ax: Axes) -> Axes:
         ax: to draw on.
     """
     own = recovered[recovered["far_context"] == OWN].sort_values("k")
-    short_loss, long_loss = own["short_context_loss"].iloc[0], own["long_context_loss"].iloc[0]
+    without, long_loss = own["baseline_loss"].iloc[0], own["long_context_loss"].iloc[0]
     color = RULE_COLORS.get(str(own["rule"].iloc[0]), BLACK)
     for far_context, line in recovered.groupby("far_context"):
         line = line.sort_values("k")
-        losses = [short_loss, *(short_loss - line["recovered_loss"])]
+        losses = [without, *(without - line["recovered_loss"])]
         errors = np.pad(_errors(line, "recovered_loss")[::-1], ((0, 0), (1, 0)))
-        x = np.arange(len(losses)) + (0.08 if far_context == NULL else -0.08)
+        x = np.arange(len(losses)) + (0.08 if far_context == OTHER_DOCUMENT else -0.08)
         label = str(own["rule"].iloc[0]) if far_context == OWN else "its null"
         style = _far_context_style(str(far_context), color)
         ax.errorbar(x, losses, yerr=errors, elinewidth=0.9, label=label, **style)
     ends = [0, len(own) + 1]
-    ax.plot(ends, [short_loss, long_loss], "D", color=BLACK, zorder=3)
+    ax.plot(ends, [without, long_loss], "D", color=BLACK, zorder=3)
     ax.axhline(long_loss, color=GREY, linewidth=1, linestyle=":")
-    ax.set_xticks(range(len(own) + 2), ["short", *map(str, own["k"]), "long"])
-    ax.set_xlabel("context: short + k influential tokens")
+    ax.set_xticks(range(len(own) + 2), ["0", *map(str, own["k"]), "long"])
+    ax.set_xlabel("influential tokens added")
     ax.set_ylabel("mean loss (nats)")
     return ax
 

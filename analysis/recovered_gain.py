@@ -1,6 +1,7 @@
 """How much of a long context's gain k tokens recover, and how much of that is selection.
 
-Losses are in nats; means and intervals as in `analysis.document_intervals`.
+Losses are in nats; means and intervals as in `analysis.document_intervals`. The baseline is what k tokens are
+added to: the short context, or under the intervention `background` it and a foreign far context.
 """
 
 from collections.abc import Hashable
@@ -13,21 +14,18 @@ from analysis.paired_targets import TARGET, joined_on_common, of_common_groups
 from pipeline.results.bootstrap import Interval
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 
-NULL = OTHER_DOCUMENT
-"""What figures call it."""
-
 
 def is_clear_gain(gain: Interval) -> bool:
-    """Whether the interval of a mean L_short - L_long is above 0: only then is a fraction of it a number."""
+    """Whether the interval of a mean gain is above 0: only then is a fraction of it a number."""
     return bool(gain.low > 0)
 
 
 def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """The artefact with `loss_difference` and `recovered_loss` of each row, nats.
+    """The artefact with `baseline_loss`, `loss_difference` and `recovered_loss` of each row, nats.
 
-    `recovered_loss` is L_short - L_{short+k}; `loss_difference` is L_short - L_long with the document's
-    *own* far context in every row, the null's too, so that both are measured on one scale. Targets
-    measured under the null only are left out.
+    `recovered_loss` is the baseline's loss less that with k tokens; `loss_difference` is the baseline's less
+    L_long with the document's *own* far context in every row, the null's too, so that both are measured on
+    one scale. Targets measured under the null only are left out.
     """
     own_targets = sparse_context_losses.loc[
         sparse_context_losses["far_context"] == OWN, ["model", *TARGET, "long_context_loss"]
@@ -38,15 +36,24 @@ def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         ["model", *TARGET],
         "targets with k tokens of their own far context",
     )
-    rows["loss_difference"] = rows["short_context_loss"] - rows["long_context_loss"]
-    rows["recovered_loss"] = rows["short_context_loss"] - rows["sparse_context_loss"]
+    rows["baseline_loss"] = baseline_losses(rows)
+    rows["loss_difference"] = rows["baseline_loss"] - rows["long_context_loss"]
+    rows["recovered_loss"] = rows["baseline_loss"] - rows["sparse_context_loss"]
     return rows
+
+
+def baseline_losses(sparse_context_losses: pd.DataFrame) -> pd.Series:
+    """The loss that k tokens are to lower, nats: of the short context, or with a foreign far context."""
+    short_losses = sparse_context_losses["short_context_loss"]
+    if "background_loss" not in sparse_context_losses:
+        return short_losses
+    return sparse_context_losses["background_loss"].astype("float64").fillna(short_losses)
 
 
 def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """How much of the long context's gain k tokens recover: a row a model, rule, far context and k.
 
-    The fraction is sum(L_short - L_{short+k}) / sum(L_short - L_long), a ratio of sums. Where the mean
+    The fraction is sum(recovered_loss) / sum(loss_difference), a ratio of sums. Where the mean
     gain's interval reaches 0 (`is_gain_clear` is False) the fraction divides by noise: it is NaN, and the
     recovered loss in nats is what can be read. The rows of the null say how much of either is selection.
 
@@ -54,14 +61,14 @@ def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         sparse_context_losses: the artefact, any number of models.
 
     Returns:
-        model, rule, far_context, k, num_targets, num_documents, short_context_loss, sparse_context_loss,
+        model, rule, far_context, k, num_targets, num_documents, baseline_loss, sparse_context_loss,
         long_context_loss (means, nats), then with intervals recovered_loss, loss_difference (nats) and
         recovered_fraction; is_gain_clear.
     """
     rows = []
     groups = with_recovered_losses(sparse_context_losses).groupby(["model", "rule", "far_context", "k"])
     for (model, rule, far_context, k), targets in groups:
-        losses = ["short_context_loss", "sparse_context_loss", "long_context_loss"]
+        losses = ["baseline_loss", "sparse_context_loss", "long_context_loss"]
         rows.append(
             {
                 "model": model, "rule": rule, "far_context": far_context, "k": k,
@@ -94,7 +101,7 @@ def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> d
 def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """The effect: what k tokens recover beyond what choosing among another document's tokens recovers.
 
-    Own and null are paired target by target: their difference has no noise of L_short, and documents are
+    Own and null are paired target by target: their difference has no noise of the baseline, and documents are
     resampled with both. Targets that lack either are left out.
 
     Args:
@@ -106,7 +113,7 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         No rows where the null was not measured.
     """
     losses = with_recovered_losses(sparse_context_losses)
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     keys = ["model", "rule", "k", *TARGET]
     own, null = of_common_groups(own, null[[*keys, "recovered_loss"]], ["model", "rule", "k"])
     paired = joined_on_common(own, null, keys, "choices of own and null tokens", ("", "_null"))

@@ -20,6 +20,7 @@ from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.marks import exported_name
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.results.terminal_table import as_table
 from pipeline.stage import folder_path, stage_parser
@@ -77,14 +78,10 @@ def recovered_table(results: Path, rule: str) -> str:
     Raises:
         InputError: no results of influential tokens, or none of this rule.
     """
-    from analysis.recovered_gain import (  # late, for a --help at once
-        NULL,
-        OWN,
-        excess_over_null,
-        recovered_losses,
-    )
+    from analysis.own_measurements import read_sparse_losses
+    from analysis.recovered_gain import excess_over_null, recovered_losses  # late, for a --help at once
 
-    losses = read_artefact(results, "sparse_context_losses")
+    losses = read_sparse_losses(results)
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
     losses = losses[losses["rule"] == rule]
@@ -96,7 +93,7 @@ def recovered_table(results: Path, rule: str) -> str:
     rows = []
     for far_context, model, k in recovered:
         if far_context == OWN:
-            own, null = recovered[OWN, model, k], recovered.get((NULL, model, k))
+            own, null = recovered[OWN, model, k], recovered.get((OTHER_DOCUMENT, model, k))
             beyond = excess.get((model, k))
             in_nats = [_interval(own, "recovered_loss"), _interval(beyond, "excess_loss")]
             rows.append([model, str(k), _fraction(own), _fraction(null), *in_nats])

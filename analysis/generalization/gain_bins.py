@@ -15,10 +15,11 @@ import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
 from analysis.generalization.sparsity_classes import sparsity_categories, sparsity_category
+from analysis.own_measurements import needs_null
 from analysis.paired_targets import TARGET, joined_on_common, rows_of
-from analysis.recovered_gain import OWN, excess_over_null, recovered_losses
-from analysis.rules.selection_rules import BLIND_RULES
+from analysis.recovered_gain import excess_over_null, recovered_losses
 from pipeline.results.bootstrap import Interval
+from pipeline.results.names import OWN
 
 GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)
 """Nats; a bin holds its lower edge. 0.1 is the least gain that the stage gives a k* to."""
@@ -79,7 +80,7 @@ def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str)
 
 
 def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> pd.DataFrame:
-    """What k tokens recover in each bin: beyond the null by rules that see the answer, plainly by blind ones.
+    """What k tokens recover in each bin: beyond the null by rules that need one, plainly by others.
 
     Args:
         sparse_context_losses: the artefact, any models.
@@ -91,9 +92,9 @@ def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> p
     """
     of_target = bins[[*TARGET, "gain_bin"]]
     losses = joined_on_common(sparse_context_losses, of_target, TARGET, "targets of k tokens and of the bins")
-    is_blind = losses["rule"].isin(BLIND_RULES)
-    beyond_null = _tables_by_bin(losses[~is_blind], excess_over_null, "excess")
-    own = losses[is_blind & (losses["far_context"] == OWN)]
+    has_null = losses["rule"].map(needs_null).astype(bool)
+    beyond_null = _tables_by_bin(losses[has_null], excess_over_null, "excess")
+    own = losses[~has_null & (losses["far_context"] == OWN)]
     return pd.concat([beyond_null, _tables_by_bin(own, recovered_losses, "recovered")], ignore_index=True)
 
 
@@ -183,7 +184,7 @@ def _said(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
 
 
 def _beyond(row: Mapping[Hashable, Any]) -> str:
-    return "" if row["rule"] in BLIND_RULES else " beyond the null"
+    return " beyond the null" if needs_null(str(row["rule"])) else ""
 
 
 def _share(targets: pd.DataFrame, is_counted: pd.Series) -> dict[Hashable, float]:

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import BLACK, BLUE, GREEN, ORANGE, PURPLE, TEXT_WIDTH, VERMILION, panels
+from analysis.figures import TEXT_WIDTH, panels
 from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE, WITH_GAIN
+from analysis.palette import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION
 
 ADJUSTMENT_STYLES: dict[str, dict[str, Any]] = {
     NO_CONTROLS: {"color": VERMILION, "marker": "o", "markerfacecolor": "white"},

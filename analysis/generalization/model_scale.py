@@ -18,6 +18,7 @@ from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_measures import sparsity_measures
+from analysis.own_measurements import read_sparse_losses, read_sparsity
 from analysis.paired_targets import TARGET, joined_on_common
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
@@ -174,8 +175,8 @@ def _measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[i
     if model is None or "dependency_sparsity" not in artefacts_in(group.results):
         return None
     only = {"model": [model]}
-    sparse = read_artefact(group.results, "sparse_context_losses", only=only)
-    sparsity = read_artefact(group.results, "dependency_sparsity", only=only)
+    sparse = read_sparse_losses(group.results, only=only)
+    sparsity = read_sparsity(group.results, only=only)
     return model, sparsity_measures(sparsity, sparse, settings[model]), sorted(sparse["k"].unique())
 
 

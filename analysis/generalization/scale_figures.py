@@ -7,8 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import BLACK, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS, TEXT_WIDTH, panels
+from analysis.figures import TEXT_WIDTH, panels
 from analysis.generalization.sparsity_measures import BEYOND_NULL
+from analysis.palette import BLACK, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS
 
 SIZE, STEP = "num_parameters", "train_step"
 _AXIS_LABELS = {SIZE: "parameters", STEP: "training step"}

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from analysis.figures import BLACK, GREY, RULE_COLORS
 from analysis.generalization.sparsity_measures import BEYOND_NULL
+from analysis.palette import BLACK, GREY, RULE_COLORS
 
 
 def sparsity_distribution(distribution: pd.DataFrame, ax: Axes) -> Axes:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.own_measurements import needs_null
 from analysis.paired_targets import TARGET, complete_rows, of_common_groups
-from analysis.recovered_gain import NULL, OWN, with_recovered_losses
-from analysis.rules.selection_rules import BLIND_RULES, compared_rules
+from analysis.recovered_gain import with_recovered_losses
+from analysis.rules.selection_rules import compared_rules
 from pipeline.errors import unknown_name
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 BEYOND_NULL = " beyond its null"
 """What the name of a measure adds to that of its rule."""
@@ -33,13 +35,13 @@ def sparsity_measures(
         settings: of the stage that made them: `recovery_fraction`, `minimum_gain` (nats).
 
     Returns:
-        document_id, chunk_index, target_position, measure (a rule, or one that sees the answer followed by
+        document_id, chunk_index, target_position, measure (a rule, or one that needs its null followed by
         `BEYOND_NULL`), dependency_sparsity (float64, NaN where it is not reached), is_censored.
     """
     columns = [*TARGET, "measure", "dependency_sparsity", "is_censored"]
     of_rules = dependency_sparsity.rename(columns={"rule": "measure"})[columns]
     beyond = sparsity_beyond_null(
-        sparse_context_losses[~sparse_context_losses["rule"].isin(BLIND_RULES)],
+        sparse_context_losses[sparse_context_losses["rule"].map(needs_null).astype(bool)],
         recovery_fraction=settings["recovery_fraction"],
         minimum_gain=settings["minimum_gain"],
     )
@@ -66,11 +68,13 @@ def sparsity_beyond_null(
     """
     losses = with_recovered_losses(sparse_context_losses)
     keys = ["rule", *TARGET, "loss_difference"]
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     both = pd.concat(of_common_groups(own, null, ["rule", "k"]))
-    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(columns=[OWN, NULL])
+    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(
+        columns=[OWN, OTHER_DOCUMENT]
+    )
     of_k = complete_rows(of_k, "choices of own and null tokens for k*")
-    excess = (of_k[OWN] - of_k[NULL]).unstack("k").sort_index(axis="columns")
+    excess = (of_k[OWN] - of_k[OTHER_DOCUMENT]).unstack("k").sort_index(axis="columns")
     targets = excess.index.to_frame(index=False)
     gains = targets["loss_difference"].to_numpy()
     reaches = excess.to_numpy() >= recovery_fraction * gains[:, None]

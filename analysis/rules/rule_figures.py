@@ -9,25 +9,23 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import BLACK, GREY, RULE_COLORS, TEXT_WIDTH, panels
-
-RULE_MARKERS = {
-    "leave_one_out": "o", "add_one_in": "s", "greedy": "^", "gradient": "D",
-    "leave_one_out_divergence": "v", "attention": "P", "nearest": "X", "random": "*",
-}  # fmt: skip
+from analysis.figures import TEXT_WIDTH, panels
+from analysis.own_measurements import needs_null
+from analysis.palette import BLACK, GREY, RULE_COLORS, RULE_MARKERS
 
 
 def rules_figure(table: pd.DataFrame) -> Figure:
-    """Three panels: rules that see the answer beyond their null, blind ones by themselves, and the costs.
+    """Three panels: rules that need their null beyond it, the others by themselves, and the costs.
 
     Args:
         table: `selection_rules.rules_table`, one model.
     """
     figure, (seeing_ax, blind_ax, cost_ax) = panels(1, 3, TEXT_WIDTH, 2.9)
-    with_bands(table[table["sees_answer"]], "excess_loss", seeing_ax)
-    seeing_ax.set(title="see the answer", ylabel="recovered beyond the null (nats)")
-    with_bands(table[~table["sees_answer"]], "recovered_loss", blind_ax)
-    blind_ax.set(title="blind to the answer", ylabel="recovered (nats)")
+    has_null = table["rule"].map(needs_null).astype(bool)
+    with_bands(table[has_null], "excess_loss", seeing_ax)
+    seeing_ax.set(title="fit the answer or the prediction", ylabel="recovered beyond the null (nats)")
+    with_bands(table[~has_null], "recovered_loss", blind_ax)
+    blind_ax.set(title="fit neither", ylabel="recovered (nats)")
     limits = [*seeing_ax.get_ylim(), *blind_ax.get_ylim()]
     for ax in (seeing_ax, blind_ax):
         ax.axhline(table["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")

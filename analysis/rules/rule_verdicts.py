@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.own_measurements import needs_null
 from analysis.rules.selection_rules import READINGS_OF_EQ_20, REFERENCE_RULE
 from pipeline.results.bootstrap import Interval
 
@@ -104,8 +105,9 @@ def missed_sentences(missed: pd.DataFrame) -> Iterator[str]:
 def markdown_table(table: pd.DataFrame) -> str:
     """The table for a page: a row a rule, recovered nats (the null's) at each k, what it means, and the cost.
 
-    The column before the cost is at the largest k: the excess over the null of rules that see the answer, and
-    the own recovery of blind ones, since another document's tokens hurt and would flatter them.
+    The column before the cost is at the largest k: the excess over the null of rules that fit the answer or
+    the prediction, and the own recovery of others, since another document's tokens hurt and would flatter
+    them.
 
     Args:
         table: `rules_table`, one model.
@@ -118,7 +120,9 @@ def markdown_table(table: pd.DataFrame) -> str:
         sizes = [f"{of_k[k]['recovered_loss']:.3f} ({of_k[k]['null_recovered_loss']:.3f})" for k in ks]
         last = of_k[ks[-1]]
         sees = last["sees_answer"]
-        effect = str(_interval(last, "excess_loss")) if sees else f"own: {_interval(last, 'recovered_loss')}"
+        effect = f"own: {_interval(last, 'recovered_loss')}"
+        if needs_null(str(rule)):
+            effect = str(_interval(last, "excess_loss"))
         cost = f"{last['token_forwards_per_target']:,.0f}"
         if last["backward_tokens_per_target"]:
             cost += f", and {last['backward_tokens_per_target']:,.0f} backward"

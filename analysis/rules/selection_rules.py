@@ -12,14 +12,15 @@ import pandas as pd
 
 from analysis.derived_tables import write_derived_table
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.own_measurements import needs_null, sees_answer
 from analysis.paired_targets import TARGET, complete_rows, joined_on_common, of_common_groups
-from analysis.recovered_gain import NULL, OWN, excess_over_null, recovered_losses, with_recovered_losses
+from analysis.recovered_gain import excess_over_null, recovered_losses, with_recovered_losses
+from pipeline.influence.rules import REMOVE, RULES
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.studies.rule_costs import RuleCosts
 
-READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient")
+READINGS_OF_EQ_20 = ("leave_one_out", "add_one_in", "greedy", "gradient", "banzhaf")
 """Rules that look at the target's own loss, as a reading of the paper's Eq. 20 may."""
-BLIND_RULES = ("leave_one_out_divergence", "attention", "nearest", "random")
-"""Rules that never see the target: their own recovery is honest, and needs no null."""
 REFERENCE_RULE = "leave_one_out"
 """Our reading, which the others are compared with."""
 
@@ -31,10 +32,17 @@ MISSED_NATS = 0.1
 
 
 def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
-    """Rules in the order of the tables: those that see the answer, the blind ones, any others."""
-    present = set(sparse_context_losses["rule"])
-    known = [rule for rule in (*READINGS_OF_EQ_20, *BLIND_RULES) if rule in present]
-    return known + sorted(present - set(known))
+    """Rules in the order of the tables: those that see the answer, that fit the prediction, others."""
+    order = list(RULES)
+    return sorted(
+        set(sparse_context_losses["rule"]),
+        key=lambda rule: (
+            not sees_answer(rule),
+            not needs_null(rule),
+            order.index(rule) if rule in order else len(order),
+            rule,
+        ),
+    )
 
 
 def rules_table(
@@ -52,7 +60,7 @@ def rules_table(
     """
     keys = ["model", "rule", "k"]
     recovered = recovered_losses(sparse_context_losses)
-    of_null = recovered[recovered["far_context"] == NULL]
+    of_null = recovered[recovered["far_context"] == OTHER_DOCUMENT]
     amounts = ["recovered_loss", "recovered_loss_low", "recovered_loss_high"]
     null = of_null[[*keys, *amounts]].rename(columns={name: f"null_{name}" for name in amounts})
     excess = excess_over_null(sparse_context_losses)
@@ -60,11 +68,15 @@ def rules_table(
     own = recovered[recovered["far_context"] == OWN]
     table = joined_on_common(own, null, keys, "rules at one k, with their null")
     table = joined_on_common(table, excess[beyond], keys, "rules at one k, with what is beyond their null")
-    table["sees_answer"] = ~table["rule"].isin(BLIND_RULES)
+    table["sees_answer"] = table["rule"].map(sees_answer)
     lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
     costs = {
         model: RuleCosts(
-            **{length: settings[length] for length in lengths}, search_budget=settings.get("search_budget")
+            **{length: settings[length] for length in lengths},
+            search_budget=settings.get("search_budget"),
+            intervention=settings.get("intervention") or REMOVE,
+            num_backgrounds=settings.get("num_backgrounds") or 1,
+            num_subsets=settings.get("num_subsets") or 0,
         )
         for model, settings in settings_of_model.items()
     }
@@ -110,7 +122,7 @@ def differences_between_rules(
         return pd.DataFrame(columns=["model", "rule", "k"])
     paired = pd.concat(pairs, ignore_index=True)
     own = paired[OWN] - paired[f"{OWN}_of_reference"]
-    null = paired[NULL] - paired[f"{NULL}_of_reference"]
+    null = paired[OTHER_DOCUMENT] - paired[f"{OTHER_DOCUMENT}_of_reference"]
     paired = paired.assign(recovered_difference=own, excess_difference=own - null)
     rows = [
         {
@@ -174,7 +186,7 @@ def missed_redundancy(
         targets.pivot(index=["model", "k", *TARGET], columns="far_context", values="is_missed"),
         "targets at one k with redundancy in their own and the null's far context",
     )
-    shares = shares.rename(columns={OWN: "missed_share", NULL: "null_missed_share"}).reset_index()
+    shares = shares.rename(columns={OWN: "missed_share", OTHER_DOCUMENT: "null_missed_share"}).reset_index()
     shares["excess_share"] = shares["missed_share"] - shares["null_missed_share"]
     rows = [
         {
@@ -190,12 +202,12 @@ def missed_redundancy(
 def _own_and_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """A row a model, rule, k and target: nats recovered with the own far context and with the null's."""
     losses = with_recovered_losses(sparse_context_losses)
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, NULL))
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     keys = ["model", "rule", "k", *TARGET]
     wide = (
         pd.concat(of_common_groups(own, null, keys[:3]))
         .pivot(index=keys, columns="far_context", values="recovered_loss")
-        .reindex(columns=[OWN, NULL])
+        .reindex(columns=[OWN, OTHER_DOCUMENT])
     )
     return complete_rows(wide, "choices of own and null tokens by a rule").reset_index()
 

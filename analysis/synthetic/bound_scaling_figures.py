@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_WIDTH, VERMILION, panels
+from analysis.figures import TEXT_WIDTH, panels
+from analysis.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 
 COLORS = {"local": BLUE, "uniform": ORANGE, "halves": VERMILION, "halves_coupled": GREEN}
 KEY_STYLES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import GREY, MODEL_MARKERS, RULE_COLORS
+from analysis.palette import GREY, RULE_COLORS, RULE_MARKERS
 from analysis.synthetic.found_dependencies import selection_name
 
 
@@ -27,14 +27,14 @@ def recall_against_k(cells: pd.DataFrame, ax: Axes) -> None:
 
 
 def _against_k(cells: pd.DataFrame, ax: Axes, value: str) -> None:
-    for index, (rule, color) in enumerate(RULE_COLORS.items()):
+    for rule, color in RULE_COLORS.items():
         of_rule = cells[cells["rule"] == rule]
         for intervention, line in of_rule.groupby("intervention", dropna=False):
             style: dict[str, Any] = {"linestyle": "-"}
             if intervention == "substitute":
                 style = {"linestyle": "--", "markerfacecolor": "white"}
             ax.plot(
-                line["k"], line[value], color=color, marker=MODEL_MARKERS[index], markersize=3,
+                line["k"], line[value], color=color, marker=RULE_MARKERS[rule], markersize=3,
                 label=selection_name(rule, intervention), **style,
             )  # fmt: skip
             low, high = line[f"{value}_lowest"], line[f"{value}_highest"]

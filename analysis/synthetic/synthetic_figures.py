@@ -13,17 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    MODEL_COLORS,
-    MODEL_MARKERS,
-    ORANGE,
-    TEXT_WIDTH,
-    VERMILION,
-    panels,
-)
+from analysis.figures import TEXT_WIDTH, panels
+from analysis.palette import BLUE, GREEN, GREY, MODEL_COLORS, MODEL_MARKERS, ORANGE, VERMILION
 
 POSITION_COLORS = {
     "contiguous": GREY, "pose": VERMILION, "randomized": ORANGE, "coupled": GREEN, "predicted": BLUE,

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS, TEXT_WIDTH, panels
+from analysis.figures import TEXT_WIDTH, panels
 from analysis.generalization.sparsity_classes import NO_GAIN
+from analysis.palette import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS
 
 _BETWEEN_ASPECTS = 0.8  # rows left empty
 _ASIDE = 0.22  # of a row, between models

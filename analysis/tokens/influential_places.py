@@ -24,9 +24,9 @@ import pandas as pd
 from analysis.document_intervals import interval_columns, interval_over_documents
 from analysis.measured_text import MeasuredText
 from analysis.paired_targets import TARGET, joined_on_common
-from analysis.recovered_gain import NULL, OWN
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
 
 INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
@@ -132,7 +132,7 @@ def available_places(targets: pd.DataFrame, text: MeasuredText, bins: Sequence[i
     for _, chunk in text.chunks():
         for position in sorted(wanted.get((chunk.document_id, chunk.chunk_index), ())):
             place = position - chunk.start
-            for far_context in (OWN, NULL):
+            for far_context in (OWN, OTHER_DOCUMENT):
                 far_F = _far_tokens(chunk, place, text.short_context_length, far_context)
                 related_F = relations(far_F, chunk.token_ids_L[place - 1], chunk.token_ids_L[place])
                 shares = np.bincount(related_F, minlength=len(RELATIONS)) / len(far_F)
@@ -238,7 +238,7 @@ def conclusions(relation: pd.DataFrame) -> list[str]:
     sentences = []
     for name, rows in relation.groupby("relation", sort=False):
         of = {row["far_context"]: row for row in rows.to_dict("records")}
-        own, null = of[OWN], of.get(NULL)
+        own, null = of[OWN], of.get(OTHER_DOCUMENT)
         excess = Interval(*(own[f"chosen_beyond_available{end}"] for end in ("", "_low", "_high")))
         verdict = "more" if excess.low > 0 else "less" if excess.high < 0 else "not clearly more or less"
         beside = "" if null is None else f"; in the null {null['chosen']:.3f} of {null['available']:.3f}"

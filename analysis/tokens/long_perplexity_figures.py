@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 
-from analysis.figures import BLACK, MODEL_COLORS, MODEL_MARKERS
+from analysis.palette import BLACK, MODEL_COLORS, MODEL_MARKERS
 
 EXACT_STYLE: dict[str, Any] = {"linestyle": "-"}
 WINDOWED_STYLE: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white", "linewidth": 1}

@@ -5,8 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import BLACK, GREY, RULE_COLORS, TEXT_WIDTH, panels
-from analysis.recovered_gain import OWN
+from analysis.figures import TEXT_WIDTH, panels
+from analysis.palette import BLACK, GREY, RULE_COLORS
+from pipeline.results.names import OWN
 
 
 def retrieval_heat_map(retrieval: pd.DataFrame, value: str, label: str, ax: Axes) -> Axes:

@@ -20,9 +20,9 @@ import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents
 from analysis.paired_targets import joined_on_common
-from analysis.recovered_gain import OWN
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact, read_settings
+from pipeline.results.names import OWN
 from pipeline.text.needles import read_needles
 
 _OF_NEEDLES = [

@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures import BLUE, GREY, TEXT_WIDTH, VERMILION, panels
-from analysis.recovered_gain import NULL, OWN
+from analysis.figures import TEXT_WIDTH, panels
+from analysis.palette import BLUE, GREY, VERMILION
 from analysis.tokens.influential_places import OTHER, RELATIONS
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 _STYLE: dict[str, dict[str, Any]] = {
     OWN: {"color": BLUE, "marker": "o"},
-    NULL: {"color": VERMILION, "marker": "s", "markerfacecolor": "white"},
+    OTHER_DOCUMENT: {"color": VERMILION, "marker": "s", "markerfacecolor": "white"},
 }
 _ASIDE = 0.13
 
@@ -36,7 +37,7 @@ def shares_of(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
         ax: to draw on; values go along the horizontal axis.
     """
     values = list(dict.fromkeys(table[column]))
-    for far_context, aside in ((OWN, -_ASIDE), (NULL, _ASIDE)):
+    for far_context, aside in ((OWN, -_ASIDE), (OTHER_DOCUMENT, _ASIDE)):
         rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
         x = np.arange(len(values)) + aside
         ax.errorbar(
@@ -87,7 +88,7 @@ def copies_by_rank(table: pd.DataFrame, ax: Axes) -> Axes:
         table: `influential_places.copies_by_rank`, one model and rule.
         ax: to draw on.
     """
-    for far_context in (OWN, NULL):
+    for far_context in (OWN, OTHER_DOCUMENT):
         rows = table[table["far_context"] == far_context].sort_values("rank")
         style = _STYLE[far_context] | {"markersize": 3}
         ax.plot(rows["rank"], rows["chosen"], **style)
@@ -118,7 +119,7 @@ def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, by_rank: pd.Da
     distances(distance, axes[1])
     copies_by_rank(by_rank, axes[2])
     handles = [
-        *(Line2D([], [], linestyle="none", **_STYLE[far_context]) for far_context in (OWN, NULL)),
+        *(Line2D([], [], linestyle="none", **_STYLE[far_context]) for far_context in (OWN, OTHER_DOCUMENT)),
         Line2D([], [], color=GREY, linewidth=1.6),
     ]
     labels = ["own far context", "the null's choice", "any far token (dotted: the null's)"]

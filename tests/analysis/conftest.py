@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from synthetic_results import Truth, write_results
 
+from analysis.own_measurements import read_sparse_losses, read_sparsity
 from pipeline.results.folder import read_artefact
 
 matplotlib.use("agg")
@@ -37,12 +38,12 @@ def loss_differences(results: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="session")
 def sparse_context_losses(results: Path) -> pd.DataFrame:
-    return read_artefact(results, "sparse_context_losses")
+    return read_sparse_losses(results)
 
 
 @pytest.fixture(scope="session")
 def dependency_sparsity(results: Path) -> pd.DataFrame:
-    return read_artefact(results, "dependency_sparsity")
+    return read_sparsity(results)
 
 
 @pytest.fixture

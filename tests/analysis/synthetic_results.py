@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.results.names import DIVERGENCE, LOSS
 from pipeline.results.stage_output import StageOutput
 
 KS = [1, 2, 4, 8, 16]
@@ -25,6 +26,8 @@ CENSORED_K, NO_GAIN_K = 32, 0
 MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
 WINDOWING_DIFFERENCE = 0.125  # nats, by which shared windows help every target
 TARGETS_PER_DOCUMENT = 16
+JUDGE, FURTHER_KS, ABSURD_LOSS = "another-model", [32, 64, 128], 50.0
+"""Of the rows that are not to be read as the model's own."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def write_results(
         losses = _losses(truth, model, generator)
         settings = {
             "short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH,
-            "recovery_fraction": 0.9, "minimum_gain": 0.1,
+            "recovery_fraction": 0.9, "minimum_gain": 0.1, "k": KS,
         }  # fmt: skip
         outputs = {
             stage: StageOutput(
@@ -105,8 +108,8 @@ def write_results(
             )
             if "influential_tokens" in outputs:
                 tables = {
-                    "sparse_context_losses": _sparse_context_losses(rows, generator),
-                    "dependency_sparsity": _dependency_sparsity(rows),
+                    "sparse_context_losses": _sparse_context_losses(rows, model, generator),
+                    "dependency_sparsity": _dependency_sparsity(rows, model),
                 }
                 outputs["influential_tokens"].write_shard(shard_index, tables)
     return truth
@@ -147,7 +150,8 @@ def _loss_differences(rows: pd.DataFrame) -> dict[str, list]:
     }
 
 
-def _sparse_context_losses(rows: pd.DataFrame, generator: np.random.Generator) -> dict[str, list]:
+def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
+    """And what is not the model's own, absurd: another judge's losses, and controls at further k."""
     frames = []
     for rule in RULES:
         for far_context in ("own", "other_document"):
@@ -156,16 +160,40 @@ def _sparse_context_losses(rows: pd.DataFrame, generator: np.random.Generator) -
                 if far_context == "own":
                     recovered += RULE_STRENGTH[rule] * rows["gain"] * share(rows["needed_k"].to_numpy(), k)
                 frame = rows[["document_id", "chunk_index", "target_position"]].assign(
-                    rule=rule, far_context=far_context, k=k,
+                    rule=rule, far_context=far_context, judge=model, k=k,
                     short_context_loss=rows["short_context_loss"],
                     long_context_loss=rows["long_context_loss"],
                     sparse_context_loss=rows["short_context_loss"] - recovered,
                 )  # fmt: skip
-                frames.append(frame)
+                frames += [frame, frame.assign(judge=JUDGE, sparse_context_loss=ABSURD_LOSS)]
+            if rule != "leave_one_out":
+                frames += [
+                    frame.assign(judge=judge, k=k, sparse_context_loss=ABSURD_LOSS)
+                    for judge in (model, JUDGE)
+                    for k in FURTHER_KS
+                ]
     return pd.concat(frames).to_dict("list")
 
 
-def _dependency_sparsity(rows: pd.DataFrame) -> dict[str, list]:
+def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
+    """k* as planted by the loss; by the divergence, and for another judge, one token for every target."""
+    planted = pd.DataFrame(_planted_sparsity(rows))
+    of_others = planted.assign(dependency_sparsity=1, is_censored=False)
+    frames = [
+        planted.assign(judge=model, criterion=LOSS),
+        of_others.assign(judge=model, criterion=DIVERGENCE),
+        *(of_others.assign(judge=JUDGE, criterion=criterion) for criterion in (LOSS, DIVERGENCE)),
+    ]
+    table = pd.concat(frames)
+    return {
+        name: [None if pd.isna(value) else value for value in table[name]]
+        if name == "dependency_sparsity"
+        else table[name].to_list()
+        for name in table
+    }
+
+
+def _planted_sparsity(rows: pd.DataFrame) -> dict[str, list]:
     reached = rows["needed_k"].isin(KS)
     columns = {key: rows[key].to_list() for key in ("document_id", "chunk_index", "target_position")}
     return {

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 
 from analysis.measured_text import MeasuredText
 from analysis.paired_targets import TARGET
-from analysis.recovered_gain import NULL, OWN
 from analysis.tokens import influential_places, place_figures
 from analysis.tokens.influential_places import (
     AFTER_PREDECESSOR,
@@ -25,6 +24,7 @@ from analysis.tokens.influential_places import (
 )
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 TEXTS = [
     "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,
@@ -106,7 +106,7 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
     for _, chunk in text.chunks():
         for position in text.targets_of(chunk):
             place = position - chunk.start
-            for far_context, ids in ((OWN, chunk.token_ids_L), (NULL, chunk.null_token_ids_L)):
+            for far_context, ids in ((OWN, chunk.token_ids_L), (OTHER_DOCUMENT, chunk.null_token_ids_L)):
                 far = np.arange(place - SHORT)
                 every.append(
                     pd.DataFrame(
@@ -139,7 +139,7 @@ def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
     bins = distance_bins(SHORT, LONG)
     available = influential_places.available_places(selected, text, bins)
     table = influential_places.relation_shares(selected, available, KS)
-    key = {"model": "other", "rule": "nearest", "far_context": NULL}
+    key = {"model": "other", "rule": "nearest", "far_context": OTHER_DOCUMENT}
     rows = selected[(selected[list(key)] == pd.Series(key)).all(axis=1)]
     for k in KS:
         first = rows[rows["rank"] <= k]
@@ -183,5 +183,7 @@ def test_the_panels_draw_each_share(tokens: pd.DataFrame, text: MeasuredText, ax
     table = influential_places.distance_shares(selected, available, [8], bins)
     place_figures.distances(table, ax)
     drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
-    assert drawn == [table.loc[table["far_context"] == far, "chosen"].tolist() for far in (OWN, NULL)]
+    assert drawn == [
+        table.loc[table["far_context"] == far, "chosen"].tolist() for far in (OWN, OTHER_DOCUMENT)
+    ]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["5–9", "10–19", "20–31"]

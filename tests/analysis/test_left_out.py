@@ -11,10 +11,11 @@ from analysis.generalization import gain_bins, gap_slopes, model_scale
 from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_measures import sparsity_beyond_null
 from analysis.paired_targets import TARGET, joined_on_common, of_common_groups
-from analysis.recovered_gain import NULL, OWN, with_recovered_losses
+from analysis.recovered_gain import with_recovered_losses
 from analysis.tokens.category_statistics import loss_differences_by_category
 from analysis.tokens.influential_places import RELATIONS, relation_shares
 from analysis.tokens.token_categories import ASPECTS
+from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_targets_of_the_null_alone_and_of_no_null(
     sparse_context_losses: pd.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = sparse_context_losses.query("model == 'long-seed0' and rule == 'leave_one_out'")
-    own, null = (rows[rows["far_context"] == far_context] for far_context in (OWN, NULL))
+    own, null = (rows[rows["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     num_all = num_targets(rows)
     with_recovered_losses(pd.concat([without_first(own, 2), null]))
     assert said(caplog) == [
