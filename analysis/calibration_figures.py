@@ -22,10 +22,10 @@ def calibration_figure(bins: pd.DataFrame) -> Figure:
     for expected, ax in zip(expectations, axes, strict=True):
         actual_against_expected(bins[bins["expected"] == expected], ax)
         ax.set_title(f"gain of {MEANT[expected]}")
-    low = min(ax.get_ylim()[0] for ax in axes)
-    high = max(max(ax.get_ylim()[1], ax.get_xlim()[1]) for ax in axes)
+    limits = [limit for ax in axes for limit in ax.get_ylim()]
+    largest = 1.05 * bins["expected_gain"].max()
     for ax in axes:
-        ax.set(xlim=(min(low, 0), high), ylim=(low, high))
+        ax.set(xlim=(0, largest), ylim=(min(limits), max(*limits, largest)))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 

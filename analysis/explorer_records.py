@@ -13,9 +13,8 @@ is all that the page shows of them, at half the bytes of decimals:
       "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null's own tokens, by their ID
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,9 @@ from pipeline.text.tokenizer import DocumentTokenizer
 
 NATS = 1e-3
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
-_READERS = {"sparse_context_losses": read_sparse_losses, "dependency_sparsity": read_sparsity}
+_OWN_READERS: dict[str, Callable[..., pd.DataFrame]] = {
+    "sparse_context_losses": read_sparse_losses, "dependency_sparsity": read_sparsity,
+}  # fmt: skip
 """Of artefacts that hold more than the page shows."""
 _DOCUMENTS_A_READ = 50
 _CHUNK = TARGET[:2]
@@ -185,8 +186,11 @@ def _grouped(
     shown: Shown, artefact: str, names: list[str], values: list[str], only: Mapping[str, Sequence[str]]
 ) -> Groups:
     """(document_id, chunk_index, model, *names) -> the rows, ordered by target and then by rank or k."""
-    read = _READERS.get(artefact, partial(read_artefact, artefact=artefact))
-    rows = read(shown.results, columns=[*TARGET, *names, *values], only=only)
+    columns = [*TARGET, *names, *values]
+    if artefact in _OWN_READERS:
+        rows = _OWN_READERS[artefact](shown.results, columns=columns, only=only)
+    else:
+        rows = read_artefact(shown.results, artefact, columns, only)
     keys = [*_CHUNK, "model", *names]
     rows = rows.sort_values([*keys, TARGET[2], *({"rank", "k"} & set(values))])
     return {_key(key): group for key, group in rows.groupby(keys, sort=False)}

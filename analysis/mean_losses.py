@@ -3,10 +3,14 @@
 Losses are in nats; means and intervals as in `analysis.document_intervals`.
 """
 
+from collections.abc import Hashable
+
+import numpy as np
 import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
 from analysis.paired_targets import joined_on_common
+from pipeline.results.bootstrap import Interval
 
 
 def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
@@ -16,8 +20,9 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
         loss_differences: the artefact, any number of models.
 
     Returns:
-        model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats),
-        loss_difference with its interval (nats; positive = the long context helps).
+        model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats), then with
+        intervals loss_difference (nats; positive = the long context helps), expected_gain (the mean
+        short_context_divergence) and specific_gain; the last two are NaN where they were not measured.
     """
     rows = []
     for model, targets in loss_differences.groupby("model"):
@@ -29,9 +34,19 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
                 **sample_counts(targets),
                 **means.to_dict(),
                 **interval_columns("loss_difference", difference),
+                **_mean_of(targets, "short_context_divergence", "expected_gain"),
+                **_mean_of(targets, "specific_gain", "specific_gain"),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _mean_of(targets: pd.DataFrame, column: str, name: str) -> dict[Hashable, float]:
+    """The mean of a column that earlier results lack, as `name`."""
+    interval = Interval(np.nan, np.nan, np.nan)
+    if column in targets and targets[column].notna().all():
+        interval = interval_over_documents(targets["document_id"], targets[column])
+    return interval_columns(name, interval)
 
 
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,8 @@
-"""Print the closing table of a results folder: losses, and how much of the gain k tokens recover.
+"""Print the closing table of a results folder: what the far context is worth, and how few tokens carry it.
 
 python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
+
+With --rule NAME also what k tokens of that selection rule recover, beside the rule's null.
 """
 
 import sys
@@ -13,6 +15,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import textwrap
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +34,11 @@ if TYPE_CHECKING:
 Row = Mapping[Hashable, Any]  # of a table of analysis.mean_losses or analysis.recovered_gain
 _ABSENT = "-"
 _NO_GAIN = "no gain"
+_PAGE_WIDTH = 110
 
 
 def _interval(row: Row | None, column: str) -> str:
-    if row is None:
+    if row is None or row[column] != row[column]:  # NaN: not measured
         return _ABSENT
     return str(Interval(row[column], row[f"{column}_low"], row[f"{column}_high"]))
 
@@ -47,7 +51,11 @@ def context_lengths(results: Path, model: str) -> str:
 
 
 def models_table(results: Path) -> str:
-    """A row a model: contexts, sample size, mean losses and the mean loss difference with its interval."""
+    """A row a model: contexts, sample size, mean losses, and what the far context is worth, with intervals.
+
+    That is the mean loss difference; the mean divergence of the short context, which is what the model
+    expects of it; and what is lost where another document's far context stands in its place.
+    """
     from analysis.mean_losses import summarize_models  # late, for a --help at once
 
     summary = summarize_models(read_artefact(results, "loss_differences"))
@@ -56,19 +64,14 @@ def models_table(results: Path) -> str:
             row["model"], context_lengths(results, row["model"]),
             f"{row['num_targets']:,}", f"{row['num_documents']:,}",
             f"{row['short_context_loss']:.3f}", f"{row['long_context_loss']:.3f}",
-            _interval(row, "loss_difference"),
+            *(_interval(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")),
         ]
         for row in summary.to_dict("records")
     ]  # fmt: skip
     header = [
-        "model",
-        "context short / long",
-        "targets",
-        "documents",
-        "short loss",
-        "long loss",
-        "short - long [95 %]",
-    ]
+        "model", "context short / long", "targets", "documents", "short loss", "long loss",
+        "short - long [95 %]", "expected [95 %]", "its own [95 %]",
+    ]  # fmt: skip
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
@@ -119,18 +122,31 @@ def _files_of(results: Path, artefact: str) -> Path:
     return exported if exported.exists() else results / artefact / "model=*" / "*.parquet"
 
 
-def closing_text(results: Path, figures: Path, rule: str) -> str:
-    """The whole page: both tables, what their words mean, and where figures and data lie."""
-    notes = f"""\
-Losses are in nats, means over targets; [ ] is the 95 % interval over documents. "its null" makes the same
-choice among another document's tokens: what it recovers is owed to choosing with the answer in hand, so
-the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain, short - long, is not above 0,
-and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
+_NOTES = f"""\
+Losses are in nats, means over targets; [ ] is the 95 % interval over documents. "expected": by the model's
+own prediction, before it sees the token. "its own": what is lost where another document's far context stands
+in its place. "{_ABSENT}": not measured.
 """
+_NOTES_ON_RECOVERY = f"""\
+"its null" makes the same choice among another document's tokens: what it recovers is owed to the choice, so
+the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain is not above 0, and a fraction
+of nothing would mean nothing.
+"""
+
+
+def closing_text(results: Path, figures: Path, rule: str | None = None) -> str:
+    """The whole page: the table of losses, the answers, and where figures and data lie.
+
+    Args:
+        results, figures: their folders.
+        rule: of which what k tokens recover is shown too; None: of none.
+    """
+    from analysis.closing_answers import answers  # late, for a --help at once
+
     artefacts = artefacts_in(results)
-    selected = "sparse_context_losses" in artefacts
-    recovered = recovered_table(results, rule) if selected else "not measured: no influential tokens\n"
-    losses, note = models_table(results), partial_note()
+    losses, told = models_table(results), [*answers(results)]
+    recovered = [] if rule is None else _recovered_text(results, rule)
+    note = partial_note()
     partial = f" ({note})" if note else ""
     parquet = [f"  {_files_of(results, artefact)}" for artefact in artefacts]
     pngs = sorted(figures.glob("*.png"))
@@ -138,14 +154,29 @@ and a fraction of nothing would mean nothing. "{_ABSENT}": not measured.
     beside = " (a PDF beside each)" if all(path.with_suffix(".pdf").exists() for path in pngs) else ""
     return "\n".join(
         [
-            f"What the long context is worth{partial}", losses,
-            f"What k tokens of it recover (rule {rule}){partial}", recovered,
-            notes,
+            f"What the long context is worth{partial}", losses, _NOTES,
+            f"In words{partial}", *(_wrapped(sentence) for sentence in told), "",
+            *recovered,
             f"Figures{beside}", *drawn, "",
             "Data (RESULTS.md says what the columns mean)", *parquet, "",
             "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
         ]
     )  # fmt: skip
+
+
+def _recovered_text(results: Path, rule: str) -> list[str]:
+    if "sparse_context_losses" not in artefacts_in(results):
+        return ["not measured: no influential tokens", ""]
+    table = recovered_table(results, rule)
+    note = f" ({partial_note()})" if partial_note() else ""
+    return [f"What k tokens of it recover (rule {rule}){note}", table, _NOTES_ON_RECOVERY]
+
+
+def _wrapped(sentence: str) -> str:
+    """An answer as an item of a list, in lines of a page's width."""
+    return textwrap.fill(
+        sentence, _PAGE_WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -161,6 +192,6 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, help="the folder of figures; beside the results where not given")
-    add("--rule", default="leave_one_out", help="the selection rule shown")
+    add("--rule", help="show what k tokens of this selection rule recover too, beside its null")
     add_partial_flag(program)
     return program

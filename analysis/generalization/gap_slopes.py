@@ -19,6 +19,7 @@ from analysis.generalization.permutation import permutation_p_value
 from analysis.generalization.sparsity_measures import CODINGS, coded_sparsity, measures_in_order
 from analysis.paired_targets import TARGET, joined_on_common, rows_of
 from pipeline.errors import InputError
+from pipeline.results.bootstrap import Interval
 
 FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"
 NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "frequency, position, short loss"
@@ -136,6 +137,24 @@ def permutation_tests(
         p_value = permutation_p_value(gaps, sparsity, strata, seed=seed)
         rows.append({**labels, **sample_counts(chosen), "p_value": p_value})
     return pd.DataFrame(rows)
+
+
+def slope_with_gain(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> Interval:
+    """The slope of `gap_slopes` with all controls and the gain, of one model, measure and the first coding.
+
+    Args:
+        targets: of `gap_targets`, one model.
+        measured: of `sparsity_measures.sparsity_measures`, one measure.
+        largest_k: the largest studied k.
+    """
+    sparsity = measured[TARGET].assign(sparsity=coded_sparsity(measured, CODINGS[0], largest_k))
+    chosen = targets.merge(sparsity.dropna(), on=TARGET)
+    return cluster_robust_slope(
+        chosen["generalization_gap"].to_numpy(),
+        chosen["sparsity"].to_numpy(),
+        _controls(chosen, ADJUSTMENTS[WITH_GAIN]),
+        chosen["document_id"].to_numpy(),
+    )
 
 
 def _regressions(

@@ -78,19 +78,19 @@ def test_excess_without_a_null_says_so(ax: Axes) -> None:
     assert ax.texts[0].get_text() == "the null was not measured"
 
 
-def test_sparse_loss_curve_goes_from_short_to_long(recovered: pd.DataFrame, ax: Axes) -> None:
+def test_sparse_loss_curve_goes_from_no_token_to_the_long_context(recovered: pd.DataFrame, ax: Axes) -> None:
     rows = model_rows(recovered)
     rows = rows[rows["rule"] == "leave_one_out"]
     own = rows[rows["far_context"] == "own"].sort_values("k")
     figures.sparse_loss_curve(rows, ax)
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["short", "1", "2", "4", "8", "16", "long"]
-    expected = [own["short_context_loss"].iloc[0], *own["sparse_context_loss"]]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "4", "8", "16", "long"]
+    expected = [own["baseline_loss"].iloc[0], *own["sparse_context_loss"]]
     np.testing.assert_allclose(drawn(ax, 1)[1], expected, rtol=1e-6)
     ends = next(line for line in ax.lines if line.get_marker() == "D")
     np.testing.assert_allclose(ends.get_xdata(), [0, 6])
-    np.testing.assert_allclose(ends.get_ydata(), own[["short_context_loss", "long_context_loss"]].iloc[0])
+    np.testing.assert_allclose(ends.get_ydata(), own[["baseline_loss", "long_context_loss"]].iloc[0])
     # The bars are those of the recovered loss, hung from the short context's loss.
-    expected_low = own["short_context_loss"] - own["recovered_loss_high"]
+    expected_low = own["baseline_loss"] - own["recovered_loss_high"]
     np.testing.assert_allclose(drawn(ax, 1)[2][1:, 0], expected_low)
 
 

@@ -29,6 +29,11 @@ FIGURES = {
     "loss_differences",
     "recovered_loss_by_gain-long-seed0",
     *(f"recovered_loss_against_k-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
+    *(f"token_effects-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
+    *(
+        f"token_effects-{model}-by-another-model"
+        for model in ("long-seed0", "long-seed1", "short-contiguous")
+    ),
     *(f"sparse_gain_against_long_gain-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
 }
 

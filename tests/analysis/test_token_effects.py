@@ -1,0 +1,155 @@
+"""What k tokens are worth: sums by hand under each intervention, planted nulls, the nearest tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.own_measurements import read_sparse_losses
+from analysis.recovered_gain import excess_over_null
+from analysis.token_effects import effect_sentences, nearest_equivalents, number_in_words, token_effects
+
+NEAREST = "nearest"
+NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
+
+
+def choice(
+    rule: str,
+    k: int,
+    sparse: Sequence[float],
+    divergence: Sequence[float],
+    far_context: str = "own",
+    **more: object,
+) -> pd.DataFrame:
+    """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
+    rows = {
+        "model": "m", "judge": "m", "document_id": ["a", "a", "b", "b"], "chunk_index": 0,
+        "target_position": range(4), "rule": rule, "far_context": far_context, "k": k,
+        "short_context_loss": 3.0, "long_context_loss": 2.0, "sparse_context_loss": list(sparse),
+        "short_context_divergence": 1.0, "sparse_context_divergence": list(divergence),
+    }  # fmt: skip
+    return pd.DataFrame(rows | NO_BACKGROUND | more)
+
+
+def of(effects: pd.DataFrame, criterion: str, **wanted: object) -> dict:
+    rows = effects[effects["criterion"] == criterion]
+    for name, value in wanted.items():
+        rows = rows[rows[name] == value]
+    (row,) = rows.to_dict("records")
+    return row
+
+
+def test_both_criteria_by_hand() -> None:
+    own = choice("greedy_divergence", 2, [2.0, 2.5, 2.5, 2.0], [0.25, 0.5, 0.5, 0.25])
+    null = choice("greedy_divergence", 2, [3.0, 3.0, 2.5, 2.5], [0.5, 0.5, 1.0, 0.5], "other_document")
+    effects = token_effects(pd.concat([own, null]))
+    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (1.0, 0.75, 0.25)
+    assert (by_loss["excess"], by_loss["share"]) == (0.5, 0.5)
+    assert (by_divergence["gain"], by_divergence["recovered"]) == (1.0, 0.625)
+    assert (by_divergence["null_recovered"], by_divergence["excess"]) == (0.375, 0.25)
+    # Excesses of the documents by the divergence: 1/8 and 3/8.
+    assert by_divergence["excess_high"] == pytest.approx(0.25 + 12.7062 / 8)
+    assert by_loss["effect"] == by_loss["excess"]
+
+
+def test_within_a_background_its_loss_is_the_baseline() -> None:
+    """The foreign far context loses another nat: 4, of which the tokens recover 1.5 and foreign ones 0."""
+    background = {"background_loss": 4.0, "background_divergence": 1.5}
+    own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **background)
+    null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **background)
+    effects = token_effects(pd.concat([own, null]))
+    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
+    assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
+
+
+def test_a_rule_that_fits_nothing_is_not_flattered_by_a_null_that_hurts() -> None:
+    own, null = choice("nearest", 1, [2.5] * 4, [0.5] * 4), choice("nearest", 1, [3.5] * 4, [2.0] * 4)
+    row = of(token_effects(pd.concat([own, null.assign(far_context="other_document")])), "loss")
+    assert (row["excess"], row["effect"], row["share"]) == (1.0, 0.5, 0.5)
+
+
+def test_every_judge_has_its_own_gain() -> None:
+    parts = [
+        choice("greedy_divergence", 1, sparse, [0.5] * 4, far, judge=judge, long_context_loss=long)
+        for judge, long in (("m", 2.0), ("other", 1.0))
+        for far, sparse in (("own", [2.0] * 4), ("other_document", [2.75] * 4))
+    ]
+    effects = token_effects(pd.concat(parts))
+    assert [of(effects, "loss", judge=judge)["gain"] for judge in ("m", "other")] == [1.0, 2.0]
+    assert [of(effects, "loss", judge=judge)["share"] for judge in ("m", "other")] == [0.75, 0.375]
+    told = [text for text in effect_sentences(effects, pd.DataFrame()) if "judged by other" in text]
+    assert [text.split(", judged")[0] for text in told] == [
+        "m, greedy_divergence, by the loss", "m, greedy_divergence, by the divergence"
+    ]  # fmt: skip
+
+
+def test_results_of_before_have_the_loss_alone() -> None:
+    new = ["judge", "short_context_divergence", "sparse_context_divergence", *NO_BACKGROUND]
+    both = [choice("leave_one_out", 1, [2.0] * 4, [0.0] * 4, far) for far in ("own", "other_document")]
+    rows = pd.concat(both).assign(**dict.fromkeys(new))
+    for old in (rows, rows.drop(columns=new)):
+        effects = token_effects(old)
+        assert effects["criterion"].tolist() == ["loss"]
+        assert effects["judge"].tolist() == ["m"]
+    assert token_effects(rows[rows["far_context"] == "own"]).empty
+
+
+def with_nulls(*choices: pd.DataFrame) -> pd.DataFrame:
+    """Whose foreign tokens recover nothing."""
+    foreign = [
+        rows.assign(far_context="other_document", sparse_context_loss=3.0, sparse_context_divergence=1.0)
+        for rows in choices
+    ]
+    return pd.concat([*choices, *foreign])
+
+
+@pytest.mark.parametrize(
+    ("sparse", "words"),
+    [(2.5, "between 2 and 4"), (2.75, "between 1 and 2"), (2.95, "no more than 1"), (2.2, "more than 8"),
+     (3.5, "none")],
+)  # fmt: skip
+def test_the_number_of_nearest_tokens_by_hand(sparse: float, words: str) -> None:
+    """One nearest token is worth 0.125 nats, two 0.25, four 0.5, eight 0.625."""
+    nearest = [
+        choice(NEAREST, k, [3 - worth] * 4, [1 - worth] * 4)
+        for k, worth in ((1, 0.125), (2, 0.25), (4, 0.5), (8, 0.625))
+    ]
+    effects = token_effects(with_nulls(*nearest, choice("greedy", 1, [sparse] * 4, [0.5] * 4)))
+    row = of(nearest_equivalents(effects), "loss")
+    assert (row["rule"], number_in_words(row)) == ("greedy", words)
+    assert any(words in sentence for sentence in effect_sentences(effects, pd.DataFrame([row])))
+
+
+def test_without_the_control_there_is_no_number() -> None:
+    effects = token_effects(with_nulls(choice("greedy", 1, [2.5] * 4, [0.5] * 4)))
+    assert nearest_equivalents(effects).empty
+    assert list(effect_sentences(effects, nearest_equivalents(effects)))
+
+
+def test_an_interval_that_spans_the_grid_says_so() -> None:
+    nearest = [choice(NEAREST, k, [3 - k / 8] * 4, [1.0] * 4) for k in (1, 2, 4)]
+    effects = token_effects(with_nulls(*nearest, choice("greedy", 1, [2.7, 2.7, 2.5, 2.9], [0.5] * 4)))
+    row = of(nearest_equivalents(effects), "loss")
+    assert (row["more_than"], row["at_most"]) == (2, 4)
+    assert row["more_than_low"] == 2
+    noisy = choice("greedy", 1, [2.0, 2.0, 3.4, 3.4], [0.5] * 4)
+    row = of(nearest_equivalents(token_effects(with_nulls(*nearest, noisy))), "loss")
+    assert row["more_than_low"] == 0
+    assert np.isnan(row["at_most_high"])
+
+
+def test_it_is_what_the_older_table_says(results: Path, sparse_context_losses: pd.DataFrame) -> None:
+    """On the planted results: the excess of `recovered_gain`, by another path."""
+    one = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
+    effects = token_effects(one).set_index(["rule", "k"])
+    table = excess_over_null(one).set_index(["rule", "k"])
+    for key, row in table.iterrows():
+        for end in ("", "_low", "_high"):
+            assert effects.loc[key, f"excess{end}"] == pytest.approx(row[f"excess_loss{end}"], abs=1e-9)
+    assert len(effects) == len(table)
+    other = read_sparse_losses(results, every_judge=True, only={"model": ["long-seed0"]})
+    assert set(token_effects(other)["judge"]) == {"long-seed0", "another-model"}
