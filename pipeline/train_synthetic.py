@@ -73,7 +73,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     # Imported late, for a --help at once.
     import torch
 
-    from pipeline.synthetic.configuration import load_task_config
+    from pipeline.synthetic.given_configuration import load_task_config
     from pipeline.training.run import has_finished, train
 
     folder = arguments.save_folder

@@ -13,7 +13,7 @@ from pipeline import evaluate_synthetic, train_synthetic
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
-from pipeline.synthetic.configuration import load_task_config
+from pipeline.synthetic.given_configuration import load_task_config
 from pipeline.synthetic.runs import find_task_run
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import task_called

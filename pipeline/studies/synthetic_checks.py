@@ -9,9 +9,9 @@ from pipeline.studies.command import Command, TaskMeasuring, TaskTraining
 from pipeline.studies.refusals import refuse_unwritable, told_of
 from pipeline.studies.synthetic_costs import SyntheticForecast, TaskConfigs
 from pipeline.studies.synthetic_fields import DependencyTest, SyntheticStudy
-from pipeline.synthetic.configuration import load_task_config
 from pipeline.synthetic.evaluation import cells_of, refuse_impossible
 from pipeline.synthetic.finding import FINDING_RULES
+from pipeline.synthetic.given_configuration import load_task_config
 from pipeline.synthetic.room_to_select import refuse_unfit_k
 
 

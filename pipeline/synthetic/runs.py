@@ -9,8 +9,9 @@ import torch
 from pipeline.errors import InputError
 from pipeline.models.checkpoint_files import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.results.provenance import sha256_of_files
-from pipeline.synthetic.configuration import TaskConfig, read_task_config
+from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.coupled_positions import COUPLED_SCHEMES
+from pipeline.synthetic.given_configuration import read_task_config
 from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
 from pipeline.synthetic.metrics import read_metrics
 from pipeline.synthetic.olmo_trunk import OLMoTrunk, new_olmo

@@ -1,10 +1,9 @@
 """Which values the configuration of a synthetic task's run may have, and which go together."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.synthetic.configuration import TaskConfig
 from pipeline.synthetic.coupled_positions import (
     COUPLED_SCHEMES,
     EXAMPLE_SCHEMES,
@@ -24,9 +23,6 @@ from pipeline.training.value_checks import (
     refuse_bad_numbers,
     refuse_bad_relations,
 )
-
-if TYPE_CHECKING:
-    from pipeline.synthetic.configuration import TaskConfig
 
 ARCHITECTURES = ("gpt_neox", "olmo")
 SPREADS = ("contiguous", "pose")
@@ -86,7 +82,7 @@ RELATIONS: tuple[Relation, ...] = (
 """Of the fields of a `TaskConfig`."""
 
 
-def refuse_bad_values(config: "TaskConfig") -> None:
+def refuse_bad_values(config: TaskConfig) -> None:
     """Refuse values that could only fail later, or do nothing.
 
     Raises:
@@ -108,7 +104,7 @@ def refuse_bad_values(config: "TaskConfig") -> None:
     _refuse_sizes(config, task)
 
 
-def _refuse_sparsity(config: "TaskConfig", task: Task) -> None:
+def _refuse_sparsity(config: TaskConfig, task: Task) -> None:
     largest = config.largest_sparsity
     if task.has_sparsity != (largest is not None):
         needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
@@ -119,7 +115,7 @@ def _refuse_sparsity(config: "TaskConfig", task: Task) -> None:
         )
 
 
-def _refuse_sizes(config: "TaskConfig", task: Task) -> None:
+def _refuse_sizes(config: TaskConfig, task: Task) -> None:
     """By drawing examples: the task itself knows best which sizes it has."""
     # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
