@@ -47,12 +47,14 @@ def parser() -> argparse.ArgumentParser:
     return benchmark
 
 
-def random_model(width: int, max_sequence_length: int) -> OLMoCausalLM:
+def random_model(
+    width: int, max_sequence_length: int, vocabulary_size: int = VOCABULARY_SIZE
+) -> OLMoCausalLM:
     """Four layers of random weights in float32, on the CPU."""
     torch.manual_seed(0)
     config = ModelConfig(
         d_model=width, n_heads=width // 32, n_layers=4, mlp_ratio=4, rope=True, include_bias=False,
-        max_sequence_length=max_sequence_length, vocab_size=VOCABULARY_SIZE, embedding_size=VOCABULARY_SIZE,
+        max_sequence_length=max_sequence_length, vocab_size=vocabulary_size, embedding_size=vocabulary_size,
         eos_token_id=0, pad_token_id=0, init_device="cpu", attention_dropout=0.0, residual_dropout=0.0,
         embedding_dropout=0.0,
     )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Divergences of whole distributions: small ones to float64's digits, exact 0, blocks in any order."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.models import divergence
+from pipeline.models.divergence import Predictions, losses_and_divergences
+
+V = 40
+
+
+class LogitsAreStates:
+    """A model whose hidden states are the logits that it is given; it notes how many it makes at a time."""
+
+    vocabulary_size = V
+
+    def __init__(self, logits_BTV: torch.Tensor) -> None:
+        self._logits_BTV, self.rows_at_a_time = logits_BTV, []
+
+    def hidden_states(self, *_: object) -> torch.Tensor:
+        return self._logits_BTV
+
+    def logits(self, hidden_NV: torch.Tensor) -> torch.Tensor:
+        self.rows_at_a_time.append(len(hidden_NV))
+        return hidden_NV.clone()
+
+
+def reference_of(logits_TV: torch.Tensor) -> Predictions:
+    return Predictions.of(LogitsAreStates(logits_TV), logits_TV)
+
+
+def found(
+    model: LogitsAreStates, reference: Predictions, index_BT: torch.Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    shape = model._logits_BTV.shape[:2]
+    rows = torch.zeros(shape, dtype=torch.int64)
+    both = losses_and_divergences(
+        model, rows[:, :1], rows[:, :1], None, rows, torch.full(shape, 3), reference, index_BT
+    )
+    return both[0].numpy(), both[1].numpy()
+
+
+def exact(reference_V: torch.Tensor, logits_V: torch.Tensor) -> float:
+    reference, prediction = (logits.double().log_softmax(-1) for logits in (reference_V, logits_V))
+    return float((reference.exp() * (reference - prediction)).sum())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-2, 0.1, 1.0, 5.0])
+def test_large_and_small_divergences(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference_TV = 4 * torch.randn(6, V, generator=generator)
+    logits_BTV = reference_TV + scale * torch.randn(3, 6, V, generator=generator)
+    losses_BT, divergences_BT = found(LogitsAreStates(logits_BTV), reference_of(reference_TV))
+    expected = [[exact(*pair) for pair in zip(reference_TV, row, strict=True)] for row in logits_BTV]
+    # Float32 knows the logits to some 1e-7 of themselves; a difference of two losses would know no more.
+    np.testing.assert_allclose(divergences_BT, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses_BT, -logits_BTV.log_softmax(-1)[..., 3], atol=1e-5)
+    assert (divergences_BT >= 0).all()
+
+
+def test_the_same_logits_diverge_by_exactly_0() -> None:
+    logits_TV = 30 * torch.randn(50, V, generator=torch.Generator().manual_seed(1))
+    assert (found(LogitsAreStates(logits_TV[None]), reference_of(logits_TV))[1] == 0).all()
+
+
+@pytest.mark.parametrize("rows_per_block", [1, 2, 5, 1000])
+def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence, "LOGITS_PER_BLOCK", rows_per_block * V)
+    generator = torch.Generator().manual_seed(2)
+    reference_TV, logits_BTV = (torch.randn(*size, V, generator=generator) for size in ((4,), (7, 3)))
+    index_BT = torch.randint(0, 4, (7, 3), generator=generator)
+    model = LogitsAreStates(logits_BTV)
+    losses_BT, divergences_BT = found(model, reference_of(reference_TV), index_BT)
+    expected = [
+        [exact(reference_TV[index], row) for index, row in zip(indices, rows, strict=True)]
+        for indices, rows in zip(index_BT, logits_BTV, strict=True)
+    ]
+    np.testing.assert_allclose(divergences_BT, expected, atol=1e-6)
+    np.testing.assert_allclose(losses_BT, -logits_BTV.log_softmax(-1)[..., 3], atol=1e-6)
+    assert max(model.rows_at_a_time) <= rows_per_block and sum(model.rows_at_a_time) == 21
