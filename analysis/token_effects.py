@@ -12,7 +12,7 @@ Nats, means over targets; intervals as in `analysis.document_intervals`.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -46,7 +46,7 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     for criterion in CRITERIA:
         paired = _paired(_recovered(sparse_context_losses, criterion))
         for key, targets in paired.groupby(_GROUP, sort=False):
-            labels = dict(zip(_GROUP, key if isinstance(key, tuple) else (key,), strict=True))
+            labels: dict[Hashable, Any] = dict(zip(_GROUP, cast(tuple[Any, ...], key), strict=True))
             amounts = _amounts(targets, has_null=needs_null(str(labels["rule"])))
             rows.append({**labels, "criterion": criterion, **sample_counts(targets), **amounts})
     columns = [*_GROUP, "criterion"]
@@ -58,16 +58,16 @@ def _recovered(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFr
     judges = sparse_context_losses.get("judge", sparse_context_losses["model"])
     rows = sparse_context_losses.assign(judge=judges.fillna(sparse_context_losses["model"]))
     if criterion == LOSS:
-        baseline, whole = baseline_losses(rows), rows["long_context_loss"]
-        with_tokens = rows["sparse_context_loss"]
+        baseline = baseline_losses(rows)
+        gain, with_tokens = baseline - rows["long_context_loss"], rows["sparse_context_loss"]
     elif "sparse_context_divergence" not in rows:
         return rows.iloc[:0].assign(gain=0.0, recovered=0.0)
     else:
         of_background = rows["background_divergence"].astype("float64")
-        baseline, whole = of_background.fillna(rows["short_context_divergence"]), 0.0
-        with_tokens = rows["sparse_context_divergence"]
+        baseline = of_background.fillna(rows["short_context_divergence"])
+        gain, with_tokens = baseline, rows["sparse_context_divergence"]
     amounts = rows.assign(
-        gain=(baseline - whole).astype("float64"),
+        gain=gain.astype("float64"),
         recovered=(baseline - with_tokens).astype("float64"),
     )
     return amounts.dropna(subset=["gain", "recovered"])

@@ -68,6 +68,7 @@ from pipeline.influence.rules import (
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
+    NUM_SUBSETS,
     REMOVE,
     RULES,
     SEARCH_BUDGET,
@@ -126,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
         help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
     )  # fmt: skip
     add(
-        "--num-subsets", type=whole_number(2, _MOST_SUBSETS), default=64,
+        "--num-subsets", type=whole_number(2, _MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context that the rules banzhaf and banzhaf_divergence average over;"
         " an even number",
     )  # fmt: skip

@@ -18,7 +18,7 @@ are the own far context's, of the intervention `remove`.
 Shapes: T targets, F far-context positions (of the last target), K the largest k, k the size of a set.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -245,6 +245,8 @@ CONTROLS = ("random", "nearest")
 DEFAULT_RULES = ("leave_one_out", *CONTROLS)
 DEFAULT_KS = (1, 2, 4, 8, 16)
 """Numbers of influential tokens studied, where nothing else is asked for."""
+NUM_SUBSETS = 64
+"""Of rules banzhaf and banzhaf_divergence, where nothing else is asked for."""
 SEARCH_BUDGET = 0.2
 """Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
 LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
@@ -262,6 +264,18 @@ def find_rule(name: str) -> Rule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     return RULES[name]
+
+
+def studied_numbers(rule: str, asked: Sequence[int], smallest_far_context: int) -> list[int]:
+    """The numbers of tokens that a rule is studied at: those asked for, ascending.
+
+    Of the controls, whose order costs nothing, also every power of two up to the whole far context, to tell
+    how many of the nearest tokens do what a few chosen ones do.
+    """
+    if rule not in CONTROLS:
+        return sorted(set(asked))
+    powers = {1 << exponent for exponent in range(smallest_far_context.bit_length())}
+    return sorted({*asked, *powers, smallest_far_context})
 
 
 def refuse_intervention(rules: Collection[str], intervention: str) -> None:

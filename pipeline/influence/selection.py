@@ -11,7 +11,7 @@ from pipeline.influence.background import FarContextInBackground
 from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.leave_one_out import null_contexts, own_context
-from pipeline.influence.rules import CONTROLS, find_rule
+from pipeline.influence.rules import find_rule
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 
@@ -54,18 +54,6 @@ def selected_positions(far_context: FarContext, rule: str, max_k: int, seed: Seq
     The same seed draws the same positions in the own far context and in its null.
     """
     return find_rule(rule)(far_context, max_k, np.random.default_rng(seed))
-
-
-def studied_numbers(rule: str, asked: Sequence[int], smallest_far_context: int) -> list[int]:
-    """The numbers of tokens that a rule is studied at: those asked for, ascending.
-
-    Of the controls, whose order costs nothing, also every power of two up to the whole far context, to tell
-    how many of the nearest tokens do what a few chosen ones do.
-    """
-    if rule not in CONTROLS:
-        return sorted(set(asked))
-    powers = {1 << exponent for exponent in range(smallest_far_context.bit_length())}
-    return sorted({*asked, *powers, smallest_far_context})
 
 
 def sparse_contexts(

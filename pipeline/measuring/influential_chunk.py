@@ -12,8 +12,8 @@ import numpy as np
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import FarContext, Measurement
-from pipeline.influence.rules import find_rule
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts, studied_numbers
+from pipeline.influence.rules import find_rule, studied_numbers
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.measuring.evaluate_checkpoints import LoadedModel
 from pipeline.measuring.rows import (

@@ -7,14 +7,14 @@ Words: s short context, l long context (chunk), m targets a chunk, n = l - 1 tok
 F far-context tokens of a target.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 
 from pipeline.errors import unknown_name
-from pipeline.influence.rules import BACKGROUND, REMOVE, SUBSTITUTE
+from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, SUBSTITUTE, studied_numbers
 
 _SHARING = (
     ("leave_one_out", "leave_one_out_divergence"),
@@ -42,7 +42,7 @@ class RuleCosts:
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
-    num_subsets: int = 64
+    num_subsets: int = NUM_SUBSETS
     """Of the rules banzhaf and banzhaf_divergence."""
     num_sampled_answers: int = 8
     """Of the rule gradient_divergence."""
@@ -119,6 +119,19 @@ class RuleCosts:
         after_removals = sum(self._num_before - 1 - i for i in range(num_far))
         return self._num_before + after_removals + (num_far if substitute else 0)
 
+    def foreign_context(self) -> int:
+        """All targets in a foreign far context, which is read once for each of the packed sequences."""
+        return sum(rows for rows, _ in self._packed_sequences())
+
+    def sparse_contexts(self, rules: Collection[str], ks: Sequence[int]) -> int:
+        """Every studied number of tokens of every rule: beside the short context, or in each background."""
+        fewest, short = self.num_far_tokens[0], self.short_context_length
+        numbers = [k for rule in rules for k in studied_numbers(rule, ks, fewest)]
+        of_a_target = sum(short + k for k in numbers)
+        if self.intervention == BACKGROUND:
+            of_a_target = len(numbers) * self.num_backgrounds * self._num_before
+        return self.targets_per_chunk * of_a_target
+
     def _leave_one_out(self) -> int:
         """Under `background` a token is replaced by each foreign document's in turn."""
         if self.intervention != BACKGROUND:
@@ -135,7 +148,7 @@ class RuleCosts:
 
     def _banzhaf(self) -> int:
         """A pass a subset over the packed sequences; under `background` a foreign document."""
-        num_rows = sum(rows for rows, _ in self._packed_sequences())
+        num_rows = self.foreign_context()
         of_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
         return of_each * self.num_subsets * num_rows
 

@@ -74,6 +74,16 @@ class Evaluation:
     dtype: str | None = None
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
     k: list[int] = field(default_factory=lambda: [*DEFAULT_KS])
+    intervention: str | None = None
+    """What stands where a token is left out. None: nothing."""
+    num_backgrounds: int | None = None
+    """Foreign documents, under the intervention background. None: one."""
+    num_subsets: int | None = None
+    """Of the rules banzhaf and banzhaf_divergence. None: as many as the stage takes."""
+    judge_with: list[str] = field(default_factory=list)
+    """Names of the study's models that the chosen tokens are tried on too."""
+    reference_model: str | None = None
+    """The study's model, trained long, that expected gaps are told by. None: they are not measured."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pipeline.studies.synthetic_fields import SyntheticStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MAY_BE_ZERO = ("seed", "seeds", "test_seed", "evaluation_fraction")
-_MAY_BE_EMPTY = ("overrides", "influential_models", "stages", "further_source")
+_MAY_BE_EMPTY = ("overrides", "influential_models", "stages", "further_source", "judge_with")
 _TAKEN = ("data", "models", "results", "figures", "logs")
 """Folders of a run: no evaluation may be named so."""
 
@@ -113,7 +113,9 @@ def _refuse_unknown_names(study: TextStudy, evaluation: Evaluation) -> None:
     for stage in evaluation.stages:
         if stage not in (*MEASURING, *ANALYSING):
             raise unknown_name("stage of an evaluation", stage, (*MEASURING, *ANALYSING))
-    for name in (*(evaluation.models or ()), *evaluation.influential_models):
+    reference = [] if evaluation.reference_model is None else [evaluation.reference_model]
+    named = (evaluation.models or (), evaluation.influential_models, evaluation.judge_with, reference)
+    for name in (name for names in named for name in names):
         if name not in study.models:
             raise unknown_name("model of an evaluation", name, study.models)
     if "influential_tokens" in evaluation.stages and not evaluation.influential_models:

@@ -10,7 +10,13 @@ from pathlib import Path
 from pipeline.errors import InputError, unknown_name
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out_search import refuse_small_budget
-from pipeline.influence.rules import SEARCH_BUDGET, find_rule
+from pipeline.influence.rules import (
+    INTERVENTIONS,
+    REMOVE,
+    SEARCH_BUDGET,
+    find_rule,
+    refuse_intervention,
+)
 from pipeline.measuring.flags import DTYPES
 from pipeline.studies.command import Command, Measuring, Tokenizing, Training
 from pipeline.studies.refusals import refuse_unwritable, told_of
@@ -123,8 +129,21 @@ def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
         raise InputError(f"k {max(evaluation.k)} is more than the {fewest} far tokens of the first target")
     for rule in evaluation.rules:
         find_rule(rule)
+    _refuse_intervention(evaluation)
     if "leave_one_out_search" in evaluation.rules:
         refuse_small_budget(SEARCH_BUDGET, lengths, max(evaluation.k))
+
+
+def _refuse_intervention(evaluation: Evaluation) -> None:
+    """Refuse an intervention that there is not, or that makes no sense for the rules; and odd subsets."""
+    intervention = evaluation.intervention or REMOVE
+    if intervention not in INTERVENTIONS:
+        raise unknown_name("intervention", intervention, INTERVENTIONS)
+    refuse_intervention(evaluation.rules, intervention)
+    if (evaluation.num_subsets or 0) % 2:
+        raise InputError(
+            f"num_subsets {evaluation.num_subsets}: subsets come in pairs; choose an even number"
+        )
 
 
 def _refuse_unknown_dtype(dtype: str | None) -> None:

@@ -128,8 +128,16 @@ class _Place:
             return self.evaluation.influential_models
         return self.evaluation.models or list(self.trainings)
 
+    def _models_beside(self, stage: str) -> list[str]:
+        """Models that a stage reads beside those that it measures, at their last checkpoint."""
+        reference = self.evaluation.reference_model
+        if stage == "influential_tokens":
+            return self.evaluation.judge_with
+        return [reference] if stage == "loss_differences" and reference else []
+
     def _measure(self, stage: str) -> Command:
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
+        beside = [self.trainings[name] for name in self._models_beside(stage)]
         steps: Sequence[int | None] = self.evaluation.steps or [None]
         measured = [(training, step) for training in trainings for step in steps]
         checkpoints = [_checkpoint(training, step) for training, step in measured]
@@ -139,9 +147,9 @@ class _Place:
         return Command(
             name=self._command_name(stage),
             program=f"pipeline/{stage}.py",
-            arguments=(*map(str, where), *flags(self.evaluation, _flags_of(stage))),
-            needs=(self.data_command, *dict.fromkeys(training.name for training in trainings)),
-            reads=(str(self.data), *map(str, checkpoints)),
+            arguments=(*map(str, where), *flags(self.evaluation, _flags_of(stage)), *_flag_of(stage, beside)),
+            needs=(self.data_command, *dict.fromkeys(training.name for training in [*trainings, *beside])),
+            reads=(str(self.data), *map(str, checkpoints), *(str(training.folder) for training in beside)),
             writes=tuple(results / "_stages" / stage / f"model={_name(*one)}" for one in measured),
             about=measuring,
             num_tasks=self.study.slurm.measure,
@@ -206,4 +214,11 @@ def _name(training: Training, step: int | None) -> str:
 def _flags_of(stage: str) -> list[str]:
     short = [] if stage == "length_losses" else ["short_context_length"]
     chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document", "dtype"]
-    return [*short, *chunks, *(["rules", "k"] if stage == "influential_tokens" else [])]
+    choices = ["rules", "k", "intervention", "num_backgrounds", "num_subsets"]
+    return [*short, *chunks, *(choices if stage == "influential_tokens" else [])]
+
+
+def _flag_of(stage: str, beside: Sequence[Training]) -> list[str]:
+    """The flag that names the models beside those that are measured."""
+    flag = "--judge-with" if stage == "influential_tokens" else "--reference-model"
+    return [flag, *(str(training.folder) for training in beside)] if beside else []

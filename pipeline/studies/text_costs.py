@@ -3,10 +3,12 @@
 Training: training/estimates.py. Measuring: token-forwards (tokens run through the network) of a chunk times
 chunks times checkpoints. Of a chunk of l tokens with m targets, short context s, and K the studied k:
 
-    loss_differences    m s + l
+    loss_differences    m s + l, and in the foreign far context as many; l again with a reference model
     length_losses       4 m l, about: the context lengths double in two steps up to l - m
     influential_tokens  for the own far context and the null's each, the rules' passes (rule_costs.py) and for
-                        every rule and k of K the sparse contexts, m (s + k); and the short contexts, m s
+                        every rule and k of K (of a control, every power of two) the sparse contexts,
+                        m (s + k), in a background m (l - 1); the short contexts, m s, and backgrounds; for
+                        every judge all but the passes of the rules again
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
 vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.influence.rules import SEARCH_BUDGET
+from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, SEARCH_BUDGET
 from pipeline.studies.command import Command, Measuring, Training
 from pipeline.studies.cost import Cost
 from pipeline.studies.forecast import Need
@@ -92,14 +94,22 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
     length = evaluation.long_context_length
-    rule_costs = RuleCosts(s, length, m, SEARCH_BUDGET)
-    selecting = rule_costs.token_forwards_together(evaluation.rules, max(evaluation.k))
-    sparse = len(evaluation.rules) * sum(m * (s + k) for k in evaluation.k)
-    return {
-        "loss_differences": m * s + length,
-        "length_losses": 4 * m * length,
-        "influential_tokens": 2 * (selecting + sparse) + m * s,
-    }[stage]
+    costs = RuleCosts(
+        s, length, m, SEARCH_BUDGET,
+        intervention=evaluation.intervention or REMOVE,
+        num_backgrounds=evaluation.num_backgrounds or 1,
+        num_subsets=evaluation.num_subsets or NUM_SUBSETS,
+    )  # fmt: skip
+    if stage == "length_losses":
+        return 4 * m * length
+    if stage == "loss_differences":
+        num_readings = 1 if evaluation.reference_model is None else 2
+        return m * s + num_readings * length + costs.foreign_context()
+    selecting = 2 * costs.token_forwards_together(evaluation.rules, max(evaluation.k))
+    is_background = evaluation.intervention == BACKGROUND
+    trying = 2 * costs.sparse_contexts(evaluation.rules, evaluation.k) + m * s
+    trying += costs.num_backgrounds * costs.foreign_context() if is_background else 0
+    return selecting + trying + len(evaluation.judge_with) * (trying + length)
 
 
 def num_chunks(evaluation: Evaluation, data: Path) -> int | None:

@@ -1,6 +1,7 @@
 """What a study is said to cost: formulas against numbers worked out by hand, and against what really runs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,25 @@ EVALUATION = Evaluation(
 def test_token_forwards_of_a_chunk_by_hand() -> None:
     # Far contexts of 5, 6 and 7 tokens, 11 before the last target. Removals 0 ... 6: 11 + (10 + 9 + ... + 4).
     selecting, sparse = 11 + 49, 3 * (4 + 1) + 3 * (4 + 2)
-    assert token_forwards_of_chunk("loss_differences", EVALUATION) == 3 * 4 + 12
+    # Foreign far contexts in two sequences, of 6 tokens and two windows, and of 7 and one.
+    foreign = (6 + 2 * 4) + (7 + 4)
+    assert token_forwards_of_chunk("loss_differences", EVALUATION) == 3 * 4 + 12 + foreign
+    compared = replace(EVALUATION, reference_model="long")
+    assert token_forwards_of_chunk("loss_differences", compared) == 3 * 4 + 2 * 12 + foreign
     assert token_forwards_of_chunk("influential_tokens", EVALUATION) == 2 * (selecting + sparse) + 3 * 4
+
+
+def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
+    # A control is studied at 1, 2, 4 and 5 tokens, the whole far context of the first target.
+    nearest = replace(EVALUATION, rules=["nearest"])
+    sparse = 3 * ((4 + 1) + (4 + 2) + (4 + 4) + (4 + 5))
+    assert token_forwards_of_chunk("influential_tokens", nearest) == 2 * sparse + 3 * 4
+    judged = replace(nearest, judge_with=["a", "b"])
+    assert token_forwards_of_chunk("influential_tokens", judged) == 3 * (2 * sparse + 3 * 4) + 2 * 12
+    # In two backgrounds every context holds 11 tokens, and the baseline is read in the two foreign sequences.
+    within = replace(nearest, intervention="background", num_backgrounds=2)
+    sparse, baseline = 3 * 4 * 2 * 11, 2 * ((6 + 2 * 4) + (7 + 4))
+    assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + baseline
 
 
 @pytest.mark.parametrize("long", [256, 1024, 2048])
@@ -75,7 +93,8 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
     assert cost("tiny-long-seed1") == Cost(
         train_tokens=4 * 4096, flops=4 * 4096 * of_token, seconds=4 * 4096 * of_token / 0.5e9
     )
-    measured = 6 * (4 * 8 + 64)  # six chunks, four targets with eight tokens each
+    # Six chunks, four targets with eight tokens each, and a foreign far context of 55 with these beside.
+    measured = 6 * (4 * 8 + 64 + 55 + 4 * 8)
     of_forward = 2 * without_vocabulary + 4 * 2 * 128 * 64
     assert cost("loss_differences-tiny").token_forwards == 2 * measured
     assert cost("loss_differences-tiny").flops == pytest.approx(2 * measured * of_forward)

@@ -45,6 +45,9 @@ StudyFile = Callable[..., Path]
         ("k: [1, 4]", "k: []", r"evaluation.k is empty"),
         ("k: [1, 4]", "k: [1, 0]", r"evaluation.k has 0"),
         ("rules: [leave_one_out, nearest]", "rules: ['']", r"evaluation.rules has an empty entry"),
+        ("k: [1, 4]", "judge_with: [long-seed7]", r"unknown model of an evaluation 'long-seed7'"),
+        ("k: [1, 4]", "reference_model: long-seed7", r"unknown model of an evaluation 'long-seed7'"),
+        ("k: [1, 4]", "num_backgrounds: 0", r"evaluation.num_backgrounds has 0; it must be at least 1"),
         ("steps: [2]", "steps: [2, -1]", r"steps has -1"),
         (
             "train_context_length: 16",

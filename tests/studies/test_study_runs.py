@@ -273,6 +273,12 @@ def test_a_killed_study_takes_its_children_with_it(
         (["evaluation.short_context_length=64"], "leaves no far context: it must be shorter than the long"),
         (["evaluation.k=[53]"], "k 53 is more than the 52 far tokens of the first target"),
         (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
+        (["evaluation.intervention=backgruond"], "did you mean 'background'"),
+        (
+            ["evaluation.intervention=background", "evaluation.rules=[greedy]"],
+            "has no meaning for rule greedy",
+        ),
+        (["evaluation.num_subsets=5"], "num_subsets 5: subsets come in pairs; choose an even number"),
         (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
         (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
         (["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),
@@ -334,7 +340,7 @@ def test_the_plan_is_a_script_with_estimates(
     assert [line.split(":")[0] for line in lines[:4:2]] == ["# tokenize_c4", "# tiny-short-seed0"]
     assert lines[2].startswith("# tiny-short-seed0: 0.4 M parameters, 0.1 GB, trains on 0.0 M tokens, ")
     assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
-    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.04 M token")
+    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.05 M token")
     assert not (path.parent / "run").exists()
 
 
