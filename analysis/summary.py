@@ -175,7 +175,12 @@ def _recovered_text(results: Path, rule: str) -> list[str]:
 def _wrapped(sentence: str) -> str:
     """An answer as an item of a list, in lines of a page's width."""
     return textwrap.fill(
-        sentence, _PAGE_WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False
+        sentence,
+        _PAGE_WIDTH,
+        initial_indent="  - ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

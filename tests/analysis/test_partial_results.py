@@ -44,14 +44,15 @@ def partial_results(results: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_both_tables_of_the_closing_page(partial_results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_of_the_closing_page(partial_results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--results", str(partial_results)]
     with pytest.raises(InputError, match="holds 1 of 2 shards of loss_differences of model 'long-seed0'"):
         summary.main(summary.parser().parse_args(flags))
     assert capsys.readouterr().out == ""
-    summary.main(summary.parser().parse_args([*flags, "--allow-partial"]))
+    summary.main(summary.parser().parse_args([*flags, "--allow-partial", "--rule", "leave_one_out"]))
     lines = capsys.readouterr().out.splitlines()
     assert f"What the long context is worth ({NOTE})" in lines
+    assert f"In words ({NOTE})" in lines
     assert f"What k tokens of it recover (rule leave_one_out) ({NOTE})" in lines
 
 
