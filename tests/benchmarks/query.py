@@ -88,8 +88,11 @@ def shard(num_rows: int, generator: np.random.Generator) -> pa.Table:
         "long_context_loss": long_loss,
         "sparse_context_loss": sparse_loss,
     }
+    schema = SCHEMAS["sparse_context_losses"]
+    others = [field for field in schema if field.nullable and field.name not in columns]
+    columns |= {field.name: pa.nulls(num_rows, field.type) for field in others}  # of other rules and judges
     metadata = {"schema_version": str(SCHEMA_VERSION), "packages": json.dumps(package_versions())}
-    return pa.table(columns, schema=SCHEMAS["sparse_context_losses"].with_metadata(metadata))
+    return pa.table(columns, schema=schema.with_metadata(metadata))
 
 
 def _repeated(names: list[str], indices: np.ndarray) -> pa.Array:
