@@ -25,13 +25,13 @@ from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.names import LOSS
 
 PREFERRED_RULES = (
-    "add_one_in_divergence", "banzhaf_divergence", "leave_one_out_divergence", "greedy_divergence",
+    "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
     "gradient_divergence", "attention",
 )  # fmt: skip
-"""None sees the answer; first the one whose null under `background` gave nothing."""
+"""None sees the answer; first the one whose null under `background` gave nothing (LOG, 2026-11-22)."""
 _UNTOLD = "Whether short-trained models lose more where more tokens are needed cannot be told:"
 _HOW_TO_CHOOSE = (
-    "run influential_tokens with --intervention background --rules add_one_in_divergence nearest random"
+    "run influential_tokens with --intervention background --rules leave_one_out_divergence nearest random"
 )
 
 

@@ -85,6 +85,7 @@ def write_choices(results: Path, rules: list[str], intervention: str = "backgrou
     ("rules", "told"),
     [
         (["nearest", "leave_one_out", "add_one_in_divergence"], "add_one_in_divergence"),
+        (["add_one_in_divergence", "leave_one_out_divergence"], "leave_one_out_divergence"),
         (["leave_one_out", "leave_one_out_divergence", "random"], "leave_one_out_divergence"),
         (["leave_one_out", "nearest"], "leave_one_out"),
     ],
