@@ -159,6 +159,11 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"--num-subsets {arguments.num_subsets}: subsets come in pairs; choose an even number"
         )
+    if arguments.num_backgrounds > 1 and arguments.intervention != BACKGROUND:
+        raise InputError(
+            f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
+            " background; add that, or leave it out"
+        )
     arguments.search_budget = _search_budget(arguments, lengths)
     unigram = None
     if arguments.intervention == SUBSTITUTE:

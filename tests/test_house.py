@@ -263,3 +263,14 @@ def test_annotations_by_example() -> None:
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef)
     assert unannotated(function) == ["a", "d", "c", "return"]
+
+
+def test_the_page_of_the_pipeline_names_every_stage_and_functions_that_are_there() -> None:
+    page = (ROOT / "pipeline" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", page))
+    for file, name in named:
+        path = ROOT / "pipeline" / file
+        assert path.is_file(), f"pipeline/README.md names {file}"
+        defined = re.compile(rf"^(def|class) {name}\b|^{name}\b", re.MULTILINE)
+        assert not name or defined.search(path.read_text(encoding="utf-8")), f"{file} has no {name}"
+    assert {path.name for path in PROGRAMS if path.parent.name == "pipeline"} <= {file for file, _ in named}

@@ -30,6 +30,9 @@ little beside the rest of it."""
 MISSED_NATS = 0.1
 """A choice is worse where it recovers this much less; the least gain that the stage gives a k* to."""
 
+_FAR_CONTEXT = ["model", "far_context", *TARGET]
+"""The columns that name a target with one of its far contexts."""
+
 
 def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
     """Rules in the order of the tables: those that see the answer, that fit the prediction, others."""
@@ -165,20 +168,13 @@ def missed_redundancy(
         null_missed_share, excess_share (missed - null). Targets that lack any of it are left out; no rows
         where one of the rules was not run.
     """
-    keys = ["model", "far_context", *TARGET]
     first = influential_tokens.query("rule == 'greedy' and rank == 1").dropna(subset="influence")
-    is_spared = first[keys].assign(is_spared=first["influence"] < influence_below)
-    losses = with_recovered_losses(sparse_context_losses)
-    of_rule = losses[losses["rule"].isin(("greedy", "leave_one_out"))].pivot(
-        index=[*keys, "k"], columns="rule", values="recovered_loss"
-    )
-    if of_rule.shape[1] < 2:
+    is_spared = first[_FAR_CONTEXT].assign(is_spared=first["influence"] < influence_below)
+    targets = _by_greedy_and_leave_one_out(with_recovered_losses(sparse_context_losses))
+    if targets is None:
         return pd.DataFrame(columns=["model", "k"])
-    own_or_null = of_rule.groupby(level=["model", "far_context", "k"])
-    of_rule = of_rule[own_or_null.transform("count").gt(0).all(axis="columns")]
-    targets = complete_rows(of_rule, "targets at one k, by greedy and leave_one_out").reset_index()
     targets = joined_on_common(
-        targets, is_spared, keys, "targets with greedy's first token", may_right_have_more=True
+        targets, is_spared, _FAR_CONTEXT, "targets with greedy's first token", may_right_have_more=True
     )
     is_better = targets["greedy"] - targets["leave_one_out"] >= recovers_more
     targets["is_missed"] = (is_better & targets["is_spared"]).astype("float64")
@@ -197,6 +193,18 @@ def missed_redundancy(
         for (model, k), group in shares.groupby(["model", "k"])
     ]  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _by_greedy_and_leave_one_out(losses: pd.DataFrame) -> pd.DataFrame | None:
+    """What either rule recovers of each target at each k, a column a rule; None where one was not run."""
+    of_rule = losses[losses["rule"].isin(("greedy", "leave_one_out"))].pivot(
+        index=[*_FAR_CONTEXT, "k"], columns="rule", values="recovered_loss"
+    )
+    if of_rule.shape[1] < 2:
+        return None
+    own_or_null = of_rule.groupby(level=["model", "far_context", "k"])
+    of_rule = of_rule[own_or_null.transform("count").gt(0).all(axis="columns")]
+    return complete_rows(of_rule, "targets at one k, by greedy and leave_one_out").reset_index()
 
 
 def _own_and_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:

@@ -117,8 +117,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
                 " positive = the token helps; null where it was not measured: the run has neither of the"
                 " rules leave_one_out and leave_one_out_divergence, and leave_one_out_search, if it has that,"
-                " did not leave this token out. Under the intervention 'substitute' (see `settings`)"
-                " the token is replaced, not removed",
+                " did not leave this token out. Under the interventions 'substitute' and 'background' (see"
+                " `settings`) the token is replaced, not removed",
                 nullable=True,
             ),
         ]

@@ -96,6 +96,7 @@ def test_too_few_documents_for_null_and_backgrounds(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--num-backgrounds", "2"], "--num-backgrounds 2 would change nothing: it is of --intervention"),
         (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
         (["--rules", "divergence"], "rule 'divergence' is called 'leave_one_out_divergence' now"),
         ([*BACKGROUND, "greedy"], "--intervention background has no meaning for rule greedy; it is for"),
