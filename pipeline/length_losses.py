@@ -110,8 +110,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _log_means(results: Path, model: str) -> None:
-    losses = read_artefact(results, "length_losses")
-    losses = losses[losses["model"] == model]
+    # Of this model alone: another process may be writing the results of another.
+    losses = read_artefact(results, "length_losses", only={"model": [model]})
     losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]
     for context_length, rows in losses.groupby("context_length"):
         sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()

@@ -188,3 +188,17 @@ def test_losses_are_summed_up_only_once_all_are_there(
         measure(length_losses, folder, *flags, *share_of(1, 2))
     assert "of model 'run' is complete in" in caplog.text
     assert "9 tokens of context: mean loss" in caplog.text
+
+
+def test_the_means_of_a_model_wait_for_no_other_model(
+    folder: Path, tmp_path: Path, make_olmo: Callable[..., OLMo], caplog: pytest.LogCaptureFixture
+) -> None:
+    # As where a study deals two models to two processes: the one that is done first tells what is whole.
+    other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
+    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
+    measure(length_losses, folder, *flags, *share_of(0, 2))
+    measure(length_losses, folder, *flags, "--checkpoints", str(other), *share_of(0, 2))
+    with caplog.at_level("INFO", logger="pipeline"):
+        measure(length_losses, folder, *flags, *share_of(1, 2))
+    assert "run:     9 tokens of context: mean loss" in caplog.text
+    assert "other:" not in caplog.text
