@@ -86,9 +86,10 @@ def _to_remove(path: Path) -> Path:
 
 def say_changed_code(commands: Sequence[Command], finished: Finished) -> None:
     """Name what was made by other code than there is now; it is kept."""
-    changed = {command: files for command in commands if (files := finished.changed_code(command))}
+    files_of = [finished.changed_code(command) for command in commands]
+    changed = [command for command, files in zip(commands, files_of, strict=True) if files]
     if changed:
-        files = sorted({file for of_one in changed.values() for file in of_one})
+        files = sorted({file for of_one in files_of for file in of_one})
         more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
         folders = dict.fromkeys(_to_remove(path) for command in changed for path in command.writes)
         logger.warning(

@@ -9,13 +9,17 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
 from pipeline.studies.code_version import code_of
-from pipeline.studies.command import Command, Training
+from pipeline.studies.command import Command, Tokenizing, Training
 from pipeline.studies.contents import Contents
 from pipeline.studies.finished import Finished
+from pipeline.studies.study_fields import Text
 
 RUN = Path("run")
 TRAINING = Training("model", Path("config.yaml"), (), RUN / "model")
-TOKENIZE = Command("tokenize", "t.py", ("text",), (), ("text", "c4"), (RUN / "data" / "manifest.json",))
+DATA = (RUN / "data" / "manifest.json",)
+# As in a real study; a text is no key of a dictionary.
+TEXT = Tokenizing(Text(source=["text"], tokenizer="bpe:300"))
+TOKENIZE = Command("tokenize", "t.py", ("text",), (), ("text", "c4"), DATA, TEXT)
 READ = ("config.yaml", "run/data")
 TRAIN = Command("model", "pipeline/pretrain.py", ("m",), ("tokenize",), READ, (RUN / "model",), TRAINING)
 MARKS = RUN / "results" / "_stages" / "stage" / "model=model"
