@@ -170,6 +170,10 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
         "the code has changed since model finished (pipeline/training/trainer.py), and what they made is"
         " kept; to make it anew, run in another folder, as in run=FOLDER, or first: rm -r run/model"
     ]
+    monkeypatch.setattr("pipeline.studies.finished.code_of", lambda program: {"t.py": "another"})
+    caplog.clear()
+    say_changed_code(STUDY, finished)
+    assert caplog.messages[0].startswith("the code has changed since tokenize, model, measure finished (")
 
 
 def test_comments_and_docstrings_are_not_what_code_says(
