@@ -27,7 +27,11 @@ def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskCausalLM) -> 
     logits = lm._model.token_logits(hidden)[:, [4, 9]]
     expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
     losses = target_losses(lm, token_ids, torch.arange(NUM_TOKENS)[None], None, queries, targets)
-    torch.testing.assert_close(losses[0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(losses[0], expected, rtol=0, atol=STATES_ATOL)
+
+
+STATES_ATOL = 1e-4
+"""Hidden states are of order 1; with AVX-512 and AVX2 they agree to 1e-5, with SSE alone to 4e-5."""
 
 
 def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
@@ -37,7 +41,7 @@ def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
     visible[:, 3, 3] = True  # its own row, at which nobody looks, must see something
     masked = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], visible, places(12))
     left_out = lm.hidden_states(token_ids[:, kept], places(*kept), None, places(11))
-    torch.testing.assert_close(left_out, masked, rtol=0, atol=1e-5)
+    torch.testing.assert_close(left_out, masked, rtol=0, atol=STATES_ATOL)
 
 
 def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
@@ -45,7 +49,7 @@ def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
     whole, prefix = lm.read(token_ids, positions, None, None)
     rest = token_ids[:, 5:].expand(3, -1)
     states = lm.hidden_states(rest, positions[:, 5:], None, places(0, 7), prefix.first(5))
-    torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=STATES_ATOL)
 
 
 def test_it_tells_its_size(lm: TaskCausalLM) -> None:
