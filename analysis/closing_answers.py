@@ -157,6 +157,8 @@ def carried_by(results: Path, chosen: Chosen) -> str:
     if is_clear_gain(gain):
         of_gain = f"{share} of the {gain.estimate:.3f} there are to gain"
     said = f"{row['k']} far tokens ({chosen.rule}), {where}, give {effect} nats{beyond}: {of_gain}"
+    if not beyond:
+        said += f" (another document's tokens, chosen alike, give {_interval(row, 'null_recovered')})"
     if not effect.low > 0:
         return f"{said}; that is not clearly more than nothing."
     if equivalents.empty:

@@ -113,6 +113,13 @@ def test_the_tokens_are_told_beyond_their_null_and_in_nearest_ones(tmp_path: Pat
     assert said.endswith("between 2 and 4 of the nearest tokens do as much.")
 
 
+def test_beside_what_a_rule_finds_stands_what_it_finds_in_another_document(tmp_path: Path) -> None:
+    write_choices(tmp_path, ["leave_one_out_divergence"])
+    (said,) = (answer for answer in closing_answers.answers(tmp_path) if "far tokens" in answer)
+    assert "give 0.500 [0.500, 0.500] nats: " in said
+    assert said.endswith("(another document's tokens, chosen alike, give 0.125 [0.125, 0.125]).")
+
+
 def test_a_rule_that_sees_the_answer_is_told_by_its_excess_only(trained: Path) -> None:
     (said,) = (answer for answer in closing_answers.answers(trained) if "far tokens" in answer)
     excess = excess_over_null(read_sparse_losses(trained, only={"model": ["long-seed0"]}))
