@@ -5,10 +5,13 @@ context of every answer token, as pipeline/influential_tokens.py selects them in
 the true dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones
 that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
-  leave_one_out, divergence   under each of --interventions: the token removed, or replaced by the tokens that
-                              other examples have in that place (mean over --num-substitutes)
-  add_one_in, greedy          added to the short context
-  random, nearest             the controls
+  leave_one_out           under each of --interventions that they know: a token left out is removed, or
+  add_one_in, banzhaf     replaced by the tokens that other examples have in its place (substitute), which may
+                          also fill the whole far context but for the chosen (background); either is a mean
+                          over --num-substitutes draws
+  greedy                  add_one_in repeated, given those already chosen
+  random, nearest         the controls
+Each but the controls by the loss, and with _divergence in its name by the whole prediction.
 
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.

@@ -51,6 +51,9 @@ def test_a_checkpoint_becomes_a_folder_of_the_same_logits(
     with torch.inference_mode():
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")(token_ids_1S).logits
         torch.testing.assert_close(exported, model(token_ids_1S).logits, atol=1e-5, rtol=0)
+    (tmp_path / "as_usual").touch()
+    usual = (tmp_path / "as_usual").stat().st_mode
+    assert {file.stat().st_mode for file in (tmp_path / "exported").iterdir()} == {usual}
 
 
 def test_another_tokenizer_and_another_norm_leave_nothing_behind(

@@ -10,6 +10,7 @@ from test_train_synthetic import train
 from pipeline import found_dependencies
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact
+from pipeline.synthetic.finding import FINDING_RULES
 from pipeline.synthetic.random_streams import of_test_examples
 from pipeline.synthetic.tasks.example_batch import draw_batch
 from pipeline.synthetic.tasks.registry import task_called
@@ -139,3 +140,9 @@ def test_results_under_the_former_name_are_refused_with_the_new_one(parity: Path
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on the task sparse_parity, not on copy"):
         measure(parity, tmp_path, "copy", "--sizes", "8", "--largest-k", "4")
+
+
+def test_the_manual_names_every_search() -> None:
+    manual = str(found_dependencies.__doc__)
+    for rule in FINDING_RULES:
+        assert rule.removesuffix("_divergence") in manual
