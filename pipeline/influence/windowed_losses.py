@@ -1,7 +1,8 @@
 """The short context that LongPPL's code approximates: a block of targets shares one window.
 
-Exact windows (`context_loss.window_losses`) cost one a target. LongPPL (Fang et al. 2024, arXiv 2410.23771)
-shares one among a block of targets. What its code does is done again here, so that both can be compared:
+Exact windows (`context_loss.measured_windows`) cost one a target. LongPPL (Fang et al. 2024, arXiv
+2410.23771) shares one among a block of targets. What its code does is done again here, so that both can be
+compared:
 
 - Blocks are counted from the start of the chunk, which stands for LongPPL's text: block j holds the targets
   [j·w + s, (j + 1)·w + s), w = `windowed_stride`. Its window begins at j·w and ends with the block, or with
@@ -12,7 +13,7 @@ shares one among a block of targets. What its code does is done again here, so t
   see the difference; models with learned positions do.
 - The first s tokens of a chunk have no window. They are never targets here either.
 
-At w = 1 every target has a window of its own, and only the position IDs differ from `window_losses`.
+At w = 1 every target has a window of its own, and only the position IDs differ from `measured_windows`.
 
 Shapes: L chunk (long_context_length), T targets, N windows, W tokens of a window, Q targets of a block.
 """

@@ -34,11 +34,11 @@ from machine import DTYPES, machine, use_threads
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import long_context_losses, window_losses
 from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo
+from pipeline.results.names import OWN
 from pipeline.stage import positive_int, progress, run_stage, stage_parser
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
@@ -126,15 +126,15 @@ def _chunks(arguments: argparse.Namespace) -> list[Chunk]:
 
 def _numbers(model: CausalLM, chunk: Chunk, lengths: ContextLengths, batching: Batching) -> ChunkNumbers:
     """As the stage influential_tokens measures a chunk."""
-    chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
-    contexts = far_contexts(Measurement(model, lengths, batching), chunk_L, chunk.null_token_ids_L)
+    measurement = Measurement(model, lengths, batching)
+    contexts = far_contexts(measurement, chunk.token_ids_L, chunk.null_token_ids_L)
     selections = {
         name: (context, selected_positions(context, "leave_one_out", K, [0]))
         for name, context in contexts.items()
     }
     return ChunkNumbers(
-        window_losses(model, chunk_L, targets_T, lengths.short_context_length, batching),
-        long_context_losses(model, chunk_L, targets_T),
+        contexts[OWN].short.losses,
+        contexts[OWN].long_losses_T,
         {name: context.influence_TF for name, context in contexts.items()},
         selections,
         _sparse_losses(model, selections),

@@ -22,12 +22,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 import numpy as np
 import torch
+from losses_alone import context_losses
 from machine import machine, use_threads
 from windowed_losses import random_model
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import context_losses, measured_contexts
+from pipeline.influence.context_loss import measured_contexts
 from pipeline.influence.leave_one_out import own_context, read_everything
 from pipeline.models.causal_lm import CausalLM, target_losses
 from pipeline.models.divergence import Predictions, losses_and_divergences
@@ -109,9 +110,10 @@ def additions(
     positions_NC = np.column_stack(
         [np.tile(np.arange(num_added), num_targets), targets_N[:, None] + np.arange(-short, 0)]
     )
-    inputs = model, chunk_L[positions_NC], positions_NC, chunk_L[targets_N], Batching(num_tokens)
+    inputs = model, chunk_L[positions_NC], positions_NC, chunk_L[targets_N]
     return Passes(
-        lambda: context_losses(*inputs), lambda: measured_contexts(*inputs, reference, index_N).losses
+        lambda: context_losses(*inputs, num_tokens),
+        lambda: measured_contexts(*inputs, Batching(num_tokens), reference, index_N).losses,
     )
 
 

@@ -22,8 +22,7 @@ from problem import SUBSTITUTE_ID, Problem
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import long_context_losses
-from pipeline.influence.leave_one_out import leave_each_out, own_context
+from pipeline.influence.leave_one_out import leave_each_out, own_context, read_everything
 from pipeline.models.causal_lm import CausalLM, Prefix, causal_visibility, target_losses
 from pipeline.models.olmo import OLMoCausalLM
 
@@ -125,9 +124,8 @@ class ForwardPerPair:
 
     def __init__(self, problem: Problem, model: OLMo) -> None:
         self._problem, self._model = problem, model
-        self._long_losses_T = long_context_losses(
-            OLMoCausalLM(model), problem.chunk_L, problem.lengths.targets_T
-        )
+        sequence = own_context(problem.chunk_L, problem.lengths)
+        self._long_losses_T = read_everything(OLMoCausalLM(model), sequence).losses_T
         self.note = "sample of pairs, one pass each"
 
     def sample(self) -> list[int]:
@@ -181,7 +179,7 @@ class AllTargetsLoop:
         lm = OLMoCausalLM(model)
         self._model: CausalLM = lm if last_layer_at_targets else EveryRow(lm)
         self._num_rows = problem.lengths.long_context_length - 1
-        self.long_losses_T = long_context_losses(lm, problem.chunk_L, problem.lengths.targets_T)
+        self.long_losses_T = read_everything(lm, own_context(problem.chunk_L, problem.lengths)).losses_T
         self.batch_size, self._masks, self.note = 1, True, ""
         self._tune()
 

@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
+from losses_alone import window_losses
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import window_losses
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.stage import positive_int
@@ -77,7 +77,7 @@ def main(arguments: argparse.Namespace) -> None:
     chunk_L = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, long)
 
     def exact() -> np.ndarray:
-        return window_losses(model, chunk_L, targets_T, short, Batching(arguments.tokens_per_batch))
+        return window_losses(model, chunk_L, targets_T, short, arguments.tokens_per_batch)
 
     def shared(stride: int) -> np.ndarray:
         return windowed_losses(model, chunk_L, targets_T, short, stride, Batching(arguments.tokens_per_batch))

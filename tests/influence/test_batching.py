@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from hand_made_models import CountingLM
+from losses_under_contexts import window_losses
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence import batching
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import window_losses
 from pipeline.influence.far_context import Measurement
 from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
+from losses_under_contexts import long_context_losses, window_losses
 from naive_predictions import IMPLEMENTATIONS, Stock, naive_losses, witness_and_model
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import long_context_losses, window_losses
 from pipeline.influence.far_context import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.causal_lm import CausalLM

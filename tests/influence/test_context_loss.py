@@ -5,12 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hand_made_models import SeenTokens
+from losses_under_contexts import any_reference, long_context_losses, window_losses
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import context_losses, long_context_losses, window_losses
+from pipeline.influence.context_loss import measured_contexts
 from pipeline.models.olmo import OLMoCausalLM
 
 
@@ -51,11 +52,12 @@ def test_the_row_before_the_target_predicts_it() -> None:
         100,
     ]
     assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
-    contexts = np.array([[1, 2], [2, 1]])
-    losses = context_losses(
-        SeenTokens(), contexts, np.array([[0, 4], [0, 4]]), np.array([2, 2]), Batching(100)
-    )
-    assert losses.tolist() == [0, 100]
+    contexts, positions = np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]])
+    measured = measured_contexts(
+        SeenTokens(), contexts, positions, np.array([2, 2]), Batching(100),
+        any_reference(SeenTokens(), 1), np.array([0, 0]),
+    )  # fmt: skip
+    assert measured.losses.tolist() == [0, 100]
 
 
 def test_short_context_is_exact_and_long_is_not_short(make_olmo: Callable[..., OLMo]) -> None:

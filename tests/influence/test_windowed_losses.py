@@ -11,10 +11,10 @@ import pytest
 import torch
 from hand_made_models import SeenTokens
 from hugging_face_families import make_model
+from losses_under_contexts import window_losses
 from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import window_losses
 from pipeline.influence.windowed_losses import windowed_losses
 from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
 from pipeline.models.huggingface import HuggingFaceCausalLM

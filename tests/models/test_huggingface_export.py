@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from losses_under_contexts import long_context_losses
 from olmo.model import OLMo
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from pipeline.errors import InputError
-from pipeline.influence.context_loss import long_context_losses
 from pipeline.models.huggingface import load_hugging_face
 from pipeline.models.huggingface_export import as_hugging_face, write_hugging_face_folder
 from pipeline.models.olmo import OLMoCausalLM

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from losses_under_contexts import long_context_losses
 from olmo.model import OLMo
 
-from pipeline.influence.context_loss import long_context_losses
 from pipeline.models.huggingface_export import as_hugging_face
 from pipeline.models.olmo import OLMoCausalLM
 
