@@ -62,7 +62,7 @@ class TokensRead:
     """The prefix of an `EvidenceLM`."""
 
     def __init__(self, tokens_1P: torch.Tensor) -> None:
-        self.tokens_1P = tokens_1P
+        self.tokens_1P, self.num_rows = tokens_1P, tokens_1P.shape[1]
 
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])

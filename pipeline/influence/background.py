@@ -5,7 +5,7 @@ there from the start, so that only what this document's tokens add is measured:
 
     loss(t | B)             every far token a foreign document's, the short context t's own: the baseline
     loss(t | B with i)      one far token restored; one pass a token for all targets, as in leave-one-out
-    loss(t | B with S_k)    the sparse context
+    loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 
 Of a null the restored tokens are those of a third document. Several foreign documents can be averaged over.
 
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from pipeline.influence.context_loss import Measured, measured_contexts
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.foreign_context import measured_in_foreign_context
 from pipeline.influence.leave_one_out import LeftOut, leave_each_out, null_contexts, read_everything
 from pipeline.influence.random_subsets import SubsetEffects
+from pipeline.models.causal_lm import Prefix
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,20 +83,52 @@ class FarContextInBackground(FarContext):
         return SubsetEffects(*(np.mean(values, axis=0) for values in zip(*effects, strict=True)))
 
     def _measure_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
-        targets_N = self.lengths.targets_T[target_index_N]
-        num_rows = self.lengths.long_context_length - 1
-        positions_NC = np.tile(np.arange(num_rows), (len(targets_N), 1))
-        is_far_NC = positions_NC < self.num_far_tokens_T[target_index_N, None]
-        of_backgrounds = []
-        for background_L in self.background_ids_BL:
-            tokens_NC = np.where(is_far_NC, background_L[:num_rows], self.chunk_L[:num_rows])
-            np.put_along_axis(tokens_NC, sets_NK, self.token_ids_L[sets_NK], axis=1)
-            measured = measured_contexts(
-                self.model, tokens_NC, positions_NC, self.chunk_L[targets_N], self.measurement.batching,
-                self.reference, target_index_N, query_rows_N=targets_N - 1,
-            )  # fmt: skip
-            of_backgrounds.append(measured)
+        of_backgrounds = [
+            self._restored(background_L, foreign, target_index_N, sets_NK)
+            for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)
+        ]
         return Measured(*(np.mean(values, axis=0) for values in zip(*of_backgrounds, strict=True)))
+
+    @cached_property
+    def _foreign_rows(self) -> list[Prefix]:
+        """Each background's far tokens, read once: all targets and sets share those before a first token."""
+        far_1F = torch.arange(int(self.num_far_tokens_T[-1]), device=self.model.device)[None]
+        return [
+            self.model.read(self._on_device(background_L)[far_1F], far_1F, None, far_1F[:, -1:])[1]
+            for background_L in self.background_ids_BL
+        ]
+
+    def _restored(
+        self, background_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
+    ) -> Measured:
+        """loss(t | B with the sets) and its divergence in one background: [N] each.
+
+        Only rows from the first restored token on depend on the set. Sets that begin near each other run
+        together, within a quarter of the rows, so that an eighth or so of them are run in vain.
+        """
+        first_N, num_rows = sets_NK[:, 0], self.lengths.long_context_length - 1
+        batching = self.measurement.batching
+        measured = Measured(*(np.empty(len(sets_NK), dtype=np.float32) for _ in Measured._fields))
+        rest_N = np.argsort(first_N, kind="stable")
+        while len(rest_N):
+            start = int(first_N[rest_N[0]])
+            num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
+            batch_B = rest_N[: min(batching.num_sequences(self.model, num_rows - start, start), num_near)]
+            index_B, sets_BK = target_index_N[batch_B], sets_NK[batch_B]
+            targets_B = self.lengths.targets_T[index_B]
+            positions_C = np.arange(start, targets_B.max())
+            is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
+            tokens_BC = np.where(is_far_BC, background_L[positions_C], self.chunk_L[positions_C])
+            np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
+            of_batch = measured_contexts(
+                self.model, tokens_BC, np.tile(positions_C, (len(batch_B), 1)), self.chunk_L[targets_B],
+                batching, self.reference, index_B,
+                query_rows_N=targets_B - 1 - start, prefix=foreign.first(start) if start else None,
+            )  # fmt: skip
+            for values_N, values_B in zip(measured, of_batch, strict=True):
+                values_N[batch_B] = values_B
+            rest_N = rest_N[len(batch_B) :]
+        return measured
 
     def _mean_over_backgrounds(self, parts: list[np.ndarray]) -> np.ndarray:
         """[T, F], of parts for each background after another that hold a few targets each."""

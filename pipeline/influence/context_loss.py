@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pipeline.influence.batching import Batching
-from pipeline.models.causal_lm import CausalLM
+from pipeline.models.causal_lm import CausalLM, Prefix
 from pipeline.models.divergence import Predictions, losses_and_divergences
 
 
@@ -33,6 +33,7 @@ def measured_contexts(
     reference: Predictions,
     reference_index_N: np.ndarray,
     query_rows_N: np.ndarray | None = None,
+    prefix: Prefix | None = None,
 ) -> Measured:
     """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
 
@@ -46,18 +47,20 @@ def measured_contexts(
         reference_index_N: which of these each context belongs to.
         query_rows_N: the row that predicts each target, where that is not the last: what stands behind it is
             not seen, and only fills up.
+        prefix: rows already read that all contexts begin with; None: there are none.
     """
     num_contexts, context_length = token_ids_NC.shape
     if query_rows_N is None:
         query_rows_N = np.full(num_contexts, context_length - 1)
     contexts = _Contexts(token_ids_NC, position_ids_NC, target_ids_N, query_rows_N, reference_index_N)
+    num_before = 0 if prefix is None else prefix.num_rows
     parts: list[Measured] = []
     start = 0
     while start < num_contexts:
-        rest = slice(start, start + batching.num_sequences(model, context_length))
+        rest = slice(start, start + batching.num_sequences(model, context_length, num_before))
         batch = _Contexts(*(field[rest] for field in contexts))
         with batching.halved_where_memory_runs_out(len(batch.target_ids_N), context_length):
-            parts.append(batch.measured(model, reference))
+            parts.append(batch.measured(model, reference, prefix))
             start += len(batch.target_ids_N)
     return Measured(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
@@ -69,14 +72,15 @@ class _Contexts(NamedTuple):
     query_rows_N: np.ndarray
     reference_index_N: np.ndarray
 
-    def measured(self, model: CausalLM, reference: Predictions) -> Measured:
+    def measured(self, model: CausalLM, reference: Predictions, prefix: Prefix | None) -> Measured:
         """In one pass."""
         tokens, positions, targets, queries, index = (
             torch.as_tensor(field, device=model.device) for field in self
         )
         both = losses_and_divergences(
-            model, tokens, positions, None, queries[:, None], targets[:, None], reference, index[:, None]
-        )
+            model, tokens, positions, None, queries[:, None], targets[:, None],
+            reference, index[:, None], prefix,
+        )  # fmt: skip
         return Measured(*(values_B1[:, 0].cpu().numpy() for values_B1 in both))
 
 

@@ -124,13 +124,21 @@ class RuleCosts:
         return sum(rows for rows, _ in self._packed_sequences())
 
     def sparse_contexts(self, rules: Collection[str], ks: Sequence[int]) -> int:
-        """Every studied number of tokens of every rule: beside the short context, or in each background."""
+        """Every studied number of tokens of every rule: beside the short context, or in each background.
+
+        A background is read once up to the last far token, and for each set again from its first token on:
+        of k tokens spread evenly about the (F - k) / (k + 1)-th, of the nearest ones the (F - k)-th.
+        """
         fewest, short = self.num_far_tokens[0], self.short_context_length
-        numbers = [k for rule in rules for k in studied_numbers(rule, ks, fewest)]
-        of_a_target = sum(short + k for k in numbers)
-        if self.intervention == BACKGROUND:
-            of_a_target = len(numbers) * self.num_backgrounds * self._num_before
-        return self.targets_per_chunk * of_a_target
+        numbers = [(rule, k) for rule in rules for k in studied_numbers(rule, ks, fewest)]
+        if self.intervention != BACKGROUND:
+            return self.targets_per_chunk * sum(short + k for _, k in numbers)
+        again = sum(
+            short + k if rule == "nearest" else short + num_far - (num_far - k) / (k + 1)
+            for rule, k in numbers
+            for num_far in self.num_far_tokens
+        )
+        return self.num_backgrounds * (self.num_far_tokens[-1] + round(again))
 
     def _leave_one_out(self) -> int:
         """Under `background` a token is replaced by each foreign document's in turn."""

@@ -7,8 +7,8 @@ chunks times checkpoints. Of a chunk of l tokens with m targets, short context s
     length_losses       4 m l, about: the context lengths double in two steps up to l - m
     influential_tokens  for the own far context and the null's each, the rules' passes (rule_costs.py) and for
                         every rule and k of K (of a control, every power of two) the sparse contexts,
-                        m (s + k), in a background m (l - 1); the short contexts, m s, and backgrounds; for
-                        every judge all but the passes of the rules again
+                        m (s + k), in a background the tokens from the first of the k on; the short
+                        contexts, m s, and backgrounds; for every judge all but the passes of the rules again
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
 vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it

@@ -16,8 +16,8 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import Measurement
-from pipeline.influence.rules import RULES, exhaustive
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.influence.rules import RULES, exhaustive, studied_numbers
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.studies.rule_costs import RuleCosts
 
@@ -124,3 +124,32 @@ def test_a_background_costs_passes_that_serve_all_targets(
     model = _measured(make_olmo, [rule], 2, background_ids_BL=backgrounds)
     costs = replace(COSTS, intervention="background", num_backgrounds=num_backgrounds)
     assert model.token_forwards == costs.token_forwards(rule, 2)
+
+
+@pytest.mark.parametrize("num_backgrounds", [1, 2])
+def test_sparse_contexts_in_a_background_are_read_from_their_first_token_on(
+    make_olmo: Callable[..., OLMo], num_backgrounds: int
+) -> None:
+    tokens = np.random.default_rng(1).integers(0, 48, (2, 24))
+    backgrounds = np.random.default_rng(2).integers(0, 48, (num_backgrounds, 24))
+    costs = replace(COSTS, intervention="background", num_backgrounds=num_backgrounds)
+    counted, whole = {}, 0
+    for rule in ("nearest", "random"):
+        model = CountingLM(OLMoCausalLM(make_olmo()))
+        own = far_contexts(Measurement(model, LENGTHS, Batching(1)), *tokens, background_ids_BL=backgrounds)[
+            "own"
+        ]
+        assert own.predictions
+        before, positions_TK = model.token_forwards, selected_positions(own, rule, 15, seed=[0])
+        numbers = studied_numbers(rule, [1, 3], 15)
+        sparse_contexts(own, {rule: positions_TK}, {rule: numbers})
+        counted[rule] = model.token_forwards - before
+        firsts = [positions_TK[:, :k].min(1) for k in numbers]
+        # The 19 far tokens of the last target once, then what stands between first token and target.
+        assert counted[rule] == num_backgrounds * (
+            19 + sum(int((range(19, 24) - first).sum()) for first in firsts)
+        )
+        whole += num_backgrounds * len(numbers) * 5 * 23
+    assert counted["nearest"] == costs.sparse_contexts(["nearest"], [1, 3])
+    assert counted["random"] == pytest.approx(costs.sparse_contexts(["random"], [1, 3]), rel=0.1)
+    assert sum(counted.values()) < 0.75 * whole

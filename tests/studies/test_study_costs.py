@@ -49,9 +49,10 @@ def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
     assert token_forwards_of_chunk("influential_tokens", nearest) == 2 * sparse + 3 * 4
     judged = replace(nearest, judge_with=["a", "b"])
     assert token_forwards_of_chunk("influential_tokens", judged) == 3 * (2 * sparse + 3 * 4) + 2 * 12
-    # In two backgrounds every context holds 11 tokens, and the baseline is read in the two foreign sequences.
+    # Each of two backgrounds is read once, 7 far tokens, and again from the nearest tokens on; the baseline
+    # is read in the two foreign sequences.
     within = replace(nearest, intervention="background", num_backgrounds=2)
-    sparse, baseline = 3 * 4 * 2 * 11, 2 * ((6 + 2 * 4) + (7 + 4))
+    sparse, baseline = 2 * (7 + sparse), 2 * ((6 + 2 * 4) + (7 + 4))
     assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + baseline
 
 
