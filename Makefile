@@ -42,5 +42,5 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml
 	@echo "installing into .venv; the first time this takes a minute or two"
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --disable-pip-version-check --editable '.[analysis,test]'
+	$(PY) -m pip install --disable-pip-version-check --no-compile --editable '.[analysis,test]'
 	@touch $@

@@ -67,7 +67,12 @@ def _versions(libraries: list[str]) -> Iterator[bytes]:
     yield f"python {sys.version}".encode()
     for library in libraries:
         for distribution in sorted(_distributions().get(library, ())):  # none where it is not installed
-            yield f"{distribution} {version(distribution)}".encode()
+            yield f"{distribution} {_version(distribution)}".encode()
+
+
+@cache
+def _version(distribution: str) -> str:
+    return version(distribution)
 
 
 @cache

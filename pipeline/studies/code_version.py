@@ -5,6 +5,7 @@ Comments, docstrings and layout say nothing to the machine, and do not count.
 """
 
 import ast
+from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -36,11 +37,11 @@ def code_of(program: str) -> dict[str, str]:
 @cache
 def _read(path: Path) -> tuple[str, tuple[Path, ...]]:
     """The hash of what a module says, and the modules of this house that it imports."""
-    source = path.read_text(encoding="utf-8")
-    ours = (name for name in imported_names(source) if name.partition(".")[0] in HOUSES)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    ours = (name for name in _imported(nodes) if name.partition(".")[0] in HOUSES)
     imported = tuple({file for name in ours for file in files_of(name)})
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [line for line in node.body if not _is_only_words(line)]
     return sha256(ast.dump(tree).encode()).hexdigest()[:16], imported
@@ -54,20 +55,24 @@ def _is_only_words(line: ast.stmt) -> bool:
     )
 
 
-def imported_names(source: str) -> set[str]:
+@cache
+def imported_names(source: str) -> frozenset[str]:
     """Dotted names of what is imported, in functions too; `from a import b` gives a.b, a module or not."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
+    return frozenset(_imported(ast.walk(ast.parse(source))))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def files_of(name: str) -> set[Path]:
+@cache
+def files_of(name: str) -> frozenset[Path]:
     """The module of a dotted name, or of what it is a name in, and the packages it lies in."""
     parts = name.split(".")
     modules = [_ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
     candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
-    return {path for path in candidates if path.is_file()}
+    return frozenset(path for path in candidates if path.is_file())
