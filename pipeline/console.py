@@ -26,6 +26,7 @@ PROGRAMS = (
     "analysis.explorer",
     "pipeline.query",
     "pipeline.plant_needles",
+    "pipeline.plant_signs",
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",

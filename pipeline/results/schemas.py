@@ -7,6 +7,7 @@ start of the document; a target at position t is predicted from the tokens befor
 
 import pyarrow as pa
 
+from pipeline.results.planted_schemas import PLANTED_SCHEMAS
 from pipeline.results.schema_columns import (
     JUDGE,
     LOSS_COLUMNS,
@@ -31,27 +32,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             column("num_tokens", pa.int32(), "length of token_ids"),
         ]
     ),
-    "needles": pa.schema(
-        [
-            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
-            column("source_document_id", pa.string(), "the document that the haystack was cut from"),
-            column("context_length", pa.int32(), "tokens of the document, its answer included"),
-            column(
-                "depth",
-                pa.float64(),
-                "part of the haystack before the needle, as asked for; null for the control, which has none",
-                nullable=True,
-            ),
-            column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
-            column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
-            column(
-                "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
-            ),
-            column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
-            column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
-            column("answer", pa.string(), "its text, without the space before it"),
-        ]
-    ),
+    **PLANTED_SCHEMAS,
     "loss_differences": pa.schema(
         [
             *TARGET_COLUMNS,
@@ -199,6 +180,32 @@ SCHEMAS: dict[str, pa.Schema] = {
                 nullable=True,
             ),
             column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
+        ]
+    ),
+    "measures": pa.schema(
+        [
+            SELECTION_COLUMNS[0],
+            column("intervention", pa.string(), "what stands where a token is left out"),
+            column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
+            column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
+            column("num_targets", pa.int32(), "targets of the real text"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("gain", "what is to be recovered on the real text, nats"),
+            *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
+            *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
+            *with_interval("found", "share of the planted signs among the first as many tokens"),
+            *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
+            *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
+            column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
+            column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
+            column("helps", pa.bool_(), "the interval of excess lies above 0"),
+            column(
+                "documents_of_the_old",
+                pa.float64(),
+                "documents that leave_one_out, by the loss of the model that chose, needs for an interval of"
+                " excess as narrow",
+            ),
+            column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
         ]
     ),
     "selection_rules": pa.schema(

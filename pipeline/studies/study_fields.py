@@ -12,6 +12,8 @@ from pipeline.influence.rules import DEFAULT_KS, DEFAULT_RULES
 
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "summary")
+OF_PLANTED = ("planted", "foreign")
+"""The kinds of documents that plant_signs.py writes."""
 
 
 @dataclass
@@ -27,6 +29,17 @@ class Text:
     max_documents: int | None = None
     max_tokens: int | None = None
     max_evaluation_documents: int | None = None
+
+
+@dataclass
+class PlantedText:
+    """Signs planted in the study's text: flags of plant_signs.py. None: the flag is left out."""
+
+    context_length: int = MISSING
+    short_context_length: int = MISSING
+    num_planted: list[int] | None = None
+    num_answers: int | None = None
+    max_documents: int | None = None
 
 
 @dataclass
@@ -60,6 +73,8 @@ class Evaluation:
     """Programs to run, of `MEASURING` and `ANALYSING`."""
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
+    of_planted: str | None = None
+    """Of `planted`, the documents to measure on: `planted`, or `foreign`. None: the study's, as they are."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
@@ -114,6 +129,8 @@ class TextStudy(Study):
     text_folder: str | None = None
     """For ${text_folder} in sources, so that one override moves them all."""
     data: Text = field(default_factory=Text)
+    planted: PlantedText | None = None
+    """What is planted in the text that the models are trained on. None: nothing."""
     sizes: dict[str, Size] = MISSING
     sizes_in_names: bool = True
     """Whether a model is named <size>-<model>; false, where there is one size, for <model>."""

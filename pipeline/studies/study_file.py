@@ -18,7 +18,16 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from pipeline.errors import InputError, omegaconf_sentence, unknown_name
-from pipeline.studies.study_fields import Evaluation, Model, Size, SlurmTasks, Study, Text, TextStudy
+from pipeline.studies.study_fields import (
+    Evaluation,
+    Model,
+    PlantedText,
+    Size,
+    SlurmTasks,
+    Study,
+    Text,
+    TextStudy,
+)
 from pipeline.studies.study_values import refuse_bad_values
 from pipeline.studies.synthetic_fields import DependencyTest, Grid, Synthetic, SyntheticStudy, TaskTest
 
@@ -28,7 +37,7 @@ logger = logging.getLogger("pipeline")
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)\}")
 _UNSET_VARIABLE = re.compile(r"Environment variable '(\w+)' not found")
 _PARTS = (
-    Study, TextStudy, Text, Size, Model, Evaluation, SlurmTasks,
+    Study, TextStudy, Text, PlantedText, Size, Model, Evaluation, SlurmTasks,
     SyntheticStudy, Synthetic, Grid, TaskTest, DependencyTest,
 )  # fmt: skip
 _OPTIONAL = (

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.studies.study_fields import ANALYSING, MEASURING, Evaluation, Study, TextStudy
+from pipeline.studies.study_fields import ANALYSING, MEASURING, OF_PLANTED, Evaluation, Study, TextStudy
 from pipeline.studies.synthetic_fields import SyntheticStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -37,14 +37,29 @@ def _refuse_values_of_text(study: TextStudy) -> None:
         _refuse_values(f"models.{model_name}.", model)
     _refuse_values("slurm.", study.slurm)
     _refuse_values("data.", study.data)
+    if study.planted is not None:
+        _refuse_values("planted.", study.planted)
     for name, evaluation in study.evaluations.items():
         of = f"further_evaluations.{name}." if name else "evaluation."
         _refuse_values(of, evaluation)
         if evaluation.data is not None:
             _refuse_values(f"{of}data.", evaluation.data)
+        _refuse_of_planted(of, study, evaluation)
     _refuse_names(study)
     for evaluation in study.evaluations.values():
         _refuse_unknown_names(study, evaluation)
+
+
+def _refuse_of_planted(prefix: str, study: TextStudy, evaluation: Evaluation) -> None:
+    kind = evaluation.of_planted
+    if kind is None:
+        return
+    if kind not in OF_PLANTED:
+        raise unknown_name(f"kind of {prefix}of_planted", kind, OF_PLANTED)
+    if study.planted is None:
+        raise InputError(f"{prefix}of_planted is {kind}, but the study plants nothing; give it `planted`")
+    if evaluation.data is not None:
+        raise InputError(f"{prefix}of_planted and {prefix}data are both given; leave one of them out")
 
 
 def _refuse_values_of_tasks(study: SyntheticStudy) -> None:

@@ -3,6 +3,7 @@
 <run>/data, <run>/models/<model>                the study's
 <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size, as notebooks show a whole folder
 <run>/<name>/data, results, figures             of a further evaluation, likewise
+<run>/signs/planted/data, signs/foreign/data    where signs are planted: what is trained on, and measured
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pipeline.studies.command import Command, Measuring, Tokenizing, Training, flags
-from pipeline.studies.study_fields import ANALYSING, Evaluation, Text, TextStudy
+from pipeline.studies.study_fields import ANALYSING, OF_PLANTED, Evaluation, PlantedText, Text, TextStudy
 
 _TOKENIZE = "tokenize_c4"
 
@@ -21,10 +22,16 @@ def text_commands(study: TextStudy) -> list[Command]:
     tokenize = _tokenize(_TOKENIZE, study.data, run / "data", study.slurm.tokenize)
     trainings = {size: _trainings(study, size) for size in study.sizes}
     commands = [tokenize]
-    commands += [_pretrain(t, run / "data", tokenize) for of in trainings.values() for t in of.values()]
+    train_on, written_by = run / "data", tokenize
+    if study.planted is not None:
+        train_on, written_by = run / "signs" / "planted" / "data", _plant(study.planted, run, tokenize)
+        commands.append(written_by)
+    commands += [_pretrain(t, train_on, written_by) for of in trainings.values() for t in of.values()]
     places: list[_Place] = []
     for name, evaluation in study.evaluations.items():
         data, folder = tokenize, run / "data"
+        if evaluation.of_planted is not None:
+            data, folder = written_by, run / "signs" / evaluation.of_planted / "data"
         if evaluation.data is not None:
             folder = run / name / "data"
             data = _tokenize(_named(_TOKENIZE, name), evaluation.data, folder, 1, tokenize)
@@ -50,6 +57,18 @@ def _tokenize(name: str, text: Text, folder: Path, num_tasks: int, after: Comman
         writes=(folder / "manifest.json",),
         about=Tokenizing(text),
         num_tasks=num_tasks,
+    )
+
+
+def _plant(planted: PlantedText, run: Path, tokenize: Command) -> Command:
+    out = run / "signs"
+    return Command(
+        name="plant_signs",
+        program="pipeline/plant_signs.py",
+        arguments=("--data", str(run / "data"), "--out", str(out), *flags(planted)),
+        needs=(tokenize.name,),
+        reads=(str(run / "data"),),
+        writes=tuple(out / kind / "data" / "manifest.json" for kind in OF_PLANTED),
     )
 
 
@@ -114,7 +133,8 @@ class _Place:
     def tells_of_scale(self) -> bool:
         """Whether k* and the gap can be read from it, on the study's own text."""
         needed = {"loss_differences", "influential_tokens"}
-        return self.evaluation.data is None and needed <= set(self.evaluation.stages)
+        own = self.evaluation.data is None and self.evaluation.of_planted is None
+        return own and needed <= set(self.evaluation.stages)
 
     def folder(self, kind: str) -> Path:
         """Where its data, results or figures are."""

@@ -18,7 +18,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKEN_COUNTS_FILE = "train_token_counts.bin"
 """How often each token occurs among the training tokens, EOS never: int64, little-endian, [V]."""
 MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_needles")
+STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
     "train_documents",

@@ -1,0 +1,245 @@
+"""Text whose truth is known: real documents with k planted signs, and ones whose far context is foreign.
+
+A sign is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
+that stands behind the question at the end, and no other token does (pipeline/text/planted_signs.py). A model
+is trained on such text, and then asked which tokens decide its answers:
+
+  … text … sign … text … sign … text … question answer
+
+<out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
+each of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one
+of --num-planted, or for none. <out>/foreign/data holds evaluation documents, nothing planted, whose far
+context is another document's: all but the last --short-context-length tokens and the last token, the target.
+There no far token is this document's own.
+
+reads    training tokens and evaluation documents of --data; of the latter those that are long enough
+writes   <out>/planted/data/, <out>/foreign/data/   as tokenize_c4, the latter without training tokens
+         <out>/planted/data/planted/*.parquet       where the signs are: RESULTS.md
+resumes  run the same command again; complete folders are kept, other settings are refused
+
+with the text of `make demo`; the study that uses it is olmo_configs/studies/measures.yaml:
+  python pipeline/plant_signs.py --data runs/demo/data --out runs/signs --context-length 256 \\
+      --short-context-length 8
+  python pipeline/pretrain.py olmo_configs/tiny.yaml --data runs/signs/planted/data \\
+      --save-folder runs/signs/models/long train_context_length=256
+  python pipeline/influential_tokens.py --data runs/signs/planted/data --checkpoints runs/signs/models/long \\
+      --results runs/signs/planted/results --short-context-length 8 --long-context-length 256 \\
+      --targets-per-chunk 1
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.results.files import write_atomically, write_json
+from pipeline.results.folder_lock import FolderLock
+from pipeline.stage import folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
+from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, TRAIN_FOLDER, make_manifest
+from pipeline.text.packed_shards import PackedShardWriter
+from pipeline.text.planted_signs import Signs, document_of, plant_signs, write_planted
+from pipeline.text.token_counts import count_tokens, training_token_counts, write_token_counts
+from pipeline.text.tokenized_data import TokenizedData, is_complete
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+
+STAGE = "plant_signs"
+_TOKENS_PER_PART = 1 << 28
+_NOT_THE_TEXT = ("data", "out")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
+    add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
+    add("--context-length", type=positive_int, required=True, help="tokens of a piece and of a document")
+    add(
+        "--short-context-length",
+        type=positive_int,
+        required=True,
+        help="no sign stands in so many tokens before a question, or is foreign there",
+    )
+    add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4], help="signs that tell an answer")
+    add(
+        "--num-answers",
+        type=positive_int,
+        default=16,
+        help="answers, a k-th power for each k planted",
+    )
+    add(
+        "--max-copies",
+        type=positive_int,
+        default=8,
+        help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
+        " evaluation documents plant them once",
+    )
+    add("--max-documents", type=positive_int, default=400, help="evaluation documents of each kind, at most")
+    add("--seed", type=random_seed, default=0, help="of places, signs and questions")
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Plant, and write both folders.
+
+    Raises:
+        InputError: the data has no training tokens or too short documents, or the settings do not fit it.
+    """
+    arguments.num_planted = sorted(set(arguments.num_planted))
+    data = TokenizedData.open(arguments.data)
+    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
+    signs = Signs.rarest(
+        training_token_counts(data), data.eos_token_id, arguments.num_planted, arguments.num_answers
+    )
+    texts = _long_enough(data, arguments)
+    planted, foreign = arguments.out / "planted" / "data", arguments.out / "foreign" / "data"
+    configuration = configuration_of(data, arguments)
+    with ExitStack() as locks:
+        for folder in (planted, foreign):
+            locks.enter_context(FolderLock(folder, "--out"))
+        to_write = [
+            folder for folder in (planted, foreign) if not is_complete(folder, configuration, verify=True)
+        ]
+        documents, rows = planted_documents(texts, signs, arguments)
+        if planted in to_write:
+            training = write_training_text(planted, data, signs, arguments)
+            write_folder(
+                planted, documents, [*training, write_planted(planted, rows)], tokenizer, configuration
+            )
+        if foreign in to_write:
+            write_folder(foreign, foreign_documents(texts, arguments), [], tokenizer, configuration)
+    logger.info(
+        "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
+        " --targets-per-chunk 1",
+        planted, len(documents), arguments.context_length, len(rows), arguments.context_length,
+    )  # fmt: skip
+
+
+def configuration_of(data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings and inputs that decide what is written."""
+    settings = {name: value for name, value in vars(arguments).items() if name not in _NOT_THE_TEXT}
+    inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
+    return {
+        "settings": settings,
+        "inputs": {"data": [{"file": file, "sha256": sha256} for file, sha256 in inputs.items()]},
+    }
+
+
+def planted_documents(
+    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
+    """The documents that plant one of the numbers of signs, or none; and their rows of `planted_signs`."""
+    documents, rows = [], []
+    for text in texts:
+        generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
+        k = int(generator.choice([0, *arguments.num_planted]))
+        piece = text.token_ids[: arguments.context_length]
+        planted = plant_signs(piece, [k] if k else [], signs, generator, arguments.short_context_length)
+        documents.append(document_of(planted.token_ids, text.url))
+        rows += [{"document_id": documents[-1].document_id, **row} for row in planted.rows]
+    return documents, rows
+
+
+def foreign_documents(
+    texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
+) -> list[EvaluationDocument]:
+    """The documents whose far context is that of the document before."""
+    num_far = arguments.context_length - 1 - arguments.short_context_length
+    return [
+        document_of(
+            np.concatenate(
+                [texts[index - 1].token_ids[:num_far], text.token_ids[num_far : arguments.context_length]]
+            ),
+            text.url,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def write_training_text(
+    folder: Path, data: TokenizedData, signs: Signs, arguments: argparse.Namespace
+) -> list[Path]:
+    """The training tokens, planted piece by piece; the files written.
+
+    Each piece is a document of its own, EOS its last token, so that packed training reads whole pieces.
+    """
+    generator = np.random.default_rng([arguments.seed, 1])
+    writer = PackedShardWriter(folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
+    num_pieces = sum(
+        path.stat().st_size // data.token_dtype.itemsize // (arguments.context_length - 1)
+        for path in data.train_paths
+    )
+    with writer:
+        pieces = _pieces(data, arguments.context_length - 1)
+        for piece in progress(pieces, "planting", "piece", num_pieces):
+            asked = generator.permutation(arguments.num_planted).tolist()
+            num_copies = int(generator.integers(1, arguments.max_copies + 1))
+            planted = plant_signs(piece, asked, signs, generator, arguments.short_context_length, num_copies)
+            writer.add(planted.token_ids)
+    counts_V = count_tokens(writer.paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
+    return [*writer.paths, write_token_counts(folder, counts_V)]
+
+
+def _pieces(data: TokenizedData, length: int) -> Iterator[np.ndarray]:
+    for path in data.train_paths:
+        tokens = np.memmap(path, dtype=data.token_dtype.newbyteorder("<"), mode="r")
+        for start in range(0, len(tokens) - length + 1, length):
+            yield tokens[start : start + length]
+
+
+def _long_enough(data: TokenizedData, arguments: argparse.Namespace) -> list[EvaluationDocument]:
+    """Evaluation documents that hold a piece.
+
+    Raises:
+        InputError: fewer than two do, or there is no training text.
+    """
+    documents = data.evaluation_documents()
+    texts = [document for document in documents if len(document.token_ids) >= arguments.context_length]
+    if len(texts) < 2:
+        raise InputError(
+            f"{len(texts)} evaluation document(s) of {data.folder} have {arguments.context_length} tokens,"
+            " and two are needed; choose a smaller --context-length or longer documents"
+        )
+    if data.num_train_tokens < arguments.context_length:
+        raise InputError(
+            f"{data.folder} holds {data.num_train_tokens} training tokens, fewer than one piece of"
+            f" {arguments.context_length}; name a folder of tokenize_c4.py with training text"
+        )
+    return texts[: arguments.max_documents]
+
+
+def write_folder(
+    folder: Path,
+    documents: Sequence[EvaluationDocument],
+    files: Sequence[Path],
+    tokenizer: DocumentTokenizer,
+    configuration: dict[str, Any],
+) -> None:
+    """Write the rest of a data folder, its manifest last: whoever finds that may trust all of it."""
+    write_evaluation_documents(folder / EVALUATION_FILE, documents, STAGE)
+    tokenizer_json = tokenizer.to_json()
+    write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
+    parts = [path for path in files if path.suffix == ".npy"]
+    num_tokens = sum(path.stat().st_size for path in parts) // tokenizer.token_dtype.itemsize
+    tally = Counter(
+        train_documents=num_tokens // configuration["settings"]["context_length"],
+        train_tokens=num_tokens,
+        evaluation_documents=len(documents),
+        evaluation_tokens=sum(len(document.token_ids) for document in documents),
+    )
+    manifest = make_manifest(folder, configuration, tokenizer, files, tally, STAGE)
+    write_json(folder / MANIFEST_FILE, manifest)

@@ -1,0 +1,179 @@
+"""Planted signs: where the truth says, told by nothing else, in text that is otherwise unchanged."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import plant_signs, tokenize_c4
+from pipeline.errors import InputError
+from pipeline.text.planted_signs import Signs, read_planted
+from pipeline.text.planted_signs import plant_signs as plant_in
+from pipeline.text.token_counts import training_token_counts
+from pipeline.text.tokenized_data import TokenizedData
+
+LENGTH, SHORT = 64, 6
+WORDS = [
+    "the",
+    "river",
+    "runs",
+    "past",
+    "a",
+    "long",
+    "green",
+    "hill",
+    "and",
+    "we",
+    "walk",
+    "down",
+    "to",
+    "see",
+    "it",
+    "in",
+    "rain",
+    "or",
+    "sun",
+]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(WORDS, size=90)) + f" {index}." for index in range(60)]
+    lines = [json.dumps({"text": text, "url": f"http://example.org/{i}"}) for i, text in enumerate(texts)]
+    (folder / "c4.jsonl").write_text("\n".join(lines))
+    words = ["--out", folder / "data", "--source", folder / "c4.jsonl", "--evaluation-fraction", "0.3"]
+    tokenize_c4.main(tokenize_c4.parser().parse_args([*map(str, words), "--tokenizer", "bpe:320"]))
+    return folder / "data"
+
+
+def plant(data: Path, out: Path, *flags: str) -> None:
+    words = ["--data", data, "--out", out, "--context-length", LENGTH, "--short-context-length", SHORT]
+    plant_signs.main(plant_signs.parser().parse_args([*map(str, words), "--max-copies", "2", *flags]))
+
+
+@pytest.fixture(scope="module")
+def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("signs") / "out"
+    plant(data, out)
+    return out
+
+
+def signs_of(data: Path) -> Signs:
+    opened = TokenizedData.open(data)
+    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, [1, 2, 4], 16)
+
+
+def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
+    signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
+    sources = [doc.token_ids for doc in TokenizedData.open(data).evaluation_documents()]
+    documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
+    rows = read_planted(opened.folder)
+    assert {row["num_planted"] for row in rows} == {1, 2, 4}
+    assert len(documents) > len(rows)  # some plant nothing
+    for row in rows:
+        tokens, k = documents[row["document_id"]], row["num_planted"]
+        places = row["planted_positions"]
+        assert len(tokens) == LENGTH == row["target_position"] + 1
+        assert len(set(places)) == k
+        assert max(places) < LENGTH - 2 - SHORT
+        # By hand: each place of signs contributes a digit, whatever stands first in the text.
+        digits = []
+        for choices in signs.sign_ids[k]:
+            (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
+            digits.append(digit)
+        base = round(16 ** (1 / k))
+        index = sum(digit * base ** (k - 1 - place) for place, digit in enumerate(digits))
+        assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids_A[index]]
+        untouched = np.setdiff1d(np.arange(LENGTH - 2), places)
+        assert any(
+            (tokens[untouched] == source[untouched]).all() for source in sources if len(source) >= LENGTH
+        )
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_every_sign_matters_and_every_answer_is_as_likely(data: Path, k: int) -> None:
+    signs, base = signs_of(data), round(16 ** (1 / k))
+    choices = [tuple(np.unravel_index(index, [base] * k)) for index in range(16)]
+    answers = {choice: signs.answer_of(choice) for choice in choices}
+    assert len(set(answers.values())) == 16
+    for choice in choices:
+        for place in range(k):
+            changed = list(choice)
+            changed[place] = (changed[place] + 1) % base
+            assert answers[tuple(changed)] != answers[choice]
+
+
+def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path, planted: Path) -> None:
+    signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
+    tokens = np.concatenate([np.fromfile(path, dtype=opened.token_dtype) for path in opened.train_paths])
+    assert len(tokens) == opened.num_train_tokens
+    pieces = tokens.reshape(-1, LENGTH).astype(np.int64)
+    assert (pieces[:, -1] == opened.eos_token_id).all()
+    questions = {token: k for k, token in signs.question_ids.items()}
+    for piece in pieces:
+        asked = [questions[token] for token in piece[LENGTH - 7 : LENGTH - 1 : 2]]
+        assert sorted(asked) == [1, 2, 4]
+        for k, answer in zip(asked, piece[LENGTH - 6 :: 2], strict=False):
+            present = [
+                [c for c, token in enumerate(of_place) if token in piece] for of_place in signs.sign_ids[k]
+            ]
+            assert all(len(choices) == 1 for choices in present)
+            assert signs.answer_of([choices[0] for choices in present]) == answer
+
+
+def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:
+    sources = [
+        doc.token_ids
+        for doc in TokenizedData.open(data).evaluation_documents()
+        if len(doc.token_ids) >= LENGTH
+    ]
+    far = LENGTH - 1 - SHORT
+    expected = {
+        (*sources[index - 1][:far].tolist(), *source[far:LENGTH].tolist())
+        for index, source in enumerate(sources)
+    }
+    found = TokenizedData.open(planted / "foreign" / "data").evaluation_documents()
+    assert {tuple(document.token_ids.tolist()) for document in found} == expected
+
+
+def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:
+    before = contents(planted)
+    plant(data, planted)
+    assert contents(planted) == before
+    with pytest.raises(InputError, match="seed was 0, now 1"):
+        plant(data, planted, "--seed", "1")
+    assert contents(planted) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--num-answers", "8"), "8 is not a whole number to the power of 2"),
+        (("--num-answers", "256"), "more than a quarter of the vocabulary"),
+        (("--context-length", "20"), "no room for"),
+        (("--context-length", "5000"), "choose a smaller --context-length"),
+    ],
+)
+def test_what_cannot_be_planted_is_refused_before_anything_is_written(
+    data: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        plant(data, tmp_path / "out", *flags)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_copies_are_of_one_sign(data: Path) -> None:
+    signs = signs_of(data)
+    text = np.full(200, 7, dtype=np.int64)
+    found = plant_in(text, [4], signs, np.random.default_rng(3), SHORT, num_copies=5)
+    values, counts = np.unique(found.token_ids[found.rows[0]["planted_positions"]], return_counts=True)
+    assert counts.tolist() == [5] * 4
+    assert [sum(value in of_place for value in values) for of_place in signs.sign_ids[4]] == [1] * 4
