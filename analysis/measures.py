@@ -1,11 +1,17 @@
 """Compare measures in a trial: which tells how few tokens a prediction needs, and which what a search finds.
 
-python analysis/measures.py --run runs/measures --figures runs/measures/figures
+  python analysis/measures.py --run runs/measures --figures runs/measures/figures
 
 Reads a run of olmo_configs/studies/measures.yaml: real text (results, text_*), text with a foreign far
 context (foreign*) and text with planted signs (planted*), each under several interventions. Prints a line a
 measure, and writes measures.parquet (RESULTS.md) and the figure. What each column asks:
 analysis/rules/measures.py.
+
+on a laptop, a trial of minutes on the text of `make demo`, which models this small do not learn to answer:
+  python pipeline/study.py olmo_configs/studies/measures.yaml run=runs/demo/measures \\
+      'data.source=[embedded]' data.evaluation_source=null data.evaluation_fraction=0.15 \\
+      sizes.tiny.max_duration=200 evaluation.max_documents=4
+  python analysis/measures.py --run runs/demo/measures --figures runs/demo/measures/figures
 """
 
 import sys

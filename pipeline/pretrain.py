@@ -7,7 +7,7 @@ global_train_batch_tokens tokens at any train_context_length.
 
 A laptop-size run, some two minutes on two cores:
 
-    python pipeline/pretrain.py olmo_configs/tiny.yaml --data runs/demo/data \\
+    python pipeline/pretrain.py olmo_configs/demo.yaml --data runs/demo/data \\
         --save-folder runs/demo/models/short-pose train_context_length=32 \\
         position_scheme=pose pose_target_length=256 seed=0 max_duration=1000
 

@@ -23,7 +23,7 @@ on a laptop; what `make demo` runs:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
 
 the same, smaller and elsewhere; and only what it would run, with tokens, FLOPs and hours:
-  python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.tiny.max_duration=200 \\
+  python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.demo.max_duration=200 \\
       evaluation.max_documents=16
   python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
 

@@ -27,12 +27,8 @@ WORDS = [
     "we",
     "walk",
     "down",
-    "to",
-    "see",
     "it",
     "in",
-    "rain",
-    "or",
     "sun",
 ]
 

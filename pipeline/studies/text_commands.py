@@ -39,7 +39,7 @@ def text_commands(study: TextStudy) -> list[Command]:
         for size, of_size in trainings.items():
             places.append(_Place(study, size, name, evaluation, folder, data.name, of_size))
             commands += places[-1].commands()
-    return [*commands, *_compare_scales(run, places)]
+    return [*commands, *_compare_scales(run, places), *_compare_measures(run, places)]
 
 
 def _named(stage: str, *parts: str) -> str:
@@ -220,6 +220,23 @@ def _compare_scales(run: Path, places: Sequence[_Place]) -> list[Command]:
             writes=(),
         )
     ]  # fmt: skip
+
+
+def _compare_measures(run: Path, places: Sequence[_Place]) -> list[Command]:
+    """The trial of the measures, where tokens were chosen in text, planted text and foreign contexts."""
+    choosing = [place for place in places if "influential_tokens" in place.evaluation.stages]
+    if not {None, *OF_PLANTED} <= {place.evaluation.of_planted for place in choosing}:
+        return []
+    return [
+        Command(
+            name="measures",
+            program="analysis/measures.py",
+            arguments=("--run", str(run), "--figures", str(run / "figures")),
+            needs=tuple(command.name for place in choosing for command in place.commands()),
+            reads=(),
+            writes=(),
+        )
+    ]
 
 
 def _checkpoint(training: Training, step: int | None) -> Path:
