@@ -6,9 +6,9 @@ the true dependency set. From these rows, precision (selected tokens that are tr
 that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
   leave_one_out           under each of --interventions that they know: a token left out is removed, or
-  add_one_in, banzhaf     replaced by the tokens that other examples have in its place (substitute), which may
-                          also fill the whole far context but for the chosen (background); either is a mean
-                          over --num-substitutes draws
+  add_one_in, banzhaf,    replaced by the tokens that other examples have in its place (substitute), which may
+  surrogate,              also fill the whole far context but for the chosen (background); either is a mean
+  context_length_probing  over --num-substitutes draws
   greedy                  add_one_in repeated, given those already chosen
   random, nearest         the controls
 Each but the controls by the loss, and with _divergence in its name by the whole prediction.

@@ -12,8 +12,18 @@ For each checkpoint and each target t of the evaluation documents:
        add_one_in      add one to the short context
        greedy          add_one_in repeated, given those already chosen
        banzhaf         mean effect over --num-subsets random subsets of the far context
+       surrogate       weights of a sparse linear model, fitted to such subsets (ContextCite)
+       context_length_probing
+                       what the context's reaching back to a token changes
        gradient        estimate of leave_one_out by a gate on the attention to each token
        attention       largest attention from the target's query
+       attention_rollout
+                       the same through all layers
+       learned_attention
+                       attention of heads, weighted; the weights are fitted to leaving tokens out of
+                       training text (AT2)
+       input_x_gradient, integrated_gradients
+                       gradients by the tokens' embeddings, of captum (pip install '.[attribution]')
        random, nearest the controls
      and a criterion: the target's loss (the plain name), which sees the answer, or the divergence (the name
      with _divergence; not of leave_one_out_search, attention, controls), which does not;
@@ -63,18 +73,21 @@ import argparse
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.rule_refusals import refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
     BACKGROUND,
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
+    KEPT_FRACTION,
+    LEARNING_CHUNKS,
+    MOST_SUBSETS,
     NUM_SUBSETS,
     REMOVE,
     RULES,
     SEARCH_BUDGET,
     SUBSTITUTE,
     find_rule,
-    refuse_intervention,
 )
 from pipeline.measuring.flags import add_evaluation_arguments
 from pipeline.stage import (
@@ -91,7 +104,6 @@ from pipeline.text.unigram import UnigramDistribution
 
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
-_MOST_SUBSETS = 1 << 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,9 +139,18 @@ def parser() -> argparse.ArgumentParser:
         help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
     )  # fmt: skip
     add(
-        "--num-subsets", type=whole_number(2, _MOST_SUBSETS), default=NUM_SUBSETS,
-        help="random subsets of the far context that the rules banzhaf and banzhaf_divergence average over;"
-        " an even number",
+        "--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
+        help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
+        " fitted to; an even number",
+    )  # fmt: skip
+    add(
+        "--kept-fraction", type=fraction, default=KEPT_FRACTION,
+        help="how likely a far token is to be in a subset of the rules surrogate*",
+    )  # fmt: skip
+    add(
+        "--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
+        help="chunks of training tokens that the weights of the rules learned_attention* are fitted to, once"
+        " a model",
     )  # fmt: skip
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add(
@@ -155,10 +176,7 @@ def main(arguments: argparse.Namespace) -> None:
     for rule in arguments.rules:
         find_rule(rule)
     refuse_intervention(arguments.rules, arguments.intervention)
-    if arguments.num_subsets % 2:
-        raise InputError(
-            f"--num-subsets {arguments.num_subsets}: subsets come in pairs; choose an even number"
-        )
+    refuse_subsets(arguments.rules, arguments.num_subsets, arguments.k[-1])
     if arguments.num_backgrounds > 1 and arguments.intervention != BACKGROUND:
         raise InputError(
             f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
@@ -169,11 +187,18 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
+    from pipeline.measuring.attention_heads import LEARNING_RULES, head_weights_of
+    from pipeline.measuring.evaluate_checkpoints import LoadedModel, evaluate_checkpoints
     from pipeline.measuring.influential_chunk import Asked, measure_chunk
 
     asked = Asked.of(arguments, lengths, unigram)
     is_background = arguments.intervention == BACKGROUND
+
+    def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
+        if set(LEARNING_RULES) & set(arguments.rules):
+            weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
+            asked.head_weights[loaded.name] = weights
+
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
@@ -181,6 +206,7 @@ def main(arguments: argparse.Namespace) -> None:
         lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, asked),
         beside={"--judge-with": arguments.judge_with},
         num_others=1 + (arguments.num_backgrounds if is_background else 0),
+        prepare=prepare,
     )
 
 
@@ -190,11 +216,15 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
         "search_budget",
     )  # fmt: skip
-    draws_subsets = any(rule.startswith("banzhaf") for rule in arguments.rules)
+    draws_subsets = any(rule.startswith(("banzhaf", "surrogate")) for rule in arguments.rules)
+    learns = any(rule.startswith("learned_attention") for rule in arguments.rules)
+    is_fitted = any(rule.startswith("surrogate") for rule in arguments.rules)
     return {name: getattr(arguments, name) for name in names} | {
         "unigram_sha256": None if unigram is None else unigram.sha256,
         "engine": ENGINE,
         "num_subsets": arguments.num_subsets if draws_subsets else None,
+        "learning_chunks": arguments.learning_chunks if learns else None,
+        "kept_fraction": arguments.kept_fraction if is_fitted else None,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
     }
 

@@ -1,6 +1,7 @@
 """The stage influential_tokens with rules and interventions other than the default."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,15 +9,26 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from measured_documents import DOCUMENTS, LONG, SHORT, VOCABULARY_SIZE, measure, write_checkpoint, write_data
+from measured_documents import (
+    DOCUMENTS,
+    LONG,
+    SHORT,
+    VOCABULARY_SIZE,
+    contents,
+    measure,
+    write_checkpoint,
+    write_data,
+)
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
 from pipeline.errors import InputError
+from pipeline.influence import rules
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out import leave_each_out, own_context
 from pipeline.influence.rules import LEAVE_ONE_OUT_RULES, RULES
+from pipeline.measuring import attention_heads
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.results.folder import artefacts_in, read_artefact
 from pipeline.text.tokenized_data import TokenizedData
@@ -26,7 +38,8 @@ TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
 
 # At twelve tokens a search costs more than leaving out every one of them.
-EVERY_RULE = ["--rules", *RULES, "--search-budget", "3"]
+INSTALLED = [name for name, rule in RULES.items() if rule.is_installed]
+EVERY_RULE = ["--rules", *INSTALLED, "--search-budget", "3", "--learning-chunks", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +63,8 @@ def _settings(results: Path) -> dict:
 
 def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     rows = read_artefact(folder / "results", "influential_tokens")
-    assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, far contexts, rules, ranks
-    assert set(rows["rule"]) == RULES.keys()
+    assert len(rows) == 12 * 2 * len(INSTALLED) * 5  # targets, far contexts, rules, ranks
+    assert set(rows["rule"]) == set(INSTALLED)
     assert not rows.duplicated([*TARGET, "rule", "far_context", "rank"]).any()
     assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
@@ -61,14 +74,61 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     best = sparse.query("k == 1").pivot_table(
         index=[*TARGET, "far_context"], columns="rule", values="sparse_context_loss"
     )
-    for rule in RULES:  # the best single token is what add_one_in is defined by
+    for rule in INSTALLED:  # the best single token is what add_one_in is defined by
         assert (best["add_one_in"] <= best[rule] + 1e-5).all()
     assert (best["greedy"] == best["add_one_in"]).all()
 
 
+def test_rationales_are_of_the_greedy_rules(folder: Path) -> None:
+    found = read_artefact(folder / "results", "dependency_sparsity")
+    sizes = found.pivot_table(index=TARGET, columns="rule", values="rationale_size")
+    assert set(sizes) == {"greedy", "greedy_divergence"}
+    assert sizes.isin([*range(6), np.nan]).all(axis=None) and sizes.nunique().max() > 1
+    assert found.groupby([*TARGET, "rule"])["rationale_size"].nunique(dropna=False).eq(1).all()
+
+
+def test_weights_of_heads_are_fitted_once_and_kept(
+    folder: Path, results: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = read_artefact(folder / "results", "attention_heads")
+    assert of_all["head_index"].tolist() == list(range(8)) and of_all["loss_weight"].ne(0).all()
+    words = [*results, "--rules", "learned_attention", "random", "--k", "1", "--learning-chunks", "4"]
+    measure(influential_tokens, folder, *words)
+    again = read_artefact(Path(results[1]), "attention_heads")
+    pd.testing.assert_frame_equal(again, of_all)
+    assert _settings(Path(results[1]))["learning_chunks"] == 4
+    chosen = contents(Path(results[1]) / "influential_tokens")
+    shutil.rmtree(Path(results[1]) / "influential_tokens")
+    monkeypatch.setattr(attention_heads, "fitted_head_weights", None)  # which would fail
+    measure(influential_tokens, folder, *words)
+    assert contents(Path(results[1]) / "influential_tokens") == chosen
+
+
+def test_too_few_training_tokens_to_learn_from_are_refused(folder: Path, results: list[str]) -> None:
+    with pytest.raises(InputError, match="has 16 chunks of 12 training tokens, and 32 are to be"):
+        measure(influential_tokens, folder, *results, "--rules", "learned_attention")
+
+
+def test_a_rule_whose_package_is_missing_is_refused_in_a_sentence(
+    folder: Path, results: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError,
+        match=r"'integrated_gradients' needs captum, which is not installed: pip install '\.\[attr",
+    ):
+        measure(influential_tokens, folder, *results, "--rules", "integrated_gradients")
+    assert not Path(results[1]).exists()
+
+
+def test_fewer_subsets_than_tokens_asked_for_are_refused(folder: Path, results: list[str]) -> None:
+    with pytest.raises(InputError, match="--num-subsets 4 tells rule surrogate of at most 4 tokens, and --k"):
+        measure(influential_tokens, folder, *results, "--rules", "surrogate", "--num-subsets", "4")
+
+
 def test_results_say_how_they_were_made(folder: Path) -> None:
     settings = _settings(folder / "results")
-    assert settings["rules"] == list(RULES)
+    assert settings["rules"] == INSTALLED
     assert settings["intervention"] == "remove" and settings["unigram_sha256"] is None
     assert settings["engine"] == "left_out_at_kept_position_ids" and settings["dtype"] == "float32"
 
@@ -131,7 +191,7 @@ def test_the_intervention_moves_influences_and_no_context(folder: Path, results:
     removed, substituted = tables["influential_tokens"]
     moved = {
         rule
-        for rule in RULES
+        for rule in INSTALLED
         if not removed.query("rule == @rule")["context_position"].equals(
             substituted.query("rule == @rule")["context_position"]
         )

@@ -63,6 +63,11 @@ DOORS = {
     "rich": {"pipeline/studies/live_lines.py"},
     "matplotlib": {"analysis/"},
     "statsmodels": {"analysis/generalization/gap_regression.py"},
+    "captum": {
+        "pipeline/influence/methods/input_x_gradient.py",
+        "pipeline/influence/methods/integrated_gradients.py",
+    },
+    "sklearn": {"pipeline/influence/methods/surrogate.py"},
     "HanTa": {"analysis/tokens/parts_of_speech.py"},
 }
 MAX_LINES = 400

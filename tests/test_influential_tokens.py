@@ -203,6 +203,17 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
         assert (k_stars.isna() & ~is_censored).any() == has_small_gains
 
 
+def test_the_minimum_context_is_the_short_one_and_the_nearest_tokens_that_suffice(tables: Tables) -> None:
+    found = tables["dependency_sparsity"]
+    assert found["rationale_size"].isna().all()  # no greedy rule was run
+    wide = found.set_index([*TARGET, "criterion", "rule"])[["dependency_sparsity", "minimum_context_length"]]
+    of_nearest = wide.xs("nearest", level="rule")["dependency_sparsity"]
+    assert of_nearest.notna().any() and of_nearest.isna().any()
+    for rule in RULES:
+        shortest = wide.xs(rule, level="rule")["minimum_context_length"]
+        pd.testing.assert_series_equal(shortest, of_nearest + SHORT, check_names=False)
+
+
 def test_divergences_are_not_negative_and_end_at_0(tables: Tables) -> None:
     sparse = tables["sparse_context_losses"]
     assert (sparse[["short_context_divergence", "sparse_context_divergence"]] >= 0).all(axis=None)

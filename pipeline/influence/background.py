@@ -13,6 +13,7 @@ Shapes: L chunk, T targets, F far-context positions (of the last target), N cont
 B backgrounds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +24,6 @@ from pipeline.influence.context_loss import Measured, measured_contexts
 from pipeline.influence.far_context import FarContext
 from pipeline.influence.foreign_context import measured_in_foreign_context
 from pipeline.influence.leave_one_out import LeftOut, leave_each_out, null_contexts, read_everything
-from pipeline.influence.random_subsets import SubsetEffects
 from pipeline.models.causal_lm import Prefix
 
 
@@ -33,6 +33,11 @@ class FarContextInBackground(FarContext):
 
     background_ids_BL: np.ndarray
     """Chunks of other documents, whose tokens fill all that is left out: int64."""
+
+    @property
+    def fills(self) -> Sequence[np.ndarray | None]:
+        """Other documents' tokens."""
+        return tuple(self.background_ids_BL)
 
     @cached_property
     def _left_out(self) -> LeftOut:
@@ -75,12 +80,6 @@ class FarContextInBackground(FarContext):
                 divergences.append(restored.divergence_TF)
                 first = targets.stop
         return Measured(self._mean_over_backgrounds(losses), self._mean_over_backgrounds(divergences))
-
-    @cached_property
-    def subset_effects(self) -> SubsetEffects:
-        """What each token does on average, over random subsets of the far context among B's tokens."""
-        effects = [self._subset_effects(background_L) for background_L in self.background_ids_BL]
-        return SubsetEffects(*(np.mean(values, axis=0) for values in zip(*effects, strict=True)))
 
     def _measure_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
         of_backgrounds = [

@@ -8,10 +8,10 @@ Shapes: L chunk, T targets, F far-context positions (of the last target), N cont
 C context (K + s tokens).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Optional
+from typing import Any, Optional, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured, measured_contexts, measured_windows
+from pipeline.influence.head_weights import HeadWeights
 from pipeline.influence.leave_one_out import (
     Everything,
     LeftOut,
@@ -29,10 +30,21 @@ from pipeline.influence.leave_one_out import (
     read_everything,
 )
 from pipeline.influence.leave_one_out_search import search_influences
-from pipeline.influence.random_subsets import SubsetEffects, effects_in_random_subsets
+from pipeline.influence.random_subsets import SubsetEffects, measured_in_subsets, random_subsets
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.divergence import Predictions
-from pipeline.models.inspectable_lm import InspectableLM
+from pipeline.models.inspectable_lm import InspectableLM, NotInspectableError, attention_mass
+
+T = TypeVar("T")
+Inspect = Callable[
+    [InspectableLM, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor
+]
+"""Given a model, and token IDs, position IDs, visibility, query rows and targets as `gate_gradients` takes
+them, a number for each target and row."""
+_LOOKED_INTO = (
+    "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
+    " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +57,19 @@ class Measurement:
     search_budget: float | None = None
     """What a search for the largest influences may take, as a share of what all of them take."""
     num_subsets: int = 64
-    """Random subsets of the far context that rules `banzhaf*` average over."""
+    """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
+    kept_fraction: float = 0.5
+    """How likely a token is to be in a subset of rules `surrogate*`."""
     num_sampled_answers: int = 8
     """Tokens drawn from the prediction that rule `gradient_divergence` averages over."""
+    head_weights: HeadWeights | None = None
+    """Of rules `learned_attention*`; None where none of them is asked for."""
+    num_integration_steps: int = 20
+    """Places on the way from no embedding that rule `integrated_gradients` takes a gradient at."""
     seed: tuple[int, ...] = (0,)
     """Of random subsets and sampled answers."""
+    where: str = "the chunk"
+    """What messages call the chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +94,23 @@ class FarContext:
     """The chunk's own far context, of a null; None: this is it."""
     _known: dict[bytes, tuple[np.float32, np.float32]] = field(default_factory=dict, init=False, repr=False)
     """`_set_keys` -> loss and divergence of a set that is likely to be asked for again."""
+    _told: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, measure: Callable[["FarContext"], T]) -> T:
+        """What `measure` tells of this far context, measured when it is first asked for, and then kept.
+
+        So rules of a file of their own share what they need alike.
+        """
+        if measure not in self._told:
+            self._told[measure] = measure(self)
+        return self._told[measure]
+
+    @property
+    def fills(self) -> Sequence[np.ndarray | None]:
+        """What stands where far tokens are taken away, chunks of tokens that means are taken over; None:
+        nothing does.
+        """
+        return (None,)
 
     @property
     def model(self) -> CausalLM:
@@ -162,17 +199,12 @@ class FarContext:
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""
-        model = self._inspectable("attention")
-        return self._inspected(
-            lambda tokens, positions, visible, queries, targets: model.attention_mass(
-                tokens, positions, visible, queries
-            )
-        )
+        return self.look_inside("attention", lambda model, *inputs: attention_mass(model, *inputs[:4]))
 
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
         """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
-        return self._inspected(self._inspectable("gradient").gate_gradients)
+        return self.look_inside("gradient", _gate_gradients)
 
     @cached_property
     def gate_information_TF(self) -> np.ndarray:
@@ -181,9 +213,8 @@ class FarContext:
 
         Half of it is the divergence that closing the gate makes, to second order; the first order is 0.
         """
-        gate_gradients = self._inspectable("gradient_divergence").gate_gradients
         squares = [
-            self._inspected(gate_gradients, answers_T) ** 2
+            self.look_inside("gradient_divergence", _gate_gradients, answers_T) ** 2
             for answers_T in sampled_answers(
                 self.predictions, self.measurement.num_sampled_answers, self.measurement.seed
             )
@@ -193,13 +224,24 @@ class FarContext:
     @cached_property
     def subset_effects(self) -> SubsetEffects:
         """What each token does on average, over random subsets of the far context."""
-        return self._subset_effects(None)
+        num_far_T = self.num_far_tokens_T
+        kept_NF = random_subsets(int(num_far_T[-1]), self.measurement.num_subsets, self.measurement.seed)
+        return SubsetEffects.over_subsets(self.in_subsets(kept_NF), kept_NF, num_far_T)
 
-    def _subset_effects(self, background_L: np.ndarray | None) -> SubsetEffects:
-        return effects_in_random_subsets(
-            self.model, self.token_ids_L, self.chunk_L, self.lengths, self.measurement.batching,
-            self.reference, self.measurement.num_subsets, self.measurement.seed, background_L,
-        )  # fmt: skip
+    def in_subsets(self, kept_NF: np.ndarray) -> Measured:
+        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, a row a subset.
+
+        Args:
+            kept_NF: bool; which far positions of the last target are kept, and so of those before it.
+        """
+        of_fills = [
+            measured_in_subsets(
+                self.model, self.token_ids_L, self.chunk_L, self.lengths, self.measurement.batching,
+                self.reference, kept_NF, fill_L,
+            )
+            for fill_L in self.fills
+        ]  # fmt: skip
+        return Measured(*(np.mean(values, axis=0) for values in zip(*of_fills, strict=True)))
 
     @cached_property
     def short(self) -> Measured:
@@ -272,33 +314,38 @@ class FarContext:
             target_index_N,
         )
 
-    def _inspectable(self, rule: str) -> InspectableLM:
-        if not isinstance(self.model, InspectableLM):
-            raise InputError(
-                f"rule '{rule}' looks inside the model, which {type(self.model).__name__} does not offer;"
-                " leave it out of --rules"
-            )
-        return self.model
-
-    def _inspected(
-        self, inspect: Callable[..., torch.Tensor], answers_T: np.ndarray | None = None
-    ) -> np.ndarray:
-        """What `inspect` tells of the far rows; it takes the arguments of `gate_gradients`.
+    def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
+        """What `inspect` tells of the far tokens of each target, from reading the long context: [T, F].
 
         Args:
+            rule: whose messages these are.
+            inspect: tells it of all rows of a sequence, [T, S].
             answers_T: tokens to be predicted in place of the targets.
+
+        Raises:
+            InputError: the model cannot be looked into so.
         """
+        model = self.model
+        if not isinstance(model, InspectableLM):
+            raise InputError(
+                f"rule '{rule}' looks inside the model, which {type(model).__name__} does not offer;"
+                " leave it out of --rules"
+            )
         parts, num_before = [], 0
         for sequence in self.sequences:
             num_targets = len(sequence.target_ids_T)
             of_sequence = slice(num_before, num_before + num_targets)
-            values_TS = inspect(
+            inputs = (
                 self._on_device(sequence.token_ids_S)[None],
                 self._on_device(sequence.position_ids_S)[None],
                 None if sequence.visible_SS is None else self._on_device(sequence.visible_SS)[None],
                 self._on_device(sequence.query_rows_T),
                 self._on_device(sequence.target_ids_T if answers_T is None else answers_T[of_sequence]),
             )
+            try:
+                values_TS = inspect(model, *inputs)
+            except NotInspectableError as error:
+                raise InputError(f"{error}; leave rule '{rule}' out of --rules: {_LOOKED_INTO}") from error
             num_far_T = sequence.num_far_tokens_T
             parts.append(far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T))
             num_before += num_targets
@@ -313,6 +360,10 @@ class FarContext:
         return np.concatenate(
             [np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan) for part in parts]
         )
+
+
+def _gate_gradients(model: InspectableLM, *inputs: Any) -> torch.Tensor:
+    return model.gate_gradients(*inputs)
 
 
 def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:

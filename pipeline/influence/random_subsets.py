@@ -20,6 +20,7 @@ import torch
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.context_loss import Measured
 from pipeline.influence.leave_one_out import PackedSequence, far_context_only, null_contexts
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.divergence import Predictions, losses_and_divergences
@@ -33,42 +34,44 @@ class SubsetEffects(NamedTuple):
     divergences: np.ndarray
     """The same of the divergence."""
 
+    @classmethod
+    def over_subsets(
+        cls, measured_NT: Measured, kept_NF: np.ndarray, num_far_tokens_T: np.ndarray
+    ) -> "SubsetEffects":
+        """The average effects of all far tokens over the subsets."""
+        return cls(
+            *(
+                far_context_only(mean_differences(values_NT, kept_NF), num_far_tokens_T)
+                for values_NT in measured_NT
+            )
+        )
 
-def effects_in_random_subsets(
+
+def measured_in_subsets(
     model: CausalLM,
     far_token_ids_L: np.ndarray,
     chunk_L: np.ndarray,
     lengths: ContextLengths,
     batching: Batching,
     reference: Predictions,
-    num_subsets: int,
-    seed: tuple[int, ...],
+    kept_NF: np.ndarray,
     background_L: np.ndarray | None = None,
-) -> SubsetEffects:
-    """The average effects of all far tokens, from `num_subsets` passes that serve all targets.
+) -> Measured:
+    """Losses and divergences of every target under every subset: float32 [N, T], nats, one pass a subset.
 
     Args:
         far_token_ids_L: where the far tokens come from.
         chunk_L: where short contexts and targets come from.
         reference: what target t's predictions are compared with, at place t.
-        num_subsets: N, even.
-        seed: of the subsets, which depend on nothing else but the number of far tokens.
+        kept_NF: bool; whether each far position is in each subset.
         background_L: tokens that stand where the subset has none; None: nothing stands there.
     """
-    num_far = int(lengths.num_far_tokens_T[-1])
-    kept_NF = random_subsets(num_far, num_subsets, seed)
     measured, first = [], 0
     for sequence in null_contexts(chunk_L, far_token_ids_L, lengths):
         targets = slice(first, first + len(sequence.target_ids_T))
         measured.append(_measured(model, sequence, batching, reference.at(targets), kept_NF, background_L))
         first = targets.stop
-    losses_NT, divergences_NT = (np.concatenate(parts, axis=1) for parts in zip(*measured, strict=True))
-    return SubsetEffects(
-        *(
-            far_context_only(mean_differences(values_NT, kept_NF), lengths.num_far_tokens_T)
-            for values_NT in (losses_NT, divergences_NT)
-        )
-    )
+    return Measured(*(np.concatenate(parts, axis=1) for parts in zip(*measured, strict=True)))
 
 
 def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:

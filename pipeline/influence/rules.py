@@ -18,8 +18,10 @@ are the own far context's, of the intervention `remove`.
 Shapes: T targets, F far-context positions (of the last target), K the largest k, k the size of a set.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Literal
@@ -32,6 +34,7 @@ from pipeline.results.names import EARLIER_RULES, MIMICRY, SELECTION
 if TYPE_CHECKING:
     from pipeline.influence.far_context import FarContext
 
+Sees = Literal["answer", "prediction", "attention", "nothing"]
 Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
 
 REMOVE, SUBSTITUTE, BACKGROUND = "remove", "substitute", "background"
@@ -46,10 +49,14 @@ class Rule:
 
     name: str
     ranking: Ranking
-    sees: Literal["answer", "prediction", "attention", "nothing"]
+    sees: Sees
     """Of the target: its loss; the model's whole prediction of it; where its query looks; nothing."""
     interventions: tuple[str, ...] = (REMOVE,)
     """Those that it can be asked for under."""
+    needs: str | None = None
+    """A package that is not always installed."""
+    reads_everything: bool = False
+    """Whether it leaves nothing out, but looks at the long context as it is."""
     builds_up: bool = False
     """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
 
@@ -65,9 +72,14 @@ class Rule:
         return self.ranking(context, max_k, generator)
 
     @property
+    def is_installed(self) -> bool:
+        """Whether all that it needs is."""
+        return self.needs is None or find_spec(self.needs) is not None
+
+    @property
     def knows_interventions(self) -> bool:
         """Whether what it chooses depends on what stands in the place of other tokens."""
-        return self.interventions != (REMOVE,) and self.sees != "nothing"
+        return len(self.interventions) > 1 and self.sees != "nothing" and not self.reads_everything
 
     @property
     def null(self) -> str:
@@ -208,6 +220,29 @@ def _nearest(context: "FarContext", max_k: int, generator: np.random.Generator) 
     return context.num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
 
+def _method(
+    name: str,
+    sees: Sees,
+    *,
+    reads_everything: bool = False,
+    builds_up: bool = False,
+    needs: str | None = None,
+) -> Rule:
+    """The rule that a file of `methods/` defines: `name`, by the function of that name.
+
+    It gives a far context's tokens their scores, [T, F]. With _divergence at its end, the name is of a
+    function of the file without it. Imported when the rule is first used: a --help needs no model.
+    """
+    file = f"pipeline.influence.methods.{name.removesuffix('_divergence')}"
+
+    def ranking(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+        return ranked(getattr(import_module(file), name)(context), max_k)
+
+    return Rule(
+        name, ranking, sees, _ADDING, reads_everything=reads_everything, builds_up=builds_up, needs=needs
+    )
+
+
 def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
 
@@ -232,9 +267,18 @@ RULES: dict[str, Rule] = {
         Rule("greedy_divergence", _greedy_divergence, "prediction", builds_up=True),
         Rule("banzhaf", _banzhaf, "answer", _ADDING, builds_up=True),
         Rule("banzhaf_divergence", _banzhaf_divergence, "prediction", _ADDING, builds_up=True),
-        Rule("gradient", _gradient, "answer"),
-        Rule("gradient_divergence", _gradient_divergence, "prediction"),
-        Rule("attention", _attention, "attention"),
+        Rule("gradient", _gradient, "answer", _ADDING, reads_everything=True),
+        Rule("gradient_divergence", _gradient_divergence, "prediction", _ADDING, reads_everything=True),
+        Rule("attention", _attention, "attention", _ADDING, reads_everything=True),
+        _method("input_x_gradient", "answer", reads_everything=True, needs="captum"),
+        _method("integrated_gradients", "answer", reads_everything=True, needs="captum"),
+        _method("attention_rollout", "attention", reads_everything=True),
+        _method("learned_attention", "attention", reads_everything=True),
+        _method("learned_attention_divergence", "attention", reads_everything=True),
+        _method("context_length_probing", "answer", builds_up=True),
+        _method("context_length_probing_divergence", "prediction", builds_up=True),
+        _method("surrogate", "answer", builds_up=True),
+        _method("surrogate_divergence", "prediction", builds_up=True),
         Rule("random", _random, "nothing", _ADDING),
         Rule("nearest", _nearest, "nothing", _ADDING),
     )
@@ -246,9 +290,14 @@ DEFAULT_RULES = ("leave_one_out", *CONTROLS)
 DEFAULT_KS = (1, 2, 4, 8, 16)
 """Numbers of influential tokens studied, where nothing else is asked for."""
 NUM_SUBSETS = 64
-"""Of rules banzhaf and banzhaf_divergence, where nothing else is asked for."""
+"""Of rules banzhaf* and surrogate*, where nothing else is asked for."""
+MOST_SUBSETS = 1 << 16
+KEPT_FRACTION = 0.5
+"""Of rules surrogate*, where nothing else is asked for."""
 SEARCH_BUDGET = 0.2
 """Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
+LEARNING_CHUNKS = 32
+"""Of rules learned_attention*, where nothing else is asked for."""
 LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
 """Rules that leave a token out, so that `substitute` matters to them."""
 
@@ -257,12 +306,17 @@ def find_rule(name: str) -> Rule:
     """The rule called `name`.
 
     Raises:
-        InputError: there is none; names the nearest.
+        InputError: there is none; names the nearest. Or what it needs is not installed.
     """
     if name in EARLIER_RULES:
         raise InputError(f"rule '{name}' is called '{EARLIER_RULES[name]}' now")
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
+    if not RULES[name].is_installed:
+        raise InputError(
+            f"rule '{name}' needs {RULES[name].needs}, which is not installed: pip install '.[attribution]'"
+            " brings it; or leave the rule out of --rules"
+        )
     return RULES[name]
 
 
@@ -276,25 +330,6 @@ def studied_numbers(rule: str, asked: Sequence[int], smallest_far_context: int) 
         return sorted(set(asked))
     powers = {1 << exponent for exponent in range(smallest_far_context.bit_length())}
     return sorted({*asked, *powers, smallest_far_context})
-
-
-def refuse_intervention(rules: Collection[str], intervention: str) -> None:
-    """Do nothing where the intervention makes sense for these rules.
-
-    Raises:
-        InputError: it would change nothing, or one of them has no meaning under it.
-    """
-    if intervention == SUBSTITUTE and not set(LEAVE_ONE_OUT_RULES) & set(rules):
-        raise InputError(
-            "--intervention substitute would change nothing: of --rules only"
-            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove"
-        )
-    if intervention == BACKGROUND:
-        able = [name for name, rule in RULES.items() if BACKGROUND in rule.interventions]
-        if unable := [name for name in rules if name not in able]:
-            raise InputError(
-                f"--intervention background has no meaning for rule {unable[0]}; it is for {', '.join(able)}"
-            )
 
 
 def exhaustive(context: "FarContext", k: int, max_subsets: int = 10_000) -> np.ndarray:

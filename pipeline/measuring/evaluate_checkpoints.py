@@ -38,6 +38,8 @@ class LoadedModel:
 
 Measure = Callable[[LoadedModel, Chunk, Sequence[LoadedModel]], dict[str, Columns]]
 """What a stage does with one chunk: artefact -> column -> values. The last are the models beside it."""
+Prepare = Callable[[LoadedModel, str, str], None]
+"""What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
 
 def evaluate_checkpoints(
@@ -48,6 +50,7 @@ def evaluate_checkpoints(
     *,
     beside: Mapping[str, Sequence[str]] | None = None,
     num_others: int = 1,
+    prepare: Prepare | None = None,
 ) -> list[str]:
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
@@ -58,6 +61,7 @@ def evaluate_checkpoints(
         measure: the stage's work on one chunk.
         beside: flag -> checkpoints, as that flag names them, that every checkpoint is measured beside.
         num_others: chunks of other documents that a chunk is measured beside.
+        prepare: the stage's work on a model before its first chunk.
 
     Returns:
         The names, which results are filed under, of the models whose results are now complete.
@@ -69,7 +73,7 @@ def evaluate_checkpoints(
         SystemExit: with --status, after saying what is missing: 0 where nothing is, else 1.
     """
     keep_freed_memory()
-    evaluation = _Evaluation(arguments, stage, settings, measure, num_others)
+    evaluation = _Evaluation(arguments, stage, settings, measure, num_others, prepare)
     for flag, words in (beside or {}).items():
         evaluation.put_beside(flag, named_checkpoints(words, arguments, flag))
     outputs: dict[str, StageOutput] = {}
@@ -97,8 +101,9 @@ class _Evaluation:
         settings: Mapping[str, Any],
         measure: Measure,
         num_others: int,
+        prepare: Prepare | None,
     ) -> None:
-        self._arguments, self._stage, self._measure = arguments, stage, measure
+        self._arguments, self._stage, self._measure, self._prepare = arguments, stage, measure, prepare
         self._num_others = num_others
         self._beside: dict[str, Checkpoint] = {}
         self._of_flag: dict[str, str] = {}
@@ -154,16 +159,18 @@ class _Evaluation:
                 f" named '{name}', by which results tell models; rename one of the folders"
             )
         inputs = {
-            "checkpoint": sha256_of_files(*checkpoint.files(self.loading.trust_remote_code)),
+            "checkpoint": self._sha256(checkpoint),
             "evaluation_documents": self._data.evaluation_sha256,
         }
         for other, checkpoint_beside in self._beside.items():
-            files = checkpoint_beside.files(self.loading.trust_remote_code)
-            inputs[f"{self._of_flag[other].removeprefix('--')} {other}"] = sha256_of_files(*files)
+            inputs[f"{self._of_flag[other].removeprefix('--')} {other}"] = self._sha256(checkpoint_beside)
         return StageOutput(
             self._arguments.results, self._stage, name, settings={**self._settings, "dtype": dtype},
             inputs=inputs, num_shards=len(self._shards), num_tasks=self._arguments.num_tasks,
         )  # fmt: skip
+
+    def _sha256(self, checkpoint: Checkpoint) -> str:
+        return sha256_of_files(*checkpoint.files(self.loading.trust_remote_code))
 
     def run(self, name: str, checkpoint: Checkpoint, output: StageOutput, dtype: str) -> None:
         """Measure the shards that are missing of those that fall to this process."""
@@ -176,6 +183,8 @@ class _Evaluation:
         facts["num_parameters"] = loaded.model.num_parameters
         beside = [self._load_beside(other, dtype) for other in self._beside if other != name]
         self._refuse_other_vocabularies(loaded, beside)
+        if self._prepare is not None:
+            self._prepare(loaded, self._sha256(checkpoint), dtype)
         chunk_limits = arguments.long_context_length, arguments.max_chunks_per_document, self._num_others
         work = [(shard, index) for shard in pending for index in self._shards[shard]]
         tables: dict[str, Columns] = {}

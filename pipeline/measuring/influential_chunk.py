@@ -5,19 +5,22 @@ Shapes: T targets, K largest k of a rule, J studied values of k.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.head_weights import HeadWeights
+from pipeline.influence.rationale import RATIONALE_RULES, rationale_sizes
 from pipeline.influence.rules import find_rule, studied_numbers
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.influence.sparsity import dependency_sparsity
 from pipeline.measuring.evaluate_checkpoints import LoadedModel
 from pipeline.measuring.rows import (
     Judgement,
+    Sparsity,
     influence_rows,
     selection_rows,
     sparse_loss_rows,
@@ -25,7 +28,7 @@ from pipeline.measuring.rows import (
 )
 from pipeline.models.causal_lm import NotFiniteLossError
 from pipeline.results.columns import Columns, append_columns
-from pipeline.results.names import OWN
+from pipeline.results.names import DIVERGENCE, LOSS, OWN
 from pipeline.text.chunks import Chunk
 from pipeline.text.unigram import UnigramDistribution
 
@@ -42,9 +45,12 @@ class Asked:
     """What left-out tokens are replaced by under `substitute`."""
     search_budget: float | None
     num_subsets: int
+    kept_fraction: float
     recovery_fraction: float
     minimum_gain: float
     seed: int
+    head_weights: dict[str, HeadWeights] = field(default_factory=dict)
+    """Model -> what rules learned_attention* need of it."""
 
     @classmethod
     def of(
@@ -55,7 +61,7 @@ class Asked:
         numbers = {rule: studied_numbers(rule, arguments.k, smallest) for rule in arguments.rules}
         return cls(
             lengths, max(arguments.k), numbers, unigram, arguments.search_budget, arguments.num_subsets,
-            arguments.recovery_fraction, arguments.minimum_gain, arguments.seed,
+            arguments.kept_fraction, arguments.recovery_fraction, arguments.minimum_gain, arguments.seed,
         )  # fmt: skip
 
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
@@ -63,7 +69,9 @@ class Asked:
         seed = self.seed_of(chunk)
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching,
-            search_budget=self.search_budget, num_subsets=self.num_subsets, seed=seed,
+            search_budget=self.search_budget, num_subsets=self.num_subsets,
+            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
+            where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
         return far_contexts(
@@ -128,32 +136,60 @@ def _judged(
                 chunk, targets_T, find_rule(rule), context, judgement, numbers, sparse[rule]
             )
             append_columns(tables, rows)
-            if context is own:
-                append_columns(tables, _sparsities(chunk, rule, judgement, sparse[rule], asked))
+        if context is own:
+            sizes = {
+                rule: rationale_sizes(own, chosen[name][rule][:, : asked.largest_k])
+                for rule in RATIONALE_RULES
+                if rule in chosen[name] and judgement.background is None
+            }
+            append_columns(tables, _sparsities(chunk, judgement, sparse, sizes, asked))
     return tables
 
 
 def _sparsities(
-    chunk: Chunk, rule: str, judgement: Judgement, sparse_TJ: Measured, asked: Asked
+    chunk: Chunk,
+    judgement: Judgement,
+    sparse: Mapping[str, Measured],
+    sizes: Mapping[str, list[int | None]],
+    asked: Asked,
 ) -> dict[str, Columns]:
-    """k* by either criterion: by the loss, and by the divergence, which is 0 under the long context."""
+    """k* of every rule by either criterion, and the measures that stand beside it."""
     tables: dict[str, Columns] = {}
-    baseline, numbers_J = judgement.baseline, np.array(asked.numbers_of_rule[rule])
-    of_criterion = {
-        "loss": (baseline.losses, judgement.long_losses_T, sparse_TJ.losses),
-        "divergence": (baseline.divergences, np.zeros_like(baseline.divergences), sparse_TJ.divergences),
-    }
-    for criterion, (without_T, with_all_T, with_some_TJ) in of_criterion.items():
-        gains_T = without_T - with_all_T
-        sparsity = dependency_sparsity(
-            gains_T,
-            without_T[:, None] - with_some_TJ,
-            numbers_J,
-            recovery_fraction=asked.recovery_fraction,
-            minimum_gain=asked.minimum_gain,
-        )
-        rows = sparsity_rows(
-            chunk, asked.lengths.targets_T, find_rule(rule), judgement, criterion, gains_T, sparsity
-        )
-        append_columns(tables, rows)
+    unknown: list[int | None] = [None] * asked.lengths.targets_per_chunk
+    for criterion, (gains_T, recovered_of_rule) in _of_criteria(judgement, sparse).items():
+        k_stars = {
+            rule: dependency_sparsity(
+                gains_T,
+                recovered_TJ,
+                np.array(asked.numbers_of_rule[rule]),
+                recovery_fraction=asked.recovery_fraction,
+                minimum_gain=asked.minimum_gain,
+            )
+            for rule, recovered_TJ in recovered_of_rule.items()
+        }
+        nearest_T = k_stars["nearest"][0] if "nearest" in k_stars else unknown
+        short = asked.lengths.short_context_length
+        shortest_T = [None if k_star is None else short + k_star for k_star in nearest_T]
+        for rule, (k_star_T, is_censored_T) in k_stars.items():
+            sparsity = Sparsity(gains_T, k_star_T, is_censored_T, sizes.get(rule, unknown), shortest_T)
+            rows = sparsity_rows(
+                chunk, asked.lengths.targets_T, find_rule(rule), judgement, criterion, sparsity
+            )
+            append_columns(tables, rows)
     return tables
+
+
+def _of_criteria(
+    judgement: Judgement, sparse: Mapping[str, Measured]
+) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """By either criterion the gain of each target, [T], and what each rule recovers of it, [T, J].
+
+    By the divergence, which is 0 under the long context, all of it is to be recovered.
+    """
+    losses_T, divergences_T = judgement.baseline
+    of_losses = {rule: losses_T[:, None] - found.losses for rule, found in sparse.items()}
+    of_divergences = {rule: divergences_T[:, None] - found.divergences for rule, found in sparse.items()}
+    return {
+        LOSS: (losses_T - judgement.long_losses_T, of_losses),
+        DIVERGENCE: (divergences_T, of_divergences),
+    }

@@ -102,17 +102,27 @@ def sparse_loss_rows(
     return {"sparse_context_losses": columns | _null_kind(context, rule, len(columns["k"]))}
 
 
+@dataclass(frozen=True, eq=False)
+class Sparsity:
+    """How few tokens each target needs, by one criterion; [T] each."""
+
+    gains_T: np.ndarray
+    """Nats: what is to be recovered."""
+    k_star_T: list[int | None]
+    is_censored_T: np.ndarray
+    rationale_size_T: list[int | None]
+    minimum_context_length_T: list[int | None]
+
+
 def sparsity_rows(
     chunk: Chunk,
     targets_T: np.ndarray,
     rule: Rule,
     judgement: Judgement,
     criterion: str,
-    gains_T: np.ndarray,
-    sparsity: tuple[list[int | None], np.ndarray],
+    sparsity: Sparsity,
 ) -> dict[str, Columns]:
-    """A row a target: k* by one criterion, from what `dependency_sparsity` returned."""
-    k_star_T, is_censored_T = sparsity
+    """A row a target: k* by one criterion, and the measures that stand beside it."""
     columns = _rows(
         chunk,
         targets_T,
@@ -121,10 +131,15 @@ def sparsity_rows(
         judge=judgement.judge,
         criterion=criterion,
         loss_difference=judgement.short.losses - judgement.long_losses_T,
-        gain=gains_T,
-        is_censored=is_censored_T,
+        gain=sparsity.gains_T,
+        is_censored=sparsity.is_censored_T,
     )
-    return {"dependency_sparsity": columns | {"dependency_sparsity": k_star_T}}
+    columns |= {
+        "dependency_sparsity": sparsity.k_star_T,
+        "rationale_size": sparsity.rationale_size_T,
+        "minimum_context_length": sparsity.minimum_context_length_T,
+    }
+    return {"dependency_sparsity": columns}
 
 
 def _null_kind(context: FarContext, rule: Rule, num_rows: int) -> dict[str, list[str | None]]:

@@ -9,6 +9,7 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility, rows_of
-from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, mean_attention
+from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, shown_attention
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
 
@@ -141,16 +142,22 @@ class HuggingFaceCausalLM:
 
     def _run_trunk(
         self,
-        token_ids_BS: torch.Tensor,
+        tokens: torch.Tensor,
         position_ids_BS: torch.Tensor,
         added_to_scores_B1SK: torch.Tensor,
         cache: PassCache | None,
         **asked: bool,
     ) -> Any:
-        """The library's output of all layers; `asked` is what else it should hold."""
+        """The library's output of all layers.
+
+        Args:
+            tokens: token IDs [B, S], or their embeddings [B, S, D].
+            asked: what else it should hold.
+        """
+        given = {"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens}
         return self._model.base_model(
-            input_ids=token_ids_BS,
-            position_ids=position_ids_BS.expand(token_ids_BS.shape),
+            **given,
+            position_ids=position_ids_BS.expand(tokens.shape[:2]),
             attention_mask=added_to_scores_B1SK,
             past_key_values=cache,
             use_cache=cache is not None,
@@ -159,23 +166,26 @@ class HuggingFaceCausalLM:
         )
 
     @torch.inference_mode()
-    def attention_mass(
+    def watch_attention(
         self,
         token_ids_1S: torch.Tensor,
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Attention of each query row to each row, mean over layers and heads: float32 [T, S].
+        query_rows_T: torch.Tensor | None,
+        note: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Call `note` with the attention of each query row (None: every row), layer by layer: [H, T, S].
 
         Raises:
-            InputError: the family does not show its attention, or it does not sum to 1.
+            NotInspectableError: the family does not show its attention, or it does not sum to 1.
         """
+        num_rows, device = token_ids_1S.shape[1], token_ids_1S.device
         if visible_1SS is None:
-            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+            visible_1SS = causal_visibility(num_rows, device)
+        rows_T = torch.arange(num_rows, device=device) if query_rows_T is None else query_rows_T
         # The weights of a pass take the memory of its rows times all rows, in every layer and head at once:
         # rows before the first query row are only read.
-        first = int(query_rows_T.min())
+        first = int(rows_T.min())
         cache = None
         if first:
             before = slice(None, first)
@@ -188,7 +198,8 @@ class HuggingFaceCausalLM:
             output = self._run_trunk(
                 token_ids_1S[:, first:], position_ids_1S[:, first:], added, cache, output_attentions=True
             )
-        return mean_attention(self._model, output.attentions, query_rows_T - first)
+        for weights_HTS in shown_attention(self._model, output.attentions, rows_T - first):
+            note(weights_HTS)
 
     @torch.enable_grad()
     def gate_gradients(
@@ -202,7 +213,7 @@ class HuggingFaceCausalLM:
         """Derivative of each target's loss by the gate of each row, at gate 1: float32 [T, S], nats.
 
         Raises:
-            InputError: the family's attention has no derivative by its mask.
+            NotInspectableError: the family's attention has no derivative by its mask.
         """
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
@@ -213,9 +224,35 @@ class HuggingFaceCausalLM:
         added_1SS = torch.where(visible_1SS, log_gates_S, least).to(self._model.dtype)
         with eager_attention(self._model):
             output = self._run_trunk(token_ids_1S, position_ids_1S, added_1SS[:, None], None)
-        logits_TV = self._logits(output.last_hidden_state.to(self.device)[0, query_rows_T]).float()
-        losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
+        losses_T = self._losses(output, query_rows_T, target_ids_T)[0]
         return gate_derivatives(self._model, losses_T, log_gates_S)
+
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """The tokens' embeddings, scaled where the family's embedding does that: [1, S, D]."""
+        return self._model.get_input_embeddings()(token_ids_1S)
+
+    @torch.enable_grad()
+    def losses_of_embeddings(
+        self,
+        embedded_BSD: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats."""
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(embedded_BSD.shape[1], embedded_BSD.device)
+        added = added_to_scores(visible_1SS, 0, self._model.dtype)
+        output = self._run_trunk(embedded_BSD, position_ids_1S, added, None)
+        return self._losses(output, query_rows_T, target_ids_T)
+
+    def _losses(self, output: Any, query_rows_T: torch.Tensor, target_ids_T: torch.Tensor) -> torch.Tensor:
+        """Of a pass of the trunk: [B, T]."""
+        logits_BTV = self._logits(output.last_hidden_state.to(self.device)[:, query_rows_T]).float()
+        return torch.nn.functional.cross_entropy(
+            logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
+        )
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 import transformers
 
-from pipeline.errors import InputError
+from pipeline.models.inspectable_lm import NotInspectableError
 
 _FAR_FROM_ONE = 0.01
 """No rounding does this to a sum of weights; a share that is given to no token (attention sinks) does."""
@@ -24,7 +24,7 @@ def eager_attention(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Attention as plain tensor operations for a while, then as it was before.
 
     Raises:
-        InputError: the family has its attention in one form only.
+        NotInspectableError: the family has its attention in one form only.
     """
     before = model.config._attn_implementation
     if before != "eager" and not model._can_set_attn_implementation():
@@ -36,30 +36,29 @@ def eager_attention(model: transformers.PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def mean_attention(
+def shown_attention(
     model: transformers.PreTrainedModel,
     weights_1HSS: Sequence[torch.Tensor | None] | None,
     rows_T: torch.Tensor,
-) -> torch.Tensor:
-    """The mean over layers and heads of the attention of some rows: float32 [T, S].
+) -> Iterator[torch.Tensor]:
+    """The attention of some rows, layer by layer: float32 [H, T, S].
 
     Args:
         weights_1HSS: of each layer, as the library returns them.
 
     Raises:
-        InputError: a layer shows none, or gives some of its attention to nothing, so that the mass of the
-            tokens is not to be compared between layers.
+        NotInspectableError: a layer shows none, or gives some of its attention to nothing, so that the mass
+            of the tokens is not to be compared between layers.
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     shown = [layer for layer in weights_1HSS or () if layer is not None]
     if len(shown) != num_layers:
         raise _not_inspectable(model, f"{len(shown)} of its {num_layers} layers show their attention")
-    mass_TS = torch.stack(
-        [layer[0, :, rows_T.to(layer.device)].float().mean(0).cpu() for layer in shown]
-    ).mean(0)
-    if not bool(((mass_TS.sum(-1) - 1).abs() < _FAR_FROM_ONE).all()):
-        raise _not_inspectable(model, "the attention of a token to those before it does not sum to 1")
-    return mass_TS.to(rows_T.device)
+    for layer_1HSS in shown:
+        weights_HTS = layer_1HSS[0, :, rows_T.to(layer_1HSS.device)].float()
+        if not bool(((weights_HTS.sum(-1) - 1).abs() < _FAR_FROM_ONE).all()):
+            raise _not_inspectable(model, "the attention of a token to those before it does not sum to 1")
+        yield weights_HTS.to(rows_T.device)
 
 
 def gate_derivatives(
@@ -68,8 +67,8 @@ def gate_derivatives(
     """The derivative of each loss by each log-gate: float32 [T, S], one backward pass a loss.
 
     Raises:
-        InputError: the losses do not depend on the gates: the family looks at where its mask is low, and not
-            at how low.
+        NotInspectableError: the losses do not depend on the gates: the family looks at where its mask is
+            low, and not at how low.
     """
     if not losses_T.requires_grad:
         raise _not_inspectable(
@@ -80,7 +79,5 @@ def gate_derivatives(
     ).float()
 
 
-def _not_inspectable(model: transformers.PreTrainedModel, reason: str) -> InputError:
-    return InputError(
-        f"{type(model).__name__} cannot be looked into: {reason}; leave gradient and attention out of --rules"
-    )
+def _not_inspectable(model: transformers.PreTrainedModel, reason: str) -> NotInspectableError:
+    return NotInspectableError(f"{type(model).__name__} cannot be looked into: {reason}")

@@ -91,13 +91,14 @@ class OLMoCausalLM:
 
     def _run_blocks(
         self,
-        token_ids_BS: torch.Tensor,
+        tokens: torch.Tensor,
         position_ids_BS: torch.Tensor,
         visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
+        """`tokens`: token IDs [B, S], or their embeddings [B, S, D]."""
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         rows = Rows(
             self._table,
@@ -105,7 +106,7 @@ class OLMoCausalLM:
             None if visible_BSK is None else visible_BSK[:, None],
             watch,
         )
-        hidden = transformer.wte(token_ids_BS)
+        hidden = tokens if tokens.is_floating_point() else transformer.wte(tokens)
         if self._model.config.embedding_layer_norm:
             hidden = transformer.emb_norm(hidden)
         pasts = [None] * len(blocks) if prefix is None else prefix.keys_and_values
@@ -118,19 +119,19 @@ class OLMoCausalLM:
         return hidden, tuple(keys_and_values)
 
     @torch.inference_mode()
-    def attention_mass(
+    def watch_attention(
         self,
         token_ids_1S: torch.Tensor,
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Attention of each query row to each row, mean over layers and heads: float32 [T, S]."""
+        query_rows_T: torch.Tensor | None,
+        note: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Call `note` with the attention of each query row (None: every row), layer by layer: [H, T, S]."""
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
-        watch = WatchedAttention(visible_1SS, query_rows_T)
+        watch = WatchedAttention(visible_1SS, query_rows_T, note)
         self._run_blocks(token_ids_1S, position_ids_1S, visible_1SS, None, None, watch)
-        return watch.mean_mass()
 
     @torch.enable_grad()
     def gate_gradients(
@@ -155,10 +156,34 @@ class OLMoCausalLM:
         bias_1SS = torch.where(visible_1SS, log_gates_S, -math.inf)
         with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
             hidden, _ = self._run_blocks(token_ids_1S, position_ids_1S, bias_1SS, query_rows_T[None], None)
-        logits_TV = logits_of(self._model, self._model.transformer.ln_f(hidden)[0]).float()
-        losses_T = torch.nn.functional.cross_entropy(logits_TV, target_ids_T, reduction="none")
+        losses_T = self._losses(hidden, target_ids_T)[0]
         gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         return torch.stack(gradients).float()
+
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """The tokens' embeddings: [1, S, D]."""
+        return self._model.transformer.wte(token_ids_1S)
+
+    @torch.enable_grad()
+    def losses_of_embeddings(
+        self,
+        embedded_BSD: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats."""
+        with sdpa_kernel(SDPBackend.MATH):
+            hidden, _ = self._run_blocks(embedded_BSD, position_ids_1S, visible_1SS, query_rows_T[None], None)
+        return self._losses(hidden, target_ids_T)
+
+    def _losses(self, hidden_BTD: torch.Tensor, target_ids_T: torch.Tensor) -> torch.Tensor:
+        """Before the last norm: [B, T]."""
+        logits_BTV = logits_of(self._model, self._model.transformer.ln_f(hidden_BTD)).float()
+        return torch.nn.functional.cross_entropy(
+            logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
+        )
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from pipeline.results.marks import (
     shard_of_name,
 )
 from pipeline.results.missing import as_ranges
+from pipeline.results.names import ATTENTION_HEADS
 from pipeline.results.partial import ADVICE, add_note, is_allowed
 
 _MODEL = "model="
@@ -54,7 +55,8 @@ def run_again(stage: str | None) -> str:
     """What gets the shards that are not there, or were damaged since; of an exported folder where None."""
     if stage is None:
         return f"copy the folder that {MANIFEST} is of again"
-    return f"run python pipeline/{stage}.py again with the flags it was run with"
+    program = "influential_tokens" if stage == ATTENTION_HEADS else stage
+    return f"run python pipeline/{program}.py again with the flags it was run with"
 
 
 def whole_files(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Path]:

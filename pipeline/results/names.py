@@ -9,3 +9,6 @@ LOSS, DIVERGENCE = "loss", "divergence"
 """Criteria of k*."""
 EARLIER_RULES = {"divergence": "leave_one_out_divergence"}
 """Selection rules of schema version 1 -> their names now, by which their rows are read."""
+ATTENTION_HEADS = "attention_heads"
+"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
+influential_tokens fits them before it measures."""

@@ -55,11 +55,44 @@ SHORT_DIVERGENCE = column(
     " not see the target",
     nullable=True,
 )
+FURTHER_SPARSITY_COLUMNS = [
+    column(
+        "rationale_size",
+        pa.int32(),
+        "least number of the rule's first tokens, beside the short context, with which the most likely next"
+        " token is that of the long context (Vafa et al. 2021), 0 where the short context suffices; of the"
+        " rules greedy and greedy_divergence, null for others, and where the largest k does not reach it",
+        nullable=True,
+    ),
+    column(
+        "minimum_context_length",
+        pa.int32(),
+        "least number of nearest tokens, those of the short context among them, that recovers the recovery"
+        " fraction of the gain (Vakilian et al. 2025): short_context_length and k* of the rule nearest, by"
+        " the same criterion, on its grid of powers of two; the same for all rules of a target; null where"
+        " nearest was not run, the gain is below the minimum, or the grid does not reach it",
+        nullable=True,
+    ),
+]
 LOSS_COLUMNS = [
     column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
     column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
 ]
 
+HEAD_COLUMNS = [
+    column("head_index", pa.int32(), "the head, of all layers one after another, from 0"),
+    column(
+        "loss_weight",
+        pa.float64(),
+        "its weight in the rule learned_attention, fitted to influences on training tokens; only proportions"
+        " matter",
+    ),
+    column(
+        "divergence_weight",
+        pa.float64(),
+        "its weight in the rule learned_attention_divergence, fitted to divergences",
+    ),
+]
 SYNTHETIC_COLUMNS = [
     column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
     column("positions", pa.string(), "the position scheme that the model was trained with"),
@@ -77,6 +110,24 @@ SYNTHETIC_COLUMNS = [
         "sparsity",
         pa.int32(),
         "k of the test examples; null where the task has none",
+        nullable=True,
+    ),
+]
+TRAINING_COLUMNS = [
+    column("step", pa.int32(), "finished optimizer steps"),
+    column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
+    column(
+        "position_id_loss",
+        pa.float64(),
+        "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
+        nullable=True,
+    ),
+    column("learning_rate", pa.float64(), "of the step"),
+    column("gradient_norm", pa.float64(), "before clipping"),
+    column(
+        "exact_match",
+        pa.float64(),
+        "share of responses, as in training, that are wholly right; null at steps where it was not measured",
         nullable=True,
     ),
 ]

@@ -10,12 +10,15 @@ import pyarrow as pa
 from pipeline.results.derived_schemas import DERIVED_SCHEMAS
 from pipeline.results.planted_schemas import PLANTED_SCHEMAS
 from pipeline.results.schema_columns import (
+    FURTHER_SPARSITY_COLUMNS,
+    HEAD_COLUMNS,
     JUDGE,
     LOSS_COLUMNS,
     SELECTION_COLUMNS,
     SHORT_DIVERGENCE,
     SYNTHETIC_COLUMNS,
     TARGET_COLUMNS,
+    TRAINING_COLUMNS,
     column,
 )
 
@@ -117,6 +120,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ),
         ]
     ),
+    "attention_heads": pa.schema(HEAD_COLUMNS),
     "sparse_context_losses": pa.schema(
         [
             *TARGET_COLUMNS,
@@ -180,6 +184,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                 nullable=True,
             ),
             column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
+            *FURTHER_SPARSITY_COLUMNS,
         ]
     ),
     **DERIVED_SCHEMAS,
@@ -282,27 +287,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ),
         ]
     ),
-    "synthetic_training": pa.schema(
-        [
-            column("step", pa.int32(), "finished optimizer steps"),
-            column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
-            column(
-                "position_id_loss",
-                pa.float64(),
-                "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
-                nullable=True,
-            ),
-            column("learning_rate", pa.float64(), "of the step"),
-            column("gradient_norm", pa.float64(), "before clipping"),
-            column(
-                "exact_match",
-                pa.float64(),
-                "share of responses, as in training, that are wholly right; null at steps where it was not"
-                " measured",
-                nullable=True,
-            ),
-        ]
-    ),
+    "synthetic_training": pa.schema(TRAINING_COLUMNS),
 }
 
 _PREAMBLE = """# What the Parquet files hold

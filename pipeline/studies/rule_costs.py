@@ -14,20 +14,14 @@ from math import comb
 import numpy as np
 
 from pipeline.errors import unknown_name
-from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, SUBSTITUTE, studied_numbers
+from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, RULES, SUBSTITUTE, studied_numbers
 
-_SHARING = (
-    ("leave_one_out", "leave_one_out_divergence"),
-    ("leave_one_out_search",),
-    ("add_one_in", "add_one_in_divergence"),
-    ("banzhaf", "banzhaf_divergence"),
-    ("gradient",),
-    ("gradient_divergence",),
-    ("attention",),
-    ("random", "nearest"),
-)
-"""Rules of one row share all their passes."""
 _GREEDY = ("greedy", "greedy_divergence")
+
+
+def _kind(rule: str) -> str:
+    """Rules of one kind share all their passes: a search by either criterion."""
+    return rule if rule == "gradient_divergence" else rule.removesuffix("_divergence")
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,11 @@ class RuleCosts:
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
     num_subsets: int = NUM_SUBSETS
-    """Of the rules banzhaf and banzhaf_divergence."""
+    """Of the rules banzhaf* and surrogate*."""
     num_sampled_answers: int = 8
     """Of the rule gradient_divergence."""
+    num_integration_steps: int = 20
+    """Of the rule integrated_gradients."""
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
         """Tokens run through the network to choose the first k tokens, a target.
@@ -61,43 +57,48 @@ class RuleCosts:
         Raises:
             InputError: there is no rule of this name.
         """
-        of_rule = {
+        if rule not in (*RULES, "exhaustive"):
+            raise unknown_name("rule", rule, (*RULES, "exhaustive"))
+        of_kind = {
             "leave_one_out": self._leave_one_out(),
             "leave_one_out_search": round((self.search_budget or 0) * self.one_removal_a_pass()),
             "add_one_in": self._add_one_in(),
             "greedy": self._greedy(k),
-            "banzhaf": self._banzhaf(),
+            "banzhaf": self._subsets(),
             "gradient": self._num_before,
+            "gradient_divergence": self.num_sampled_answers * self._num_before,
             "attention": self._num_before,
+            "context_length_probing": self._context_length_probing(),
+            "surrogate": self._subsets(),
+            "input_x_gradient": self.targets_per_chunk * self._num_before,
+            "integrated_gradients": (self.num_integration_steps * self.targets_per_chunk * self._num_before),
+            "attention_rollout": self._num_before,
+            "learned_attention": self._num_before,
             "random": 0,
             "nearest": 0,
             "exhaustive": self._exhaustive(k),
         }
-        of_rule |= {
-            f"{rule}_divergence": of_rule[rule]
-            for rule in ("leave_one_out", "add_one_in", "greedy", "banzhaf")
-        }
-        of_rule["gradient_divergence"] = self.num_sampled_answers * self._num_before
-        if rule not in of_rule:
-            raise unknown_name("rule", rule, of_rule)
-        return of_rule[rule]
+        return of_kind[_kind(rule)]
 
     def token_forwards_together(self, rules: Collection[str], k: int) -> int:
-        """Of several rules at once: those of a kind share their passes, so the dearest decides.
+        """Of several rules at once: those of a kind share all their passes.
 
         The first round of the greedy rules is add_one_in's.
         """
         greedy = [rule for rule in _GREEDY if rule in rules]
         rules = {*rules, *(["add_one_in"] if greedy else [])}
-        shared = sum(
-            max((self.token_forwards(rule, k) for rule in kind if rule in rules), default=0)
-            for kind in _SHARING
-        )
+        kinds = {_kind(rule): rule for rule in rules if rule not in _GREEDY}
+        shared = sum(self.token_forwards(rule, k) for rule in kinds.values())
         return shared + len(greedy) * (self._greedy(k) - self._greedy(1))
 
     def backward_tokens_per_target(self, rule: str) -> int:
         """Tokens that backward passes run through, a target."""
-        passes = {"gradient": 1, "gradient_divergence": self.num_sampled_answers}
+        passes = {
+            "gradient": 1,
+            "gradient_divergence": self.num_sampled_answers,
+            "input_x_gradient": 1,
+            "integrated_gradients": self.num_integration_steps,
+        }
         return passes.get(rule, 0) * self._num_before
 
     @property
@@ -154,11 +155,19 @@ class RuleCosts:
         restored = sum(rows + sum(rows - i for i in range(far)) for rows, far in self._packed_sequences())
         return self.num_backgrounds * restored
 
-    def _banzhaf(self) -> int:
+    def _subsets(self) -> int:
         """A pass a subset over the packed sequences; under `background` a foreign document."""
         num_rows = self.foreign_context()
         of_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
         return of_each * self.num_subsets * num_rows
+
+    def _context_length_probing(self) -> int:
+        """A pass from each start on, but the first and the last; a background is read before."""
+        last = self.num_far_tokens[-1]
+        from_each_start = sum(self._num_before - start for start in range(1, last))
+        if self.intervention != BACKGROUND:
+            return from_each_start
+        return self.num_backgrounds * (max(0, last - 1) + from_each_start)
 
     def _packed_sequences(self) -> list[tuple[int, int]]:
         """Rows and far rows of each of the null's sequences, whose windows take about as many rows as it."""

@@ -94,7 +94,11 @@ class Evaluation:
     num_backgrounds: int | None = None
     """Foreign documents, under the intervention background. None: one."""
     num_subsets: int | None = None
-    """Of the rules banzhaf and banzhaf_divergence. None: as many as the stage takes."""
+    """Of the rules banzhaf* and surrogate*. None: as many as the stage takes."""
+    kept_fraction: float | None = None
+    """Of the rules surrogate*. None: as the stage has it."""
+    learning_chunks: int | None = None
+    """Of the rules learned_attention*. None: as many as the stage takes."""
     judge_with: list[str] = field(default_factory=list)
     """Names of the study's models that the chosen tokens are tried on too."""
     reference_model: str | None = None

@@ -11,7 +11,8 @@ from pipeline.studies.study_fields import ANALYSING, MEASURING, OF_PLANTED, Eval
 from pipeline.studies.synthetic_fields import SyntheticStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_MAY_BE_ZERO = ("seed", "seeds", "test_seed", "evaluation_fraction")
+_SHARES = ("evaluation_fraction", "kept_fraction")
+_MAY_BE_ZERO = ("seed", "seeds", "test_seed", *_SHARES)
 _MAY_BE_EMPTY = ("overrides", "influential_models", "stages", "further_source", "judge_with")
 _TAKEN = ("data", "models", "results", "figures", "logs")
 """Folders of a run: no evaluation may be named so."""
@@ -88,7 +89,7 @@ def _refuse_values(prefix: str, part: Any, names: Iterable[str] | None = None) -
                 raise InputError(f"{prefix}{name} has an empty entry; leave it out")
             if isinstance(one, int | float) and not isinstance(one, bool):
                 _refuse_number(f"{prefix}{name}", one, 0 if name in _MAY_BE_ZERO else 1)
-        if name == "evaluation_fraction" and value is not None and not value <= 1:
+        if name in _SHARES and value is not None and not value <= 1:
             raise InputError(f"{prefix}{name} is {value}; it is a share, at most 1")
 
 

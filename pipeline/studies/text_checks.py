@@ -10,12 +10,14 @@ from pathlib import Path
 from pipeline.errors import InputError, unknown_name
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out_search import refuse_small_budget
+from pipeline.influence.rule_refusals import refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
     INTERVENTIONS,
+    MOST_SUBSETS,
+    NUM_SUBSETS,
     REMOVE,
     SEARCH_BUDGET,
     find_rule,
-    refuse_intervention,
 )
 from pipeline.measuring.flags import DTYPES
 from pipeline.studies.command import Command, Measuring, Tokenizing, Training
@@ -140,10 +142,10 @@ def _refuse_intervention(evaluation: Evaluation) -> None:
     if intervention not in INTERVENTIONS:
         raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_intervention(evaluation.rules, intervention)
-    if (evaluation.num_subsets or 0) % 2:
-        raise InputError(
-            f"num_subsets {evaluation.num_subsets}: subsets come in pairs; choose an even number"
-        )
+    num_subsets = evaluation.num_subsets or NUM_SUBSETS
+    if num_subsets > MOST_SUBSETS:
+        raise InputError(f"num_subsets {num_subsets}: choose at most {MOST_SUBSETS}")
+    refuse_subsets(evaluation.rules, num_subsets, max(evaluation.k))
 
 
 def _refuse_unknown_dtype(dtype: str | None) -> None:

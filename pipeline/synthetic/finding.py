@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 FINDING_RULES = (
     "leave_one_out", "leave_one_out_divergence", "add_one_in", "add_one_in_divergence", "greedy",
-    "greedy_divergence", "banzhaf", "banzhaf_divergence", *CONTROLS,
+    "greedy_divergence", "banzhaf", "banzhaf_divergence", "context_length_probing",
+    "context_length_probing_divergence", "surrogate", "surrogate_divergence", *CONTROLS,
 )  # fmt: skip
 """Those that need not look inside the model."""
 DEFAULT_FINDING_RULES = ("leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS)

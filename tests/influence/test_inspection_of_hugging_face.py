@@ -20,6 +20,7 @@ from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.inspectable_lm import attention_mass
 
 S, L, M = 4, 24, 3
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -165,7 +166,7 @@ def test_inspection_leaves_the_model_as_it_was(chunks: tuple[np.ndarray, np.ndar
     arguments = (torch.tensor(chunks[0])[None], torch.arange(L)[None], None)
     rows_T = torch.tensor([0, 9, L - 1])
     before = lm.hidden_states(*arguments, None)
-    mass_TS = lm.attention_mass(*arguments, rows_T)
+    mass_TS = attention_mass(lm, *arguments, rows_T)
     gradient_TS = lm.gate_gradients(*arguments, rows_T, torch.tensor([1, 2, 3]))
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(lm.hidden_states(*arguments, None), before)
@@ -224,7 +225,10 @@ def test_models_that_cannot_be_looked_into(
 ) -> None:
     model = make()
     own = far_contexts(Measurement(HuggingFaceCausalLM(model), LENGTHS, 100), *chunks)["own"]
-    with pytest.raises(InputError, match=f"{type(model).__name__} cannot be looked into: {reason}; leave"):
+    with pytest.raises(
+        InputError,
+        match=f"{type(model).__name__} cannot be looked into: {reason}; leave rule '{rule}' out.*Llama, Mis",
+    ):
         selected_positions(own, rule, 2, seed=[0])
 
 

@@ -14,7 +14,7 @@ from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import Measurement
-from pipeline.influence.rules import BACKGROUND, CONTROLS, RULES
+from pipeline.influence.rules import BACKGROUND, RULES
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.influence.sparsity import dependency_sparsity
 
@@ -22,7 +22,9 @@ VOCABULARY_SIZE, ANSWER = 40, 39
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
 PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
 """Position -> token, which stands nowhere else."""
-SEARCHES = [name for name, rule in RULES.items() if BACKGROUND in rule.interventions and name not in CONTROLS]
+SEARCHES = [
+    name for name, rule in RULES.items() if rule.knows_interventions and BACKGROUND in rule.interventions
+]
 STUDIED = [1, 2, 3, 4, 8, 16]
 
 

@@ -1,6 +1,8 @@
 """Selection rules on scores and models that a human can work out."""
 
+from importlib import import_module
 from math import exp, log
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.errors import InputError
+from pipeline.influence import methods
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
@@ -41,12 +44,32 @@ def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> l
     return find_rule(rule)(context, max_k, np.random.default_rng(seed)).tolist()
 
 
+METHODS = Path(methods.__file__).parent
+OF_METHODS = [name for name in RULES if (METHODS / f"{name.removesuffix('_divergence')}.py").is_file()]
+
+
 @pytest.mark.parametrize(
-    "rule", sorted(RULES.keys() - {"leave_one_out_search", "greedy", "greedy_divergence", *CONTROLS})
+    "rule",
+    sorted(RULES.keys() - {"leave_one_out_search", "greedy", "greedy_divergence", *CONTROLS, *OF_METHODS}),
 )
 def test_scores_are_ranked_and_ties_go_to_the_nearer(rule: str) -> None:
     assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]]
     assert _select(rule, 2) == [[3, 1], [2, 4]]
+
+
+@pytest.mark.parametrize("rule", OF_METHODS)
+def test_a_method_is_the_function_of_its_name_in_its_file(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not RULES[rule].is_installed:
+        pytest.skip(f"{RULES[rule].needs} is not installed")
+    file = import_module(f"{methods.__name__}.{rule.removesuffix('_divergence')}")
+    assert "Cost: " in getattr(file, rule).__doc__
+    monkeypatch.setattr(file, rule, lambda context: SCORES_TF)
+    assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]]
+
+
+def test_every_file_of_a_method_has_its_rule() -> None:
+    files = {path.stem for path in METHODS.glob("*.py")} - {"__init__"}
+    assert files == {name.removesuffix("_divergence") for name in OF_METHODS}
 
 
 def test_nearest_starts_right_before_the_short_context() -> None:

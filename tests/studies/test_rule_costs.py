@@ -6,6 +6,7 @@ and 23 tokens before the last target.
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from pipeline.influence.selection import far_contexts, selected_positions, spars
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.studies.rule_costs import RuleCosts
 
+NEEDS_CAPTUM = pytest.mark.skipif(find_spec("captum") is None, reason="captum is not installed")
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
 COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5, search_budget=0.2)
 
@@ -29,9 +31,9 @@ def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **op
     tokens = np.random.default_rng(1).integers(0, 48, (2, 24))
     model = CountingLM(OLMoCausalLM(make_olmo()))
     own = far_contexts(Measurement(model, LENGTHS, Batching(1)), *tokens, **options)["own"]
-    assert own.predictions  # which the long losses need anyway
-    if not any(rule.startswith("leave_one_out") for rule in rules):
-        model.token_forwards -= 23
+    # These losses are measured anyway, but leaving one out begins with reading everything.
+    _ = own.predictions, own.short, own.background
+    model.token_forwards = 23 if any(rule.startswith("leave_one_out") for rule in rules) else 0
     for rule in rules:
         if rule == "exhaustive":
             exhaustive(own, max_k)
@@ -55,8 +57,14 @@ def _measured(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, **op
         (["greedy_divergence"], 3, "greedy_divergence"),
         (["banzhaf"], 3, "banzhaf"),
         (["banzhaf", "banzhaf_divergence"], 3, "banzhaf_divergence"),
+        (["surrogate", "surrogate_divergence"], 3, "surrogate"),
+        (["context_length_probing"], 3, "context_length_probing"),
+        (["context_length_probing_divergence", "context_length_probing"], 3, "context_length_probing"),
         (["gradient_divergence"], 3, "gradient_divergence"),
         (["attention"], 3, "attention"),
+        (["attention_rollout"], 3, "attention_rollout"),
+        pytest.param(["input_x_gradient"], 3, "input_x_gradient", marks=NEEDS_CAPTUM),
+        pytest.param(["integrated_gradients"], 3, "integrated_gradients", marks=NEEDS_CAPTUM),
         (["gradient"], 3, "gradient"),
         (["exhaustive"], 1, "exhaustive"),
         (["exhaustive"], 2, "exhaustive"),
@@ -66,7 +74,9 @@ def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k:
     # Rules that run together cost what the dearest costs: they share what they need alike.
     model = _measured(make_olmo, rules, max_k)
     assert model.token_forwards == COSTS.token_forwards(dearest, max_k)
-    assert model.backward_passes == {"gradient": 5, "gradient_divergence": 8 * 5}.get(rules[0], 0)
+    per_target = {"gradient": 1, "gradient_divergence": 8, "input_x_gradient": 1, "integrated_gradients": 20}
+    assert model.backward_passes == 5 * per_target.get(rules[0], 0)
+    assert COSTS.backward_tokens_per_target(rules[0]) == 23 * per_target.get(rules[0], 0)
 
 
 def test_rules_of_a_kind_share_their_passes_and_others_add_up(make_olmo: Callable[..., OLMo]) -> None:
@@ -115,7 +125,9 @@ def test_every_rule_has_a_cost() -> None:
         COSTS.token_forwards("gredy", 1)
 
 
-@pytest.mark.parametrize("rule", ["leave_one_out", "add_one_in_divergence", "banzhaf"])
+@pytest.mark.parametrize(
+    "rule", ["leave_one_out", "add_one_in_divergence", "banzhaf", "surrogate", "context_length_probing"]
+)
 @pytest.mark.parametrize("num_backgrounds", [1, 3])
 def test_a_background_costs_passes_that_serve_all_targets(
     make_olmo: Callable[..., OLMo], rule: str, num_backgrounds: int

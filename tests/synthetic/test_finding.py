@@ -55,7 +55,7 @@ def test_every_rule_and_intervention_is_there_once() -> None:
         FINDING_RULES, ["remove", "substitute"], 3, np.random.default_rng(0)
     )
     names = {(one.rule, one.intervention) for one in selections}
-    assert len(selections) == len(names) == 12
+    assert len(selections) == len(names) == 16
     assert names >= {("leave_one_out", "remove"), ("leave_one_out", "substitute"), ("nearest", None)}
     assert all(one.positions_TK.shape == (1, 3) for one in selections)
 

@@ -1,0 +1,83 @@
+"""One weight an attention head, fitted so that weighted attention tells what leaving tokens out does.
+
+As AT2 does (Cohen-Wang, Chuang and Madry 2025, "Learning to Attribute with Attention", arXiv 2504.13752): the
+attention of all heads from the row that predicts a target to a far token are the features, what leaving that
+token out does is the outcome. Theirs is fitted to the effects of random subsets, ours to those of single
+tokens, which the engine tells exactly. Features and outcomes are centred within a target and outcomes have
+one size in each: what counts is the order of a target's tokens, and each target alike, as in their loss, a
+correlation. Ridge regression, by sums over targets: no example is kept.
+
+Shapes: T targets, H heads of all layers, F far-context positions.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from pipeline.influence.far_context import FarContext
+    from pipeline.models.inspectable_lm import InspectableLM
+
+RIDGE = 1e-3
+"""What is added to the features' variances, as a share of their mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """A weight for each head, layer after layer; only their proportions matter."""
+
+    losses_H: np.ndarray
+    """Fitted to influences: float64."""
+    divergences_H: np.ndarray
+    """Fitted to the divergences of leaving one out: float64."""
+
+
+def attention_of_heads(context: "FarContext", rule: str) -> np.ndarray:
+    """Attention of the row that predicts each target to each far token, by head: float32 [H, T, F].
+
+    Of a chunk's own far context.
+    """
+    of_heads: list[np.ndarray] = []
+
+    def watch(model: "InspectableLM", *inputs: Any) -> torch.Tensor:
+        def note(weights_HTS: torch.Tensor) -> None:
+            of_heads.append(weights_HTS[..., : context.num_far_tokens_T[-1]].cpu().numpy())
+
+        model.watch_attention(*inputs[:4], note)
+        return torch.zeros(len(inputs[3]), inputs[0].shape[1])
+
+    context.look_inside(rule, watch)
+    return np.concatenate(of_heads)
+
+
+def fitted_head_weights(contexts: Iterable["FarContext"], rule: str) -> HeadWeights:
+    """The weights of all targets of the own far contexts of several chunks.
+
+    Args:
+        contexts: each is read, every far token left out in turn, and forgotten.
+        rule: whose messages these are.
+    """
+    products_HH: np.ndarray | float = 0.0
+    outcomes_H2: np.ndarray | float = 0.0
+    for context in contexts:
+        heads_HTF = attention_of_heads(context, rule).astype(np.float64)
+        effects = context.influence_TF, context.divergence_TF
+        for target, num_far in enumerate(context.num_far_tokens_T):
+            features_HF = heads_HTF[:, target, :num_far]
+            features_HF = features_HF - features_HF.mean(1, keepdims=True)
+            outcomes = [_standardized(effect_TF[target, :num_far]) for effect_TF in effects]
+            products_HH = products_HH + features_HF @ features_HF.T / num_far
+            outcomes_H2 = outcomes_H2 + features_HF @ np.stack(outcomes, axis=1) / num_far
+    assert isinstance(products_HH, np.ndarray), "no chunk to learn from"
+    ridge = RIDGE * np.trace(products_HH) / len(products_HH)
+    weights_H2 = np.linalg.solve(products_HH + ridge * np.eye(len(products_HH)), outcomes_H2)
+    return HeadWeights(weights_H2[:, 0], weights_H2[:, 1])
+
+
+def _standardized(values_F: np.ndarray) -> np.ndarray:
+    centred_F = values_F.astype(np.float64) - values_F.mean(dtype=np.float64)
+    spread = centred_F.std()
+    return centred_F / spread if spread else centred_F
