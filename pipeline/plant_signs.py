@@ -10,7 +10,8 @@ is trained on such text, and then asked which tokens decide its answers:
 each of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one
 of --num-planted, or for none. <out>/foreign/data holds evaluation documents, nothing planted, whose far
 context is another document's: all but the last --short-context-length tokens and the last token, the target.
-There no far token is this document's own.
+There no far token is this document's own. They are as long as the text of a piece before its questions,
+since behind it a model trained on pieces expects questions.
 
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/, <out>/foreign/data/   as tokenize_c4, the latter without training tokens
@@ -124,8 +125,9 @@ def main(arguments: argparse.Namespace) -> None:
             write_folder(foreign, foreign_documents(texts, arguments), [], tokenizer, configuration)
     logger.info(
         "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
-        " --targets-per-chunk 1",
-        planted, len(documents), arguments.context_length, len(rows), arguments.context_length,
+        " --targets-per-chunk 1, and those of %s with --long-context-length %d",
+        planted, len(documents), arguments.context_length, len(rows), arguments.context_length, foreign,
+        foreign_context_length(arguments),
     )  # fmt: skip
 
 
@@ -158,16 +160,19 @@ def foreign_documents(
     texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
     """The documents whose far context is that of the document before."""
-    num_far = arguments.context_length - 1 - arguments.short_context_length
+    length = foreign_context_length(arguments)
+    num_far = length - 1 - arguments.short_context_length
     return [
         document_of(
-            np.concatenate(
-                [texts[index - 1].token_ids[:num_far], text.token_ids[num_far : arguments.context_length]]
-            ),
-            text.url,
+            np.concatenate([texts[index - 1].token_ids[:num_far], text.token_ids[num_far:length]]), text.url
         )
         for index, text in enumerate(texts)
     ]
+
+
+def foreign_context_length(arguments: argparse.Namespace) -> int:
+    """Tokens of a document with a foreign far context: of a piece before its questions and its EOS."""
+    return int(arguments.context_length) - 2 * (len(arguments.num_planted) + 1)
 
 
 def write_training_text(
