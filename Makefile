@@ -3,6 +3,7 @@
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
 # make test       ruff and the test suite, mypy in it; what continuous integration runs
 # make test-all   also the tests marked slow
+# make test-gpu   the tests that need a GPU, and only those
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
 # Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run prints the commands
@@ -13,7 +14,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 PY := .venv/bin/python
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder  # a process a core, a file in one process
 
-.PHONY: demo reference study test test-all lint ruff golden install
+.PHONY: demo reference study test test-all test-gpu lint ruff golden install
 
 demo: STUDY = olmo_configs/studies/demo.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml
@@ -26,6 +27,9 @@ test: ruff
 
 test-all: ruff
 	$(PY) -m pytest $(PARALLEL) -m ''
+
+test-gpu: install
+	$(PY) -m pytest -m gpu
 
 lint: ruff
 	.venv/bin/mypy

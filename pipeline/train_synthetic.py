@@ -71,8 +71,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
-    import torch
-
+    from pipeline.models.devices import usable_device
     from pipeline.synthetic.given_configuration import load_task_config
     from pipeline.training.run import has_finished, train
 
@@ -87,7 +86,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.synthetic.trainer import TaskTrainer
 
     def make() -> TaskTrainer:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
         return TaskTrainer(config, folder, device, stop_request)
 
     trainer = train(folder, config, "lower batch_size or the model's width", make)

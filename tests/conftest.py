@@ -43,13 +43,25 @@ LONGEST_FIRST = (
 MOST_PROCESSES = 8  # of about half a GiB each
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: a process for each core that this one may use."""
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first."""
+    """Start the longest files first; leave out, and say why, what needs a GPU where none can be used."""
+    if not torch.cuda.is_available():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+        reason = "needs a GPU: make test-gpu" if hidden else "no GPU can be used here"
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
     place = {name: index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 

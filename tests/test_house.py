@@ -52,6 +52,7 @@ DOORS = {
         "pipeline/models/huggingface.py",
         "pipeline/models/huggingface_export.py",
         "pipeline/models/huggingface_inspection.py",
+        "pipeline/models/huggingface_prefix.py",
         "pipeline/synthetic/gpt_neox_trunk.py",
     },
     "datasets": {"pipeline/text/documents.py"},

@@ -14,7 +14,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBER_TESTS = [
-    *("end_to_end", "golden", "influence", "measuring", "models", "positions", "synthetic", "theory"),
+    *(
+        "devices",
+        "end_to_end",
+        "golden",
+        "influence",
+        "measuring",
+        "models",
+        "positions",
+        "synthetic",
+        "theory",
+    ),
     *("training", "analysis/test_long_perplexity.py"),
     *("test_benchmarks_run.py", "test_every_rule.py", "test_export_huggingface.py"),
     *("test_found_dependencies.py", "test_influential_tokens.py", "test_length_losses.py"),

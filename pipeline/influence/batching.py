@@ -2,8 +2,9 @@
 
 A loss does not depend on the batch it was computed in, save for its last bits: matrix products of other
 shapes add up in another order. In float32 losses agree to 2e-5 nats (a test). Sizes follow from the model,
-the lengths and the kind of device, not from what memory happens to be free: so a result is the same to the
-byte whoever measures which part of it, as long as the memory suffices; where it does not, that is said.
+the lengths and the kind of device, its whole memory included, not from what memory happens to be free: so a
+result is the same to the byte whoever measures which part of it, as long as the memory suffices; where it
+does not, that is said.
 """
 
 from collections.abc import Iterator
@@ -12,14 +13,15 @@ from dataclasses import dataclass
 
 from pipeline.errors import InputError, is_out_of_memory
 from pipeline.models.causal_lm import CausalLM
-from pipeline.models.memory import GIBIBYTE, free_bytes
+from pipeline.models.memory import GIBIBYTE, free_bytes, total_bytes
 from pipeline.stage import logger
 
-# Measured (tests/benchmarks/leave_one_out.py): on a CPU, batches that leave its caches are slower.
-_TOKENS_PER_BATCH = {"cpu": 2048}
-_TOKENS_PER_BATCH_ON_ACCELERATORS = 16384
-_BUDGET_BYTES = {"cpu": 1 * GIBIBYTE}
-_BUDGET_BYTES_ON_ACCELERATORS = 16 * GIBIBYTE
+# Measured on a CPU (tests/benchmarks/leave_one_out.py): batches that leave its caches are slower. On a GPU
+# (not measured yet, tests/benchmarks/gpu.py): enough that telling it what to do takes less than doing it.
+_TOKENS_PER_BATCH, _TOKENS_PER_BATCH_ON_ACCELERATORS = 2048, 32768
+_BUDGET_BYTES = 1 * GIBIBYTE
+_BUDGET_SHARE_OF_ACCELERATORS = 0.25
+"""Of the memory that the device has; weights, prefixes and logits are beside it."""
 _SHARE_OF_FREE_MEMORY = 0.5
 
 
@@ -41,19 +43,20 @@ class Batching:
         Half of what is free, where that is less than the fixed budget: then it is said that last bits may
         differ.
         """
-        kind = model.device.type
+        is_cpu = model.device.type == "cpu"
         if memory_budget_bytes is None:
-            memory_budget_bytes = _BUDGET_BYTES.get(kind, _BUDGET_BYTES_ON_ACCELERATORS)
+            whole = 0 if is_cpu else total_bytes(model.device)
+            memory_budget_bytes = _BUDGET_BYTES if is_cpu else _BUDGET_SHARE_OF_ACCELERATORS * whole
             available_bytes = _SHARE_OF_FREE_MEMORY * free_bytes(model.device)
             if available_bytes < memory_budget_bytes:
                 logger.warning(
-                    "little memory is free: batches are kept within %.2f GiB and not %.0f, which may move the"
+                    "little memory is free: batches are kept within %.2f GiB and not %.3g, which may move the"
                     " last bits of losses",
                     available_bytes / GIBIBYTE, memory_budget_bytes / GIBIBYTE,
                 )  # fmt: skip
                 memory_budget_bytes = available_bytes
         return cls(
-            tokens_per_batch or _TOKENS_PER_BATCH.get(kind, _TOKENS_PER_BATCH_ON_ACCELERATORS),
+            tokens_per_batch or (_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS),
             memory_budget_bytes,
         )
 

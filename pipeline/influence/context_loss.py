@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from pipeline.influence.batching import Batching
+from pipeline.influence.queued_passes import QueuedPasses
 from pipeline.models.causal_lm import CausalLM, Prefix
-from pipeline.models.divergence import Predictions, losses_and_divergences
+from pipeline.models.divergence import Predictions, unchecked_losses_and_divergences
+from pipeline.models.transfers import to_device
 
 
 class Measured(NamedTuple):
@@ -54,15 +56,15 @@ def measured_contexts(
         query_rows_N = np.full(num_contexts, context_length - 1)
     contexts = _Contexts(token_ids_NC, position_ids_NC, target_ids_N, query_rows_N, reference_index_N)
     num_before = 0 if prefix is None else prefix.num_rows
-    parts: list[Measured] = []
-    start = 0
+    queued, start = QueuedPasses(), 0
     while start < num_contexts:
         rest = slice(start, start + batching.num_sequences(model, context_length, num_before))
         batch = _Contexts(*(field[rest] for field in contexts))
         with batching.halved_where_memory_runs_out(len(batch.target_ids_N), context_length):
-            parts.append(batch.measured(model, reference, prefix))
+            values_B1 = batch.measured(model, reference, prefix)
+            queued.add(batch.position_ids_NC, batch.query_rows_N[:, None], *values_B1)
             start += len(batch.target_ids_N)
-    return Measured(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return Measured(*(np.concatenate(values)[:, 0] for values in queued.read()))
 
 
 class _Contexts(NamedTuple):
@@ -72,16 +74,14 @@ class _Contexts(NamedTuple):
     query_rows_N: np.ndarray
     reference_index_N: np.ndarray
 
-    def measured(self, model: CausalLM, reference: Predictions, prefix: Prefix | None) -> Measured:
-        """In one pass."""
-        tokens, positions, targets, queries, index = (
-            torch.as_tensor(field, device=model.device) for field in self
-        )
-        both = losses_and_divergences(
-            model, tokens, positions, None, queries[:, None], targets[:, None],
-            reference, index[:, None], prefix,
-        )  # fmt: skip
-        return Measured(*(values_B1[:, 0].cpu().numpy() for values_B1 in both))
+    def measured(
+        self, model: CausalLM, reference: Predictions, prefix: Prefix | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses and divergences [N, 1], in one pass, which a GPU may still be computing."""
+        tokens, positions, targets, queries = (to_device(field, model.device) for field in self[:4])
+        inputs = model, tokens, positions, None, queries[:, None], targets[:, None]
+        index_N1 = torch.as_tensor(self.reference_index_N)[:, None]
+        return unchecked_losses_and_divergences(*inputs, reference, index_N1, prefix)
 
 
 def measured_windows(

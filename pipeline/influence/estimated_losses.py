@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.leave_one_out import PackedSequence, far_context_only
-from pipeline.models.causal_lm import CausalLM, Prefix, target_losses
+from pipeline.influence.queued_passes import QueuedPasses
+from pipeline.models.causal_lm import CausalLM, Prefix, losses_of_hidden_states
+from pipeline.models.transfers import to_device
 
 NUM_AFTER_REMOVED = 2
 """Rows run again right after the removed one: words of several tokens are put together there."""
@@ -72,36 +73,36 @@ def estimated_losses(
     everything = _read(model, sequence)
     # Windows do not look at each other, so attention among them is computed in vain: it stays below a fifth.
     num_most, num_run = len(sequence.token_ids_S) // 4, len(reruns.window(0))
-    losses, start = [], 0
+    queued, start = QueuedPasses(), 0
     while start < num_far:
         num_fitting = batching.num_sequences(model, num_run, len(sequence.token_ids_S))
         num_removals = max(1, min(num_fitting, num_most // num_run))
         left_out_R = np.arange(start, min(start + num_removals, num_far))
         with batching.halved_where_memory_runs_out(len(left_out_R), num_run):
-            losses.append(_losses_without(model, reruns, left_out_R, everything, substitute_ids_L))
+            _queue_without(queued, model, reruns, left_out_R, everything, substitute_ids_L)
             start += len(left_out_R)
-    return far_context_only(np.concatenate(losses).T, sequence.num_far_tokens_T)
+    losses = np.concatenate([losses_1N[0] for losses_1N in queued.read()[0]])
+    return far_context_only(losses.reshape(num_far, -1).T, sequence.num_far_tokens_T)
 
 
 def _read(model: CausalLM, sequence: PackedSequence) -> Prefix:
     visible_SS = sequence.visible_SS
+    inputs = sequence.token_ids_S, sequence.position_ids_S, visible_SS, sequence.query_rows_T
     _, everything = model.read(
-        torch.as_tensor(sequence.token_ids_S[None], device=model.device),
-        torch.as_tensor(sequence.position_ids_S[None], device=model.device),
-        None if visible_SS is None else torch.as_tensor(visible_SS[None], device=model.device),
-        torch.as_tensor(sequence.query_rows_T[None], device=model.device),
+        *(None if array is None else to_device(array[None], model.device) for array in inputs)
     )
     return everything
 
 
-def _losses_without(
+def _queue_without(
+    queued: QueuedPasses,
     model: CausalLM,
     reruns: Reruns,
     left_out_R: np.ndarray,
     everything: Prefix,
     substitute_ids_L: np.ndarray | None,
-) -> np.ndarray:
-    """[R, T], from one forward pass."""
+) -> None:
+    """One forward pass, which tells R times T losses, one removal after another."""
     sequence = reruns.sequence
     windows = [reruns.window(row) for row in left_out_R]
     starts_R = np.cumsum([0, *map(len, windows[:-1])])
@@ -111,16 +112,13 @@ def _losses_without(
         token_ids_N[rows_N == left_out_R[removal_N]] = substitute_ids_L[left_out_R]
     queries_RT = np.stack([np.searchsorted(window, sequence.query_rows_T) for window in windows])
     visible_NK = _visible(reruns, rows_N, removal_N, left_out_R)
-    losses = target_losses(
-        model,
-        torch.as_tensor(token_ids_N[None], device=model.device),
-        torch.as_tensor(sequence.position_ids_S[rows_N][None], device=model.device),
-        torch.as_tensor(visible_NK[None], device=model.device),
-        torch.as_tensor((starts_R[:, None] + queries_RT).reshape(1, -1), device=model.device),
-        torch.as_tensor(np.tile(sequence.target_ids_T, len(windows))[None], device=model.device),
-        everything,
-    )
-    return losses.reshape(queries_RT.shape).cpu().numpy()
+    position_ids_1N = sequence.position_ids_S[rows_N][None]
+    query_rows_1N = (starts_R[:, None] + queries_RT).reshape(1, -1)
+    target_ids_1N = np.tile(sequence.target_ids_T, len(windows))[None]
+    inputs = token_ids_N[None], position_ids_1N, visible_NK[None], query_rows_1N
+    hidden_1ND = model.hidden_states(*(to_device(array, model.device) for array in inputs), everything)
+    losses_1N = losses_of_hidden_states(model, hidden_1ND, to_device(target_ids_1N, model.device))
+    queued.add(position_ids_1N, query_rows_1N, losses_1N)
 
 
 def _visible(reruns: Reruns, rows_N: np.ndarray, removal_N: np.ndarray, left_out_R: np.ndarray) -> np.ndarray:

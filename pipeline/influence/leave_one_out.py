@@ -22,8 +22,10 @@ import torch
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.queued_passes import QueuedPasses
 from pipeline.models.causal_lm import CausalLM, Prefix, losses_of_hidden_states, refuse_not_finite
-from pipeline.models.divergence import Predictions, losses_and_divergences
+from pipeline.models.divergence import Predictions, unchecked_losses_and_divergences
+from pipeline.models.transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def read_everything(model: CausalLM, sequence: PackedSequence) -> Everything:
     )
     inputs = _on_device(model, everything)
     hidden_1TD, all_rows = model.read(*inputs)
-    target_ids_1T = torch.as_tensor(sequence.target_ids_T[None], device=model.device)
+    target_ids_1T = to_device(sequence.target_ids_T[None], model.device)
     losses_1T = losses_of_hidden_states(model, hidden_1TD, target_ids_1T)
     refuse_not_finite(losses_1T, inputs[1], inputs[3])
     return Everything(losses_1T[0].cpu().numpy(), Predictions.of(model, hidden_1TD[0]), all_rows)
@@ -161,9 +163,28 @@ def leave_each_out(
     everything = everything or read_everything(model, sequence)
     reference = reference or everything.predictions
     rows_R = np.arange(sequence.num_far_tokens_T[-1]) if removed_rows_R is None else removed_rows_R
-    losses: list[np.ndarray] = []
-    divergences: list[np.ndarray] = []
-    rest_R = rows_R
+    queued = _queue_removals(
+        model, sequence, batching, everything.prefix, reference, rows_R, substitute_ids_L
+    )
+    losses, divergences = queued.read()
+    return LeftOut(
+        _at_rows([part - everything.losses_T for part in losses], rows_R, sequence.num_far_tokens_T),
+        _at_rows(divergences, rows_R, sequence.num_far_tokens_T),
+    )
+
+
+def _queue_removals(
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    all_rows: Prefix,
+    reference: Predictions,
+    rows_R: np.ndarray,
+    substitute_ids_L: np.ndarray | None,
+) -> QueuedPasses:
+    """The passes that leave each of the rows out, in batches; nothing here waits for a GPU."""
+    queued, rest_R = QueuedPasses(), rows_R
+    target_ids_T = to_device(sequence.target_ids_T, model.device)
     while len(rest_R):
         start = int(rest_R[0])
         num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
@@ -173,15 +194,14 @@ def leave_each_out(
         batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
         with batching.halved_where_memory_runs_out(len(batch_R), num_run):
             batch = _left_out(sequence, batch_R, substitute_ids_L)
-            prefix = everything.prefix.first(start) if start else None
-            losses_RT, divergences_RT = _measure(model, batch, sequence.target_ids_T, prefix, reference)
-            losses.append(losses_RT - everything.losses_T)
-            divergences.append(divergences_RT)
+            prefix = all_rows.first(start) if start else None
+            target_ids_BT = target_ids_T.expand(batch.query_rows_BT.shape)
+            values = unchecked_losses_and_divergences(
+                model, *_on_device(model, batch), target_ids_BT, reference, prefix=prefix
+            )
+            queued.add(batch.position_ids_BS, batch.query_rows_BT, *values)
             rest_R = rest_R[len(batch_R) :]
-    return LeftOut(
-        _at_rows(losses, rows_R, sequence.num_far_tokens_T),
-        _at_rows(divergences, rows_R, sequence.num_far_tokens_T),
-    )
+    return queued
 
 
 def _at_rows(values: list[np.ndarray], rows_R: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
@@ -248,27 +268,12 @@ def _substituted(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L:
     )
 
 
-def _measure(
-    model: CausalLM,
-    batch: _Batch,
-    target_ids_T: np.ndarray,
-    prefix: Prefix | None,
-    reference: Predictions,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The targets' losses, and their divergences from the reference: float32 [B, T]."""
-    target_ids_BT = torch.as_tensor(target_ids_T, device=model.device).expand(batch.query_rows_BT.shape)
-    losses, divergences = losses_and_divergences(
-        model, *_on_device(model, batch), target_ids_BT, reference, prefix=prefix
-    )
-    return losses.cpu().numpy(), divergences.cpu().numpy()
-
-
 def _on_device(
     model: CausalLM, batch: _Batch
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     return (
-        torch.as_tensor(batch.token_ids_BS, device=model.device),
-        torch.as_tensor(batch.position_ids_BS, device=model.device),
-        None if batch.visible_SS is None else torch.as_tensor(batch.visible_SS, device=model.device)[None],
-        torch.as_tensor(batch.query_rows_BT, device=model.device),
+        to_device(batch.token_ids_BS, model.device),
+        to_device(batch.position_ids_BS, model.device),
+        None if batch.visible_SS is None else to_device(batch.visible_SS, model.device)[None],
+        to_device(batch.query_rows_BT, model.device),
     )

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from pipeline.errors import InputError
-from pipeline.measuring.tasks import device_of_this_process
 from pipeline.models.causal_lm import CausalLM
+from pipeline.models.devices import usable_device
 from pipeline.models.loading import Checkpoint, find_model
 from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import knows_token_ids
+
+_ON_THE_CPU = "--device cpu computes without it"
 
 
 def device_to_measure_on(arguments: argparse.Namespace) -> torch.device:
@@ -20,16 +22,9 @@ def device_to_measure_on(arguments: argparse.Namespace) -> torch.device:
     Raises:
         InputError: it cannot be computed on.
     """
-    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        one = torch.ones(1, device="cpu" if arguments.status else device_of_this_process(name))
-        one.item()  # of `meta`, whose tensors have no numbers, this is refused
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--device {name} cannot be used here ({reason}); leave it out, or say cpu"
-        ) from None
-    return one.device
+    if arguments.status:
+        return torch.device("cpu")
+    return usable_device(arguments.device, "leave it out, or say cpu" if arguments.device else _ON_THE_CPU)
 
 
 def named_checkpoints(

@@ -51,8 +51,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--memory-budget", type=gibibytes, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and 16 on a GPU, or"
-        " half of what is free where that is less",
+        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
+        " a GPU's, or half of what is free where that is less",
     )  # fmt: skip
     add(
         "--tokens-per-batch", type=positive_int,

@@ -84,8 +84,3 @@ def share_of_this_process(arguments: argparse.Namespace) -> Share:
             " so; start one process, or leave --device-map out"
         )
     return Share(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
-
-
-def device_of_this_process(name: str) -> str:
-    """`name`, where it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name

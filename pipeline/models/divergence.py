@@ -7,7 +7,7 @@ second term is what the loss needs anyway, so a divergence costs one product mor
 tensor of a vocabulary a context.
 
 Shapes: B batch, S rows, K rows to look at, T references or query rows, V vocabulary, D width, N any number of
-rows.
+rows: I references with R each.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.models.causal_lm import LOGITS_PER_BLOCK, CausalLM, Prefix, refuse_not_finite
+from pipeline.models.causal_lm import CausalLM, Prefix, refuse_not_finite, rows_per_block
+from pipeline.models.transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +58,23 @@ class Predictions:
         Args:
             logits_NV: float32.
             log_sum_exp_N: of each row of it.
-            index_N: int64; which reference each is compared with.
+            index_N: int64, on the CPU; which reference each is compared with.
         """
         indices, counts = torch.unique_consecutive(index_N, return_counts=True)
-        falls = [
-            (self.logits_TV[index] - rows_RV) @ self.probs_TV[index]
-            for index, rows_RV in zip(indices.tolist(), logits_NV.split(counts.tolist()), strict=True)
-        ]
-        divergences_N = torch.cat(falls) + (log_sum_exp_N - self.log_sum_exp_T[index_N])
-        return divergences_N.clamp(min=0)  # rounding may take it below
+        first, num_references, num_each = int(indices[0]), len(indices), int(counts[0])
+        references = torch.arange(first, first + num_references)
+        if bool((counts == num_each).all()) and torch.equal(indices, references):
+            # As many predictions for each of neighbouring references: one product, where a GPU would have to
+            # be told of two small ones for each.
+            places, rows_IRV = slice(first, first + num_references), logits_NV.unflatten(0, (-1, num_each))
+            falls_IR1 = (self.logits_TV[places, None] - rows_IRV) @ self.probs_TV[places, :, None]
+            falls_N = falls_IR1.flatten()
+        else:
+            pairs = zip(indices.tolist(), logits_NV.split(counts.tolist()), strict=True)
+            falls = [(self.logits_TV[index] - rows_RV) @ self.probs_TV[index] for index, rows_RV in pairs]
+            falls_N = torch.cat(falls)
+        reference_sum_N = self.log_sum_exp_T[to_device(index_N, logits_NV.device)]
+        return (falls_N + (log_sum_exp_N - reference_sum_N)).clamp(min=0)  # rounding may take it below
 
 
 def losses_and_divergences(
@@ -86,25 +95,45 @@ def losses_and_divergences(
 
     Args:
         reference: what the predictions are compared with.
-        reference_index_BT: int64; the place among them for each target; None: target t's is place t.
+        reference_index_BT: int64, best on the CPU; the place among them for each target; None: target t's is
+            place t.
 
     Raises:
         NotFiniteLossError: a loss or a divergence is not a finite number.
     """
+    inputs = model, token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, target_ids_BT
+    both = unchecked_losses_and_divergences(*inputs, reference, reference_index_BT, prefix)
+    for values_BT, what in zip(both, ("loss", "divergence"), strict=True):
+        refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, what)
+    return both
+
+
+def unchecked_losses_and_divergences(
+    model: CausalLM,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None,
+    query_rows_BT: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference: Predictions,
+    reference_index_BT: torch.Tensor | None = None,
+    prefix: Prefix | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, not looked at: a GPU is told what to compute, and nothing waits for it."""
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
-    shape = target_ids_BT.shape
+    shape, device = target_ids_BT.shape, hidden_BTD.device
     if reference_index_BT is None:
-        reference_index_BT = torch.arange(shape[1], device=target_ids_BT.device).expand(shape)
-    index_N, order_N = reference_index_BT.reshape(-1).sort(stable=True)
+        reference_index_BT = torch.arange(shape[1]).expand(shape)
+    index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
+    num_rows = rows_per_block(model, device)
+    num_of_first = int((index_N == index_N[0]).sum())
+    num_rows = num_rows // num_of_first * num_of_first or num_rows  # of whole references, where one fits
     hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
-    losses_N, divergences_N = (torch.empty(len(order_N), device=order_N.device) for _ in range(2))
-    rows_per_block = max(1, LOGITS_PER_BLOCK // model.vocabulary_size)
-    for rows, index in zip(order_N.split(rows_per_block), index_N.split(rows_per_block), strict=True):
+    losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
+    blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
+    for rows, index in blocks:
         logits_NV = model.logits(hidden_ND[rows]).float()
         log_sum_exp_N = logits_NV.logsumexp(-1)
         losses_N[rows] = log_sum_exp_N - logits_NV.gather(-1, target_ids_N[rows, None])[:, 0]
         divergences_N[rows] = reference.divergences(logits_NV, log_sum_exp_N, index)
-    losses_BT, divergences_BT = losses_N.reshape(shape), divergences_N.reshape(shape)
-    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
-    refuse_not_finite(divergences_BT, position_ids_BS, query_rows_BT, "divergence")
-    return losses_BT, divergences_BT
+    return losses_N.reshape(shape), divergences_N.reshape(shape)

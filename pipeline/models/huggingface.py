@@ -10,6 +10,7 @@ heads, E head width, V vocabulary, N any number of rows.
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +19,12 @@ import transformers
 from torch import nn
 
 from pipeline.errors import InputError
-from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility, rows_of
+from pipeline.models.causal_lm import Prefix, causal_visibility, rows_of
+from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, shown_attention
+from pipeline.models.huggingface_prefix import SHARED_PREFIX, PassCache
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
-
-
-class PassCache(transformers.DynamicCache):
-    """The cache of one forward pass: shows every sequence the same prefix, and keeps the new rows apart.
-
-    The library's own caches grow by what they are shown; a prefix shared by many passes must not.
-    """
-
-    def __init__(self, prefix: Prefix | None) -> None:
-        super().__init__()
-        self._prefix = prefix
-        self._read: dict[int, KeysAndValues] = {}
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows before those of this pass."""
-        return 0 if self._prefix is None else self._prefix.num_rows
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> KeysAndValues:
-        """What the rows of this pass look at in a layer: the prefix's keys and values and their own."""
-        self._read[layer_idx] = (key_states, value_states)
-        if self._prefix is None:
-            return key_states, value_states
-        key, value = (
-            part.expand(len(key_states), -1, -1, -1) for part in self._prefix.keys_and_values[layer_idx]
-        )
-        return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
-
-    def read_rows(self) -> Prefix:
-        """What the pass has read, as a prefix for others."""
-        return Prefix(tuple(self._read[layer] for layer in range(len(self._read))))
 
 
 class HuggingFaceCausalLM:
@@ -68,6 +39,20 @@ class HuggingFaceCausalLM:
         if getattr(self._config, "attn_logit_softcapping", None):
             # Fused attention cannot cap its scores, and some versions of the library drop the cap in silence.
             model.set_attn_implementation("eager")
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether a prefix is looked at as it is, without a copy for every sequence."""
+        return self._config._attn_implementation == SHARED_PREFIX
+
+    def share_prefix(self, is_shared: bool) -> None:
+        """Look at prefixes with our attention in place of torch's; nothing where the model has its own.
+
+        Whether a family's code lets us is to be tried (`obedience.py`).
+        """
+        now, wanted = ("sdpa", SHARED_PREFIX) if is_shared else (SHARED_PREFIX, "sdpa")
+        if self._config._attn_implementation == now and self._model._can_set_attn_implementation():
+            self._model.set_attn_implementation(wanted)
 
     @property
     def vocabulary_size(self) -> int:
@@ -107,9 +92,13 @@ class HuggingFaceCausalLM:
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """The trunk's last hidden states at the query rows; all rows are computed, in every layer."""
-        hidden_BSD = self._run(
-            token_ids_BS, position_ids_BS, visible_BSK, None if prefix is None else PassCache(prefix)
-        )
+        if prefix is None:
+            return rows_of(self._run(token_ids_BS, position_ids_BS, visible_BSK, None), query_rows_BT)
+        sees_all = visible_BSK is None or visible_BSK.shape[-1] == token_ids_BS.shape[1]
+        goes_apart = sees_all and self.shares_prefix
+        cache = PassCache(prefix, visible_BSK if goes_apart else None, goes_apart)
+        with cache.shown_to_attention() if goes_apart else nullcontext():
+            hidden_BSD = self._run(token_ids_BS, position_ids_BS, visible_BSK, cache)
         return rows_of(hidden_BSD, query_rows_BT)
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
@@ -117,7 +106,7 @@ class HuggingFaceCausalLM:
         config, itemsize = self._config, self._model.dtype.itemsize
         width = config.hidden_size
         hidden_width = getattr(config, "intermediate_size", None) or 4 * width
-        num_seen = num_prefix_rows + num_rows
+        num_seen = num_rows if self.shares_prefix else num_prefix_rows + num_rows
         values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
         # Attention written out holds the scores twice in float32; fused attention holds none.
         is_written_out = config._attn_implementation == "eager"
@@ -296,18 +285,25 @@ def load_hugging_face(
         num_positions: how many position IDs, from 0 on, will be used.
 
     Raises:
-        InputError: not a causal LM, incomplete, no place for so many positions, or not obeying what the
-            interface promises.
+        InputError: not a causal LM, incomplete, too large for the device, no place for so many positions, or
+            not obeying what the interface promises.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     _refuse_encoders(folder, trust_remote_code)
     model = _load(folder, dtype, device_map, trust_remote_code)
     if device_map is None:
+        refuse_model_beyond_memory(model, device, str(folder))
         model = model.to(device)
     if limit := position_limit(model.config.get_text_config(), _has_rotary_embedding(model)):
         limit.refuse(num_positions, str(folder))
     lm = HuggingFaceCausalLM(model)
+    lm.share_prefix(True)
+    if lm.shares_prefix:
+        with suppress(InputError):
+            refuse_disobedient(lm, lm.stock_logits, str(folder), num_positions)
+            return lm
+        lm.share_prefix(False)
     refuse_disobedient(lm, lm.stock_logits, str(folder), num_positions)
     return lm
 

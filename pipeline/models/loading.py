@@ -83,7 +83,7 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     if checkpoint.is_olmo:
         if loading.device_map is not None:
             raise InputError(f"--device-map is for Hugging Face models; {checkpoint.folder} is an OLMo")
-        return load_olmo(checkpoint.folder, loading.device, loading.dtype)
+        return load_olmo(checkpoint.folder, loading.device, loading.dtype, num_positions)
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 

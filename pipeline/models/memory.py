@@ -23,6 +23,13 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def total_bytes(device: torch.device) -> int:
+    """What the device has, free or not: a property of the kind of machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return int(psutil.virtual_memory().total)
+
+
 def peak_bytes(device: torch.device) -> int:
     """The most that this process has held on the device so far; on a CPU not by tensors alone."""
     if device.type == "cuda":

@@ -26,6 +26,8 @@ from pipeline.models.checkpoint_files import (
     refuse_damaged,
     unreadable,
 )
+from pipeline.models.devices import refuse_model_beyond_memory
+from pipeline.models.log_sum_exp_attention import tells_log_sum_exp
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention
@@ -34,9 +36,17 @@ from pipeline.models.watched_attention import WatchedAttention
 class OLMoCausalLM:
     """An OLMo whose tokens can be given any position IDs and any visibility; `CausalLM`, `InspectableLM`."""
 
-    def __init__(self, model: OLMo) -> None:
+    def __init__(self, model: OLMo, num_positions: int | None = None) -> None:
+        """Take a model to be measured.
+
+        Args:
+            model: its weights are left as they are.
+            num_positions: position IDs are below it. None: each pass looks for the largest, for which a GPU
+                must be waited for.
+        """
         self._model = model.eval().requires_grad_(False)  # it is measured, not trained
         self._table = RotaryTable(model.config)
+        self._num_positions = num_positions
 
     @property
     def vocabulary_size(self) -> int:
@@ -86,7 +96,9 @@ class OLMoCausalLM:
         width, hidden_width = config.d_model, config.mlp_hidden_size or config.mlp_ratio * config.d_model
         # The stream and its norm; queries, keys and values, rotated in float32, or the feed-forward layer.
         values_per_row = 3 * width + max(6 * width + 16 * width // itemsize, 2 * hidden_width)
-        copied_values = 0 if self.device.type == "cpu" else 2 * width * (num_prefix_rows + num_rows)
+        head_width, dtype = width // config.n_heads, self._model.transformer.wte.weight.dtype
+        is_shared = tells_log_sum_exp(self.device, dtype, head_width, head_width)
+        copied_values = 0 if is_shared else 2 * width * (num_prefix_rows + num_rows)
         return itemsize * (num_rows * values_per_row + copied_values)
 
     def _run_blocks(
@@ -102,7 +114,7 @@ class OLMoCausalLM:
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         rows = Rows(
             self._table,
-            *self._table.at(position_ids_BS),
+            *self._table.at(position_ids_BS, self._num_positions),
             None if visible_BSK is None else visible_BSK[:, None],
             watch,
         )
@@ -226,13 +238,23 @@ def model_name(path: Path) -> str:
     return f"{path.parent.name}-{match[1]}" if match else path.name
 
 
-def load_olmo(checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> OLMoCausalLM:
+def load_olmo(
+    checkpoint: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    num_positions: int | None = None,
+) -> OLMoCausalLM:
     """Load an unsharded OLMo checkpoint to be measured.
 
+    Args:
+        num_positions: as of `OLMoCausalLM`.
+
     Raises:
-        InputError: as `load_stock_olmo`.
+        InputError: as `load_stock_olmo`, or it does not fit the device.
     """
-    return OLMoCausalLM(load_stock_olmo(checkpoint, device).to(dtype))
+    model = load_stock_olmo(checkpoint, torch.device("cpu")).to(dtype)
+    refuse_model_beyond_memory(model, device, str(checkpoint))
+    return OLMoCausalLM(model.to(device), num_positions)
 
 
 def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:

@@ -135,9 +135,9 @@ def evaluate_task_runs(
     Raises:
         InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
     """
-    import torch  # late, for a --help at once
+    from pipeline.models.devices import usable_device  # late, for a --help at once
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
     every_setting = {**_settings(arguments, tested), **settings}
     for run in tested.runs:
         output = StageOutput(

@@ -13,11 +13,15 @@ from olmo.optim import build_optimizer
 from torch.optim import Optimizer
 
 from pipeline.errors import InputError, is_out_of_memory
+from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.rope import blocks_of
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.precision import mixed_precision_of
 from pipeline.training.sharding import shard
 from pipeline.training.trackers import FOLDER
+
+_BYTES_PER_WEIGHT = 16
+"""Itself, its gradient and AdamW's two moments, in float32; activations come on top."""
 
 
 def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
@@ -28,10 +32,12 @@ def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Acc
         saved_precision: what the checkpoint that the run goes on from was trained in; None: it starts.
 
     Raises:
-        InputError: that is another precision than the configuration asks for.
+        InputError: that is another precision than the configuration asks for, or the GPU cannot be used.
     """
     # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
     on_cpu = not torch.accelerator.is_available()
+    if best_device_type() == "cuda":
+        usable_device("cuda", "CUDA_VISIBLE_DEVICES= trains on the CPU")
     ranks = PartialState(cpu=on_cpu)
     # One rank's measurement decides for all.
     chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
@@ -69,13 +75,25 @@ def distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) ->
     """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
 
     The parameters keep their names, so checkpoints stay OLMo's.
+
+    Raises:
+        InputError: what training keeps of each weight is more than the device has free, or blocks could not
+            be compiled.
     """
+    is_sharded = accelerator.num_processes > 1 and config.distributed_strategy == DistributedStrategy.fsdp
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    refuse_beyond_memory(
+        _BYTES_PER_WEIGHT * num_weights / (accelerator.num_processes if is_sharded else 1),
+        accelerator.device,
+        f"training {num_weights / 1e6:,.1f} M parameters",
+        "choose a smaller model, more GPUs with distributed_strategy=fsdp, or one with more memory",
+    )
     if config.compile is not None:
         # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
         with refusing_failed_compilation(config):
             for block in blocks_of(model):
                 block.compile(**config.compile.asdict())
-    if accelerator.num_processes == 1 or config.distributed_strategy != DistributedStrategy.fsdp:
+    if not is_sharded:
         return accelerator.prepare_model(model)
     model.to(accelerator.device)
     shard(model, accelerator.device, accelerator.num_processes, accelerator.mixed_precision)

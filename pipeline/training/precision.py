@@ -6,6 +6,7 @@ from functools import lru_cache
 import torch
 
 from pipeline.errors import InputError
+from pipeline.models.devices import supports_bfloat16
 from pipeline.training.throughput import measured_peak_flops
 
 _IN_WORDS = {"bf16": "bfloat16", "no": "float32"}
@@ -25,7 +26,8 @@ def bfloat16_speedup(device: torch.device) -> float:
 
 def faster_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where its matrix products are faster than float32's, else float32."""
-    return torch.bfloat16 if bfloat16_speedup(device) > 1 else torch.float32
+    is_faster = supports_bfloat16(device) and bfloat16_speedup(device) > 1
+    return torch.bfloat16 if is_faster else torch.float32
 
 
 def warn_where_bfloat16_is_slow(device: torch.device, recommended: str) -> None:
@@ -48,7 +50,7 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
 
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16. `auto` is
     `amp_bf16` where that is faster on the device and `fp32` elsewhere; a run that goes on keeps what it had.
-    None is `fp32`.
+    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which is said.
 
     Args:
         precision: of `configuration.PRECISIONS`, or None.
@@ -56,12 +58,15 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
         saved: what the checkpoint that it goes on from was trained in; None: it starts.
 
     Raises:
-        InputError: the checkpoint was trained in another precision than the one asked for.
+        InputError: the checkpoint was trained in another precision than the one asked for, or than this
+            device has.
     """
     if precision == "auto":
         given = saved or ("bf16" if faster_dtype(device) == torch.bfloat16 else "no")
     else:
         given = "bf16" if precision == "amp_bf16" else "no"
+    if given == "bf16" and not supports_bfloat16(device):
+        given = _without_bfloat16(device, saved)
     if saved is not None and given != saved:
         raise InputError(
             f"precision is {precision}, but the checkpoint was trained in {_IN_WORDS[saved]}; go on with"
@@ -72,3 +77,15 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     elif precision == "auto":
         logger.info("precision auto: training in float32")
     return given
+
+
+def _without_bfloat16(device: torch.device, saved: str | None) -> str:
+    """float32, where no checkpoint was trained otherwise."""
+    name = torch.cuda.get_device_name(device)
+    if saved == "bf16":
+        raise InputError(
+            f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer GPU, or"
+            " choose another --save-folder"
+        )
+    logger.warning("%s has no bfloat16; training in float32", name)
+    return "no"

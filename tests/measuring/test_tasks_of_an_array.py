@@ -16,7 +16,8 @@ from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.errors import InputError
 from pipeline.influence import batching
 from pipeline.measuring import evaluate_checkpoints
-from pipeline.measuring.tasks import Share, device_of_this_process
+from pipeline.measuring.tasks import Share
+from pipeline.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_DOCUMENT = ["--documents-per-shard", "1"]

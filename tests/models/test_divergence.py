@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import divergence
+from pipeline.models import causal_lm
 from pipeline.models.divergence import Predictions, losses_and_divergences
 
 V = 40
@@ -66,7 +66,7 @@ def test_the_same_logits_diverge_by_exactly_0() -> None:
 
 @pytest.mark.parametrize("rows_per_block", [1, 2, 5, 1000])
 def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divergence, "LOGITS_PER_BLOCK", rows_per_block * V)
+    monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", rows_per_block * V)
     generator = torch.Generator().manual_seed(2)
     reference_TV, logits_BTV = (torch.randn(*size, V, generator=generator) for size in ((4,), (7, 3)))
     index_BT = torch.randint(0, 4, (7, 3), generator=generator)

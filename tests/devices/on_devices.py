@@ -1,0 +1,14 @@
+"""One body of a test for every device: on the CPU in the normal tests, and on a GPU where one is."""
+
+import pytest
+import torch
+
+on_devices = pytest.mark.parametrize(
+    "device",
+    [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)],
+    ids=["cpu", "cuda"],
+)
+on_a_gpu = pytest.mark.parametrize(
+    "device", [pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)], ids=["cuda"]
+)
+"""What has a test of its own on the CPU elsewhere, or nothing to compare with there."""

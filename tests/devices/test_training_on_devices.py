@@ -1,0 +1,175 @@
+"""Training on a device: the losses of the CPU, and after a break the same ones; task models answer there."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from measured_documents import command_line, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+from on_devices import on_a_gpu, on_devices
+
+from pipeline import loss_differences
+from pipeline.results.folder import read_artefact
+from pipeline.synthetic.accuracy import answers
+from pipeline.synthetic.given_configuration import load_task_config
+from pipeline.synthetic.runs import find_task_run
+from pipeline.synthetic.tasks.example_batch import draw_batch
+from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.trainer import TaskTrainer
+from pipeline.text.tokenized_data import TokenizedData
+from pipeline.training.batches import TrainingBatches
+from pipeline.training.checkpoints import METRICS_FILE
+from pipeline.training.given_settings import load_config
+from pipeline.training.schedule import Schedule
+from pipeline.training.stop_request import StopRequest
+from pipeline.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "model.d_model=32", "model.n_heads=4", "model.n_layers=2", "model.max_sequence_length=32",
+    "train_context_length=16", "position_scheme=pose", "pose_target_length=32",
+    "global_train_batch_tokens=64", "device_train_microbatch_tokens=32", "precision=fp32", "max_duration=8",
+    "save_interval=4", "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "eval_context_lengths=null",
+    "peak_flops=1e11",
+]  # fmt: skip
+TASK = [
+    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
+    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=3", "eval_interval=6", "eval_num_examples=8",
+]  # fmt: skip
+FIRST_LOSS_OF_THE_CPU = 1e-4
+"""Relative. Later steps may differ by more: an optimizer makes much of the last bits of small gradients."""
+
+
+@pytest.fixture(autouse=True)
+def accelerate_is_told_anew() -> Iterator[None]:
+    """It keeps the precision of a process' first training for all others."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
+    """Tokens in which 2n is always followed by 2n + 1."""
+    folder = write_data(
+        tmp_path_factory.mktemp("data"),
+        train_token_ids=[
+            np.repeat(np.random.default_rng(0).integers(0, 20, 400) * 2, 2) + np.tile([0, 1], 400)
+        ],
+    )
+    return TokenizedData.open(folder)
+
+
+def trainer_of(data: TokenizedData, folder: Path, *overrides: str) -> Trainer:
+    config = load_config(ROOT / "olmo_configs" / "tiny.yaml", [*TINY, *overrides], data)
+    config.save_folder = str(folder)
+    batches = TrainingBatches.from_config(config, data)
+    return Trainer(config, batches, Schedule(config, batches.steps_per_epoch))
+
+
+def losses_of(trainer: Trainer, steps: range) -> list[float]:
+    return [trainer._train_step(step)[0]["loss_nats"] for step in steps]
+
+
+@on_devices
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_a_resumed_training_goes_on_to_the_same_losses(
+    device: torch.device, precision: str, data: TokenizedData, tmp_path: Path
+) -> None:
+    trainer = trainer_of(data, tmp_path, f"precision={precision}")
+    assert trainer._accelerator.device.type == device.type
+    before = losses_of(trainer, range(1, 5))
+    trainer.step = 4
+    trainer._save()
+    expected = losses_of(trainer, range(5, 9))
+    resumed = trainer_of(data, tmp_path, f"precision={precision}")
+    assert resumed.step == 4
+    # To the byte on a CPU; a GPU's kernels may add up gradients in any order.
+    np.testing.assert_allclose(
+        losses_of(resumed, range(5, 9)), expected, rtol=1e-5 if device.type == "cuda" else 0
+    )
+    assert expected[-1] < before[0]
+
+
+@on_devices
+def test_the_first_loss_is_that_of_stock_olmo_on_the_cpu(
+    device: torch.device, data: TokenizedData, tmp_path: Path
+) -> None:
+    trainer = trainer_of(data, tmp_path, "position_scheme=contiguous", "pose_target_length=null")
+    assert trainer._accelerator.device.type == device.type
+    stock = OLMo(trainer._config.model)
+    stock.load_state_dict({name: weight.cpu() for name, weight in trainer._olmo.state_dict().items()})
+    batches = TrainingBatches.from_config(trainer._config, data)
+    token_ids_BS = torch.from_numpy(batches.batch(1)[0])
+    with torch.no_grad():
+        logits = stock(token_ids_BS).logits[:, :-1].flatten(0, 1)
+        expected = float(torch.nn.functional.cross_entropy(logits, token_ids_BS[:, 1:].flatten()))
+    assert losses_of(trainer, range(1, 2))[0] == pytest.approx(expected, rel=FIRST_LOSS_OF_THE_CPU)
+
+
+@on_devices
+@pytest.mark.parametrize("positions", ["predicted", "contiguous"])
+def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_path: Path) -> None:
+    config = load_task_config(
+        ROOT / "olmo_configs" / "synthetic" / "small.yaml", TASK, task="copy", positions=positions
+    )
+    first_losses = []
+    for where in (device, torch.device("cpu")):
+        folder = tmp_path / where.type if where is device else tmp_path / "witness"
+        folder.mkdir()
+        TaskTrainer(config, folder, where, StopRequest()).run()
+        first_losses.append(pd.read_parquet(folder / "synthetic_training.parquet")["loss"][0])
+    assert first_losses[0] == pytest.approx(first_losses[1], rel=FIRST_LOSS_OF_THE_CPU)
+    run = find_task_run(tmp_path / device.type, "copy")
+    given = [
+        answers(
+            run.load(where), draw_batch(task_called("copy"), 5, [None] * 40, np.random.default_rng(0)),
+            config, np.random.default_rng(1), examples_per_batch=size,
+        ).token_is_right_BT
+        for where, size in ((device, 16), (torch.device("cpu"), 40))
+    ]  # fmt: skip
+    assert (given[0] == given[1]).mean() > 0.98  # a tie may be broken the other way
+
+
+def _torchrun(number: int, program: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    command = [sys.executable, "-m", *launcher, str(ROOT / "pipeline" / program), *words]
+    return subprocess.run(command, timeout=240, capture_output=True, text=True)
+
+
+@on_a_gpu
+def test_torchrun_measures_with_a_process_a_gpu(
+    device: torch.device, make_olmo: Callable[..., OLMo], tmp_path: Path
+) -> None:
+    write_data(tmp_path / "data")
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    flags = ["--documents-per-shard", "1", "--device", device.type]
+    alone = measure(loss_differences, tmp_path, *flags, "--results", str(tmp_path / "alone"))
+    words = command_line(loss_differences, tmp_path, *flags, "--results", str(tmp_path / "dealt"))
+    number = torch.cuda.device_count()
+    too_many = _torchrun(number + 1, "loss_differences.py", *words)
+    assert too_many.returncode != 0 and "has no GPU of its own" in too_many.stderr
+    done = _torchrun(number, "loss_differences.py", *words)
+    assert done.returncode == 0, done.stderr
+    tables = [read_artefact(folder, "loss_differences") for folder in (tmp_path / "dealt", alone)]
+    pd.testing.assert_frame_equal(*tables)
+
+
+@on_a_gpu
+def test_torchrun_trains_with_a_process_a_gpu(
+    device: torch.device, data: TokenizedData, tmp_path: Path
+) -> None:
+    config, folders = str(ROOT / "olmo_configs" / "tiny.yaml"), ["--data", str(data.folder)]
+    words = [config, *folders, "--save-folder", str(tmp_path / "run"), *TINY]
+    done = _torchrun(min(2, torch.cuda.device_count()), "pretrain.py", *words)
+    assert done.returncode == 0, done.stderr
+    metrics = (tmp_path / "run" / METRICS_FILE).read_text().splitlines()
+    expected = losses_of(trainer_of(data, tmp_path / "alone"), range(1, 9))
+    np.testing.assert_allclose([json.loads(line)["loss_nats"] for line in metrics], expected, rtol=1e-3)
