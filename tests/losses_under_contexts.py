@@ -8,9 +8,7 @@ import torch
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import measured_windows
-from pipeline.influence.foreign_context import measured_in_sequence
-from pipeline.influence.leave_one_out import PackedSequence
-from pipeline.models.causal_lm import CausalLM
+from pipeline.models.causal_lm import CausalLM, losses_of_hidden_states
 from pipeline.models.divergence import Predictions
 
 
@@ -30,6 +28,7 @@ def window_losses(
 
 def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:
     """loss(t | everything before t in the chunk), all targets in one pass: float32 [T], nats."""
-    rows_S = np.arange(len(chunk_L) - 1)
-    sequence = PackedSequence(chunk_L[:-1], rows_S, None, targets_T - 1, chunk_L[targets_T], targets_T)
-    return measured_in_sequence(model, sequence, any_reference(model, len(targets_T))).losses
+    tokens_L, rows_T = torch.as_tensor(chunk_L), torch.as_tensor(targets_T - 1)
+    rows_S = torch.arange(len(chunk_L) - 1)
+    hidden_1TD = model.hidden_states(tokens_L[None, :-1], rows_S[None], None, rows_T[None])
+    return losses_of_hidden_states(model, hidden_1TD, tokens_L[rows_T + 1][None])[0].numpy()
