@@ -23,14 +23,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import base64
-import hashlib
-import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.measured_text import data_of
 from pipeline.errors import InputError
+from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, page_of, to_json
 from pipeline.results.files import write_atomically
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.stage import file_path, folder_path, logger, positive_int, progress, stage_parser
@@ -38,11 +36,11 @@ from pipeline.text.manifest import TOKENIZER_FILE
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from analysis.explorer_records import Record, Shown
+    from analysis.explorer_records import Shown
 
 MAX_BYTES = 20_000_000
-_PARTS = Path(__file__).resolve().parent / "explorer_page"
-_SCRIPTS = ("drawing.js", "page.js")
+_HEADER_BYTES = 50_000
+"""Room for all but the page itself and the documents."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
     # Imported late, for a --help at once.
-    from analysis.explorer_records import NATS, choose, records, refuse_missing_artefacts
+    from analysis.explorer_records import choose, records, refuse_missing_artefacts
 
     if arguments.out.is_dir():
         raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
@@ -77,7 +75,7 @@ def main(arguments: argparse.Namespace) -> None:
     shown = choose(arguments.results, data, arguments.models, arguments.rules)
     wanted = shown.document_ids[: arguments.max_documents]
     every = progress(records(shown, wanted, data, tokenizer), "explorer", "document", len(wanted))
-    documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - _room_for_the_rest())
+    documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - bytes_of_parts() - _HEADER_BYTES)
     if not documents:
         raise InputError(
             f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or"
@@ -88,7 +86,7 @@ def main(arguments: argparse.Namespace) -> None:
         "results": str(arguments.results), "models": shown.models, "rules": shown.rules, **shown.settings,
         "unit_nats": NATS, "left_out": left_out, "null_pieces": null_pieces,
     }  # fmt: skip
-    text = page(header, [encoded for _, encoded in documents])
+    text = page_of(header, [encoded for _, encoded in documents])
     write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     logger.info(
         "%s: %d documents, %.1f MB. Left out: %s",
@@ -96,14 +94,9 @@ def main(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _room_for_the_rest() -> int:
-    """Bytes for all but the documents: the page itself, and a header of some kilobytes."""
-    return sum(path.stat().st_size for path in _PARTS.iterdir()) + 50_000
-
-
 def fitting(
-    every: "Iterable[Record]", tokenizer: DocumentTokenizer, max_bytes: int
-) -> "tuple[list[tuple[Record, str]], dict[int, str]]":
+    every: Iterable[Record], tokenizer: DocumentTokenizer, max_bytes: int
+) -> tuple[list[tuple[Record, str]], dict[int, str]]:
     """The first records that fit into `max_bytes`.
 
     Returns:
@@ -124,7 +117,7 @@ def fitting(
     return documents, null_pieces
 
 
-def what_is_left_out(shown: "Shown", documents: "list[Record]", num_wanted: int) -> list[str]:
+def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
     num_available = len(shown.document_ids)
     note = partial_note()
@@ -154,37 +147,3 @@ def what_is_left_out(shown: "Shown", documents: "list[Record]", num_wanted: int)
     left_out.append("The influence of far tokens that no rule selected (artefact influences).")
     left_out.append("The text of the null's other documents, but for the tokens selected there.")
     return left_out
-
-
-def to_json(value: Any) -> str:
-    """Compact JSON that may stand inside a script element: no `<`, so that nothing in it can end it."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def page(header: dict[str, Any], documents: list[str]) -> str:
-    """The page's HTML, from its header and the JSON of each document.
-
-    Only this very script and style may run: the page's content security policy names their hashes and allows
-    nothing else, neither a script in a document's text nor any request.
-    """
-    script = "".join(_part(name) for name in _SCRIPTS)
-    style = _part("style.css")
-    data = f'{to_json(header)[:-1]},"documents":[{",".join(documents)}]}}'
-    html = _part("page.html")
-    # The data comes last: texts may hold the very words that stand for the parts.
-    for place, content in (
-        ("{{script-hash}}", _csp_hash(script)), ("{{style-hash}}", _csp_hash(style)),
-        ("{{style}}", style), ("{{script}}", script), ("{{data}}", data),
-    ):  # fmt: skip
-        assert html.count(place) == 1, place
-        html = html.replace(place, content)
-    return html
-
-
-def _part(name: str) -> str:
-    return (_PARTS / name).read_text(encoding="utf-8")
-
-
-def _csp_hash(content: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,17 +1,4 @@
-"""What the explorer shows of a results folder: a record a document, as JSON values.
-
-A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which
-is all that the page shows of them, at half the bytes of decimals:
-
-{"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
-  "pieces": ["The", " cat", …],                     the text of each token of the chunk
-  "targets": [240, …],                              places in the chunk
-  "models": {"long-seed0": {"short": [4123, …], "long": […],      losses, a value a target
-    "rules": {"leave_one_out": {"k_star": [4, null, "censored", …],
-      "own": {"loss": [[4110, …], …],              a target: the loss at each studied k
-              "distance": [[3, …], …], "influence": [[210, null, …], …]},   a target: a value a rank
-      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null's own tokens, by their ID
-"""
+"""What the explorer shows of a results folder: records, as `pipeline/explorer_page/writing.py` has them."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +11,12 @@ import pandas as pd
 from analysis.own_measurements import read_sparse_losses, read_sparsity
 from analysis.paired_targets import TARGET
 from pipeline.errors import InputError, unknown_name
+from pipeline.explorer_page.writing import Record, in_units
 from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
-NATS = 1e-3
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
 _OWN_READERS: dict[str, Callable[..., pd.DataFrame]] = {
     "sparse_context_losses": read_sparse_losses, "dependency_sparsity": read_sparsity,
@@ -40,7 +27,6 @@ _CHUNK = TARGET[:2]
 # What must be the same for all that stands side by side on the page.
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
 _OF_SELECTIONS = ("k", "intervention", "recovery_fraction", "minimum_gain")
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -229,8 +215,8 @@ def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables)
         if places != targets:
             raise _not_whole(chunk[0], model)
         models[model] = {
-            "short": _in_units(losses["short_context_loss"]),
-            "long": _in_units(losses["long_context_loss"]),
+            "short": _units(losses["short_context_loss"]),
+            "long": _units(losses["long_context_loss"]),
             "rules": {
                 rule: _of_rule((*chunk, model, rule), len(targets), tables)
                 for rule in shown.rules
@@ -254,9 +240,9 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
         if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
             raise _not_whole(str(key[0]), str(key[2]))
         of_rule[far_context] = {
-            "loss": _a_row_a_target(_in_units(sparse["sparse_context_loss"]), num_targets),
+            "loss": _a_row_a_target(_units(sparse["sparse_context_loss"]), num_targets),
             "distance": _a_row_a_target(selected["distance"].tolist(), num_targets),
-            "influence": _a_row_a_target(_in_units(selected["influence"]), num_targets),
+            "influence": _a_row_a_target(_units(selected["influence"]), num_targets),
         }
         if far_context == OTHER_DOCUMENT:
             tokens = selected["context_token_id"].tolist()
@@ -271,10 +257,8 @@ def _not_whole(document_id: str, model: str) -> InputError:
     )
 
 
-def _in_units(nats: pd.Series) -> list[int | None]:
-    """Whole numbers of NATS; None where there is no number."""
-    values = nats.to_numpy(dtype="float64", na_value=np.nan)
-    return [None if np.isnan(value) else round(value / NATS) for value in values.tolist()]
+def _units(nats: pd.Series) -> list[int | None]:
+    return in_units(nats.to_numpy(dtype="float64", na_value=np.nan).tolist())
 
 
 def _a_row_a_target(values: list[Any], num_targets: int) -> list[list[Any]]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.influence.rules import CONTROLS, RULES
 from pipeline.results.folder import read_artefact, read_settings
-from pipeline.results.names import LOSS, MIMICRY
+from pipeline.results.names import LOSS
 
 
 def read_sparse_losses(
@@ -84,11 +84,8 @@ def sees_answer(rule: str) -> bool:
 
 
 def needs_null(rule: str) -> bool:
-    """Whether what a rule recovers says nothing without its null: it fits the answer, or the prediction.
-
-    Where it does not, foreign tokens are as likely to hurt, and the excess over them would flatter it.
-    """
-    return sees_answer(rule) or RULES[rule].null == MIMICRY
+    """Whether what a rule recovers says nothing without its null; of one that is not known, yes."""
+    return rule not in RULES or RULES[rule].needs_null
 
 
 def shown_rule(rules: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ PROGRAMS = (
     "analysis.run_notebooks",
     "analysis.summary",
     "analysis.explorer",
+    "pipeline.explain",
     "pipeline.query",
     "pipeline.plant_needles",
     "pipeline.plant_signs",

@@ -126,6 +126,11 @@ WALKS = {
         ["--results", "results", "--figures", "figures", "--notebooks", "loss_differences"],
         ("results/loss_differences", "results/_stages/loss_differences", "figures"), ("figures",),
     ),
+    "explain": Walk(
+        ["--model", "run", "--tokenizer", "words.json", "--text", "a b c " * 12, "--short-context-length",
+         "4", "--k", "1", "--device", "cpu", "--out", "explained.html"],
+        (MODEL,), ("explained.html",),
+    ),
     "explorer": Walk(["results", "--out", "page.html"], ("results", "data"), ("page.html",)),
     "train_synthetic": Walk(
         ["small.yaml", *SYNTHETIC, "--task", "copy", "--positions", "predicted", "--save-folder", "task"],

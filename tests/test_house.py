@@ -36,14 +36,14 @@ STAGES = {path.stem for path in PROGRAMS if path.parent.name == "pipeline"} - {"
 STOREYS = (
     {"errors", "interruption"},
     {"endings"},
-    {"results", "positions"},
+    {"results", "positions", "explorer_page"},
     {"text"},
     {"stage"},
     {"start", "models"},
     {"console", "training", "query"},
     {"influence"},
     {"synthetic", "measuring"},
-    {"theory", "studies"},
+    {"theory", "studies", "explaining"},
     {"analysis", *STAGES},
 )
 FLOORS = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}

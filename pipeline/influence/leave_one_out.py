@@ -15,7 +15,7 @@ Shapes: L chunk, S rows of the packed sequence, T targets, R removed rows, F far
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -168,7 +168,11 @@ def leave_each_out(
     )
     losses, divergences = queued.read()
     return LeftOut(
-        _at_rows([part - everything.losses_T for part in losses], rows_R, sequence.num_far_tokens_T),
+        _at_rows(
+            [part - everything.losses_T[-part.shape[1] :] for part in losses],
+            rows_R,
+            sequence.num_far_tokens_T,
+        ),
         _at_rows(divergences, rows_R, sequence.num_far_tokens_T),
     )
 
@@ -193,21 +197,28 @@ def _queue_removals(
         num_near = int((rest_R < start + num_run // 4).sum())
         batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
         with batching.halved_where_memory_runs_out(len(batch_R), num_run):
-            batch = _left_out(sequence, batch_R, substitute_ids_L)
+            # Of earlier targets none of these rows is far context: what would be told is blanked anyway.
+            first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
+            batch = _left_out(sequence, batch_R, substitute_ids_L).of_targets_from(first)
             prefix = all_rows.first(start) if start else None
-            target_ids_BT = target_ids_T.expand(batch.query_rows_BT.shape)
+            target_ids_BT = target_ids_T[first:].expand(batch.query_rows_BT.shape)
             values = unchecked_losses_and_divergences(
-                model, *_on_device(model, batch), target_ids_BT, reference, prefix=prefix
-            )
+                model, *_on_device(model, batch), target_ids_BT, reference.at(slice(first, None)),
+                prefix=prefix,
+            )  # fmt: skip
             queued.add(batch.position_ids_BS, batch.query_rows_BT, *values)
             rest_R = rest_R[len(batch_R) :]
     return queued
 
 
 def _at_rows(values: list[np.ndarray], rows_R: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
-    """[T, F] from batches of [R, T], NaN where a row was not left out."""
-    values_TF = np.full((len(num_far_tokens_T), num_far_tokens_T[-1]), np.nan, dtype=np.float32)
-    values_TF[:, rows_R] = np.concatenate(values).T
+    """[T, F] from batches of [R, T] of the last few targets, NaN where a row was not left out."""
+    num_targets = len(num_far_tokens_T)
+    values_TF = np.full((num_targets, num_far_tokens_T[-1]), np.nan, dtype=np.float32)
+    of_all = [
+        np.pad(part, ((0, 0), (num_targets - part.shape[1], 0)), constant_values=np.nan) for part in values
+    ]
+    values_TF[:, rows_R] = np.concatenate(of_all).T
     return far_context_only(values_TF, num_far_tokens_T)
 
 
@@ -225,6 +236,10 @@ class _Batch:
     visible_SS: np.ndarray | None
     """Among the rows to run; of the prefix every row sees all."""
     query_rows_BT: np.ndarray
+
+    def of_targets_from(self, first: int) -> "_Batch":
+        """The same rows, which predict only the targets from number `first` on."""
+        return replace(self, query_rows_BT=self.query_rows_BT[:, first:])
 
 
 def _left_out(sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray | None) -> _Batch:

@@ -90,6 +90,14 @@ class Rule:
         """
         return MIMICRY if self.builds_up and self.sees == "prediction" else SELECTION
 
+    @property
+    def needs_null(self) -> bool:
+        """Whether what it recovers says nothing without its null: it fits the answer, or the prediction.
+
+        Where it does not, foreign tokens are as likely to hurt, and the excess over them would flatter it.
+        """
+        return self.sees == "answer" or self.null == MIMICRY
+
 
 def _leave_one_out(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens whose removal raises the target's loss most: loss(t | long without i) - loss(t | long).

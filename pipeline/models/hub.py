@@ -30,13 +30,14 @@ def weight_files(names: Iterable[str]) -> list[str]:
     return safetensors or [name for name in names if re.fullmatch(r"pytorch_model[^/]*\.bin", name)]
 
 
-def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
+def snapshot(name: str, revision: str | None, with_code: bool, patience_seconds: float | None = None) -> Path:
     """The folder of the hub's model `name`, downloaded where it is not in the cache.
 
     Args:
         name: `owner/name`.
         revision: branch, tag or commit; the main branch where None.
         with_code: fetch its Python files too.
+        patience_seconds: how long the hub may take to answer; None: as long as ever.
 
     Raises:
         InputError: there is no such model or revision, or the hub cannot be reached and the cache has none.
@@ -44,7 +45,7 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     at = "" if revision is None else f" at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
-        found = hub_answer(lambda: HfApi().model_info(name, revision=revision))
+        found = hub_answer(lambda: HfApi().model_info(name, revision=revision), patience_seconds)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"

@@ -308,18 +308,36 @@ def load_hugging_face(
     return lm
 
 
+def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | None:
+    """How many positions a model was made for, by its configuration: trained, in a table, or in a window.
+
+    Raises:
+        InputError: the configuration cannot be used.
+    """
+    config = _config(folder, trust_remote_code).get_text_config()
+    limit = position_limit(config, has_rotary_embedding=True)
+    stated = getattr(config, "max_position_embeddings", None)
+    return min(
+        (number for number in (stated, limit and limit.num_positions) if number is not None), default=None
+    )
+
+
 def _refuse_encoders(folder: Path, trust_remote_code: bool) -> None:
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (
-        Exception
-    ) as error:  # by version and fault OSError, ValueError, KeyError, or what remote code raises
-        raise InputError(f"{folder}/config.json cannot be used: {_reason(error)}") from error
+    config = _config(folder, trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"
             " models can be measured"
         )
+
+
+def _config(folder: Path, trust_remote_code: bool) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (
+        Exception
+    ) as error:  # by version and fault OSError, ValueError, KeyError, or what remote code raises
+        raise InputError(f"{folder}/config.json cannot be used: {_reason(error)}") from error
 
 
 def _load(

@@ -8,7 +8,7 @@ import torch
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.hub import is_hub_name, snapshot, weight_files
-from pipeline.models.olmo import find_checkpoint, load_olmo, model_name
+from pipeline.models.olmo import find_checkpoint, load_olmo, model_name, num_positions_of_olmo
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,20 @@ class Checkpoint:
         if self.is_olmo:
             return tokenizer_size == model.vocabulary_size
         return tokenizer_size <= model.vocabulary_size
+
+    def num_positions(self, trust_remote_code: bool = False) -> int | None:
+        """How many positions the model was made for; None where its configuration does not say.
+
+        RoPE can go beyond them, to what was not trained.
+
+        Raises:
+            InputError: the configuration cannot be used.
+        """
+        if self.is_olmo:
+            return num_positions_of_olmo(self.folder)
+        from pipeline.models.huggingface import num_positions_of  # late, as below
+
+        return num_positions_of(self.folder, trust_remote_code)
 
 
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:

@@ -264,11 +264,7 @@ def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
         InputError: the folder is not an OLMo checkpoint, is damaged, or has no RoPE.
     """
     refuse_damaged(checkpoint, MODEL_FILES)
-    try:
-        config = ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
-    except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {reason}") from error
+    config = _config(checkpoint)
     if config.block_type != BlockType.sequential:
         raise InputError(f"{checkpoint} has model.block_type {config.block_type}; only sequential is handled")
     if not config.rope:
@@ -280,6 +276,23 @@ def load_stock_olmo(checkpoint: Path, device: torch.device) -> OLMo:
         if is_out_of_memory(error):
             raise InputError(f"{checkpoint}: the model does not fit the memory of {device}") from error
         raise InputError(_why_no_weights(checkpoint / "model.pt", error)) from error
+
+
+def num_positions_of_olmo(checkpoint: Path) -> int:
+    """How many positions an OLMo checkpoint was made for.
+
+    Raises:
+        InputError: its config.yaml is damaged.
+    """
+    return int(_config(checkpoint).max_sequence_length)
+
+
+def _config(checkpoint: Path) -> ModelConfig:
+    try:
+        return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
+    except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {reason}") from error
 
 
 def _why_no_weights(path: Path, error: Exception) -> str:

@@ -79,7 +79,7 @@ def _column(name: str, values: Sequence[Any], widest_cell: int | None) -> _Colum
     cells = [_cut(_text(value, spec), widest_cell) for value in values]
     told = [value for value in values if value is not None]
     is_number = all(_is_number(value) for value in told) and bool(values)
-    return _Column([_printable(name)], cells, is_number, stands_right=is_number)
+    return _Column([printable(name)], cells, is_number, stands_right=is_number)
 
 
 def _is_number(value: Any) -> bool:
@@ -103,7 +103,7 @@ def _text(value: Any, float_spec: str = ".4g") -> str:
         return _float_text(value, float_spec)
     if isinstance(value, list | tuple):  # one entry more than can be seen, so that it is cut with "…"
         return f"[{', '.join(_text(entry) for entry in value[: _WIDEST_CELL + 1])}]"
-    return _printable(str(value))
+    return printable(str(value))
 
 
 def _float_text(value: float, spec: str) -> str:
@@ -114,7 +114,7 @@ def _float_text(value: float, spec: str) -> str:
     return format(value, ".1e") if value != 0 and float(text) == 0 else text
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` on one line and without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
@@ -169,7 +169,7 @@ def _cut_texts(columns: Sequence[_Column], max_width: int) -> None:
 
 
 def _blocks(names: Sequence[str], rows: Sequence[Sequence[Any]], max_width: int) -> str:
-    shown = [_printable(name) for name in names]
+    shown = [printable(name) for name in names]
     name_width = max(map(_width, shown))
     room = max(max_width - name_width - 2 * len(_GAP), _NARROWEST_TEXT)
     blocks = []

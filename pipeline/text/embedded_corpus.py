@@ -44,6 +44,19 @@ def embedded_records() -> list[Record]:
     return [{"text": passage} for passage in distinct_passages(_all_passages())]
 
 
+def first_passages(num_characters: int) -> list[str]:
+    """The first passages of the corpus that are at least so long together, or all of BoolQ's: at once."""
+    passages: dict[str, None] = {}
+    num_left = num_characters
+    for passage in _boolq_passages(embedded_files()[0]):
+        if passage not in passages:
+            passages[passage] = None
+            num_left -= len(passage)
+        if num_left <= 0:
+            break
+    return list(passages)
+
+
 def _all_passages() -> Iterator[str]:
     for path in embedded_files():
         yield from _boolq_passages(path) if path.suffix == ".gz" else _mmlu_passages(path.parent)

@@ -173,7 +173,7 @@ def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
         InputError: one of the files is broken.
     """
     vocabulary, of_data = (
-        _read_tokenizer(file).get_vocab(with_added_tokens=True) for file in (path, data_tokenizer)
+        read_tokenizer(file).get_vocab(with_added_tokens=True) for file in (path, data_tokenizer)
     )
     return of_data.items() <= vocabulary.items()
 
@@ -188,7 +188,7 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenize
     Raises:
         InputError: the file is broken, or has no such token.
     """
-    tokenizer = _read_tokenizer(path)
+    tokenizer = read_tokenizer(path)
     candidates = EOS_TOKENS if eos_token is None else (eos_token,)
     found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
     if found is None:
@@ -198,7 +198,12 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenize
     return DocumentTokenizer(tokenizer, found)
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The library's own tokenizer of a tokenizer.json.
+
+    Raises:
+        InputError: the file is broken.
+    """
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception for any fault of the file

@@ -16,8 +16,9 @@ from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARG
 from exported_results import vouch_for
 
 from analysis import explorer
-from analysis.explorer_records import NATS, choose, records
+from analysis.explorer_records import choose, records
 from pipeline.errors import InputError
+from pipeline.explorer_page.writing import NATS, page_of, to_json
 from pipeline.results.folder import read_artefact
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
@@ -187,10 +188,10 @@ def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
 
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
-    encoded = explorer.to_json({"text": hostile})
+    encoded = to_json({"text": hostile})
     assert "<" not in encoded
     assert json.loads(encoded) == {"text": hostile}
-    page = explorer.page({"text": hostile}, [encoded])
+    page = page_of({"text": hostile}, [encoded])
     assert page.count("<script") == page.count("</script>") == 2
 
 

@@ -176,8 +176,8 @@ function measuredTarget() {
   const losses = { short: inNats(measured.short[index]), long: inNats(measured.long[index]), own: null, null: null };
   if (rule === undefined) return { losses, selection: null, kStar: null };
   losses.own = rule.own.loss[index].map(inNats);
-  losses.null = rule.other_document.loss[index].map(inNats);
-  const of = rule[state.far], place = chunk.targets[index];
+  losses.null = rule.other_document?.loss[index].map(inNats) ?? null;
+  const of = rule[state.far] ?? rule.own, place = chunk.targets[index];
   const selection = of.distance[index].slice(0, data.k[state.kIndex]).map((distance, rank) => ({
     rank: rank + 1, distance, influence: inNats(of.influence[index][rank]), place: place - distance,
     word: "token" in of ? visible(data.null_pieces[of.token[index][rank]]) : word(chunk.pieces, place - distance),
@@ -208,8 +208,9 @@ function showTarget() {
     return;
   }
   drawChart(at("chart"), data.k, losses, state.kIndex);
-  at("chart-caption").textContent = "Loss in nats. Blue: tokens of this document; grey, dashed: the null; dotted: the long context.";
-  showTokens(measured.selection);
+  const ofNull = losses.null === null ? "" : " grey, dashed: the null;";
+  at("chart-caption").textContent = `Loss in nats. Blue: tokens of this document;${ofNull} dotted: the long context.`;
+  showTokens(measured.selection, losses.null !== null);
 }
 
 function showNumbers({ losses, kStar, selection }) {
@@ -218,15 +219,15 @@ function showNumbers({ losses, kStar, selection }) {
   const numbers = [["Loss, short context", nats(losses.short, 3)]];
   if (selection !== null) {
     numbers.push([`… and ${k} token${k > 1 ? "s" : ""}`, nats(losses.own[state.kIndex], 3)]);
-    numbers.push([`… and ${k} of the null`, nats(losses.null[state.kIndex], 3)]);
+    if (losses.null !== null) numbers.push([`… and ${k} of the null`, nats(losses.null[state.kIndex], 3)]);
   }
   numbers.push(long);
   if (selection !== null) numbers.push(["k*", kStarInWords]);
   at("numbers").replaceChildren(...numbers.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-function showTokens(selection) {
-  const isNull = state.far !== "own";
+function showTokens(selection, hasNull) {
+  const isNull = hasNull && state.far !== "own";
   const largest = Math.max(0, ...selection.map((token) => Math.abs(token.influence ?? 0)));
   const caption = `${isNull ? "Another document's tokens that" : "Far tokens that"} ${state.rule} ranks first`;
   const heading = (text, kind = "") => element("th", { scope: "col", class: kind }, text);
@@ -238,8 +239,8 @@ function showTokens(selection) {
     shown.scrollIntoView({ block: "nearest" });
   }));
   at("tokens").replaceChildren(element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...rows));
-  at("note").textContent = isNull
-    ? "In the null the far context is another document's. Dashed frames in the text mark where these tokens stood; the words inside are this document's."
+  at("note").textContent = !hasNull ? "This rule was measured without its null: it fits neither the answer nor the prediction."
+    : isNull ? "In the null the far context is another document's. Dashed frames in the text mark where these tokens stood; the words inside are this document's."
     : "";
 }
 

@@ -1,0 +1,249 @@
+"""One text explained by one model: which tokens need far context, and which few far tokens they need.
+
+  python pipeline/explain.py --model EleutherAI/pythia-160m --text-file letter.txt
+  python pipeline/explain.py --model runs/demo/models/long-seed0 --text "..."
+  fortune -l | python pipeline/explain.py --model runs/demo/models/long-seed0
+
+Nothing else is needed: no data folder, no results folder. The text is read by the model's own tokenizer, and
+of each of its tokens is measured
+  1. its loss with everything before it (long context), with the s tokens right before it (short context), and
+     with another text's tokens in the place of all farther ones: what only this text gives is the specific
+     gain. The divergence KL(p(.|long) || p(.|short)) is the gain expected before the token is seen;
+  2. the k far tokens that a rule ranks first, and what they alone, beside the short context, bring back;
+  3. k*, the least k that brings back most of the gain.
+The default rule, leave_one_out_divergence, takes each far token from the long context in turn, one pass for
+all targets, and asks how far the prediction moves: it never sees the answer. A rule that fits the answer or
+the prediction is measured on the foreign text too, its null (README.md); how long that takes is said first.
+
+prints   the text, tokens coloured that gain from far context, and where those that gain most look; no colours
+         where the output is no terminal, or NO_COLOR is set
+writes   --out, the explorer's page of this text: opens from disk in any browser
+takes    OLMo runs and checkpoints, Hugging Face folders and names. The tokens that a tokenizer puts before
+         every text (<s>) are context as any other. A longer text than the model has positions is measured at
+         its end; the long context of its last target is as long as text and model allow
+
+In a notebook: from pipeline.explain import explain; explain("...", "runs/demo/models/long-seed0")
+
+on a laptop, after `make demo` (seconds):
+  python pipeline/explain.py --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.errors import InputError
+from pipeline.explaining.asked import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, Asked
+from pipeline.influence.rules import RULES
+from pipeline.measuring.flags import DTYPES
+from pipeline.results.files import refuse_folder, write_atomically
+from pipeline.stage import file_path, logger, positive_int, random_seed, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALL = "all"
+PAGE = "explained.html"
+_HUB_PATIENCE_SECONDS = 3
+"""Somebody waits before the screen."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    stage = stage_parser(__doc__)
+    add = stage.add_argument
+    add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
+    add("--text", help="the text itself; without it and --text-file, what comes through a pipe")
+    add("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
+    add(
+        "--out",
+        type=file_path,
+        default=Path(PAGE),
+        help="the page; one that is there is replaced",
+    )
+    add(
+        "--targets", type=_targets, default=ALL, metavar="N",
+        help="predict the last N tokens only; all: every one with far context enough",
+    )  # fmt: skip
+    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH, help="s, in tokens")
+    add(
+        "--long-context-length", type=positive_int,
+        help="tokens of the text that are measured, its last; as many as text and model have if not given."
+        " Twice as many take four times as long",
+    )  # fmt: skip
+    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS), help="numbers of far tokens studied")
+    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add(
+        "--foreign-text-file", type=file_path,
+        help="the text that stands in for the far context, and of the null; English passages if not given",
+    )  # fmt: skip
+    add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
+    add("--color", choices=("auto", "always", "never"), default="auto", help="colours in what is printed")
+    add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
+    add(
+        "--dtype", choices=DTYPES, default="auto",
+        help="of weights and computation; auto: float32 of small models, of others whatever is faster here",
+    )  # fmt: skip
+    add("--device", help="torch device; cuda where there is one, else cpu, if not given")
+    add(
+        "--trust-remote-code", action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for",
+    )  # fmt: skip
+    add("--seed", type=random_seed, default=0, help="of rules that draw")
+    return stage
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Explain the text: print it, and write the page."""
+    refuse_folder(arguments.out)
+    name, text = _name_and_text(arguments)
+    asked = Asked(
+        model=arguments.model, revision=arguments.revision, tokenizer=arguments.tokenizer,
+        short_context_length=arguments.short_context_length,
+        long_context_length=arguments.long_context_length,
+        num_targets=None if arguments.targets == ALL else arguments.targets,
+        rules=arguments.rules, ks=arguments.k,
+        foreign_text=None if arguments.foreign_text_file is None else _read(arguments.foreign_text_file),
+        dtype=arguments.dtype, device=arguments.device, trust_remote_code=arguments.trust_remote_code,
+        seed=arguments.seed,
+    )  # fmt: skip
+    asked.refuse()
+    _fetch(asked)
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.explaining.explanation import explained
+    from pipeline.explaining.page import explorer_page
+    from pipeline.explaining.terminal import told
+
+    explanation = explained(text, asked)
+    html = explorer_page(explanation, name)
+    write_atomically(arguments.out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
+    sys.stdout.write(told(explanation, is_coloured=_is_coloured(arguments.color)))
+    logger.info("%s is the page", arguments.out)
+
+
+def explain(
+    text: str,
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    short_context_length: int = SHORT_CONTEXT_LENGTH,
+    long_context_length: int | None = None,
+    num_targets: int | None = None,
+    rules: Sequence[str] = DEFAULT_RULES,
+    ks: Sequence[int] = DEFAULT_KS,
+    foreign_text: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> "pd.DataFrame":
+    """What each token of a text needs of those before it: a row a target and rule.
+
+    Args:
+        text: of at least two short contexts.
+        model: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
+        tokenizer: a tokenizer.json, or a folder that holds one; None: the model's own.
+        short_context_length: s, tokens.
+        long_context_length: tokens of the text that are measured, its last; None: as many as text and model
+            have.
+        num_targets: the last so many tokens are predicted; None: all with far context enough.
+        rules: of `pipeline.influence.rules.RULES`.
+        ks: numbers of far tokens studied.
+        foreign_text: stands in for the far context, and in the null; None: English passages.
+        dtype: of `pipeline.measuring.flags.DTYPES`.
+        device: as torch names it; None: a GPU where there is one.
+
+    Returns:
+        A frame with the columns
+            position, byte_start, byte_end, token, token_id: the target: its place among the text's tokens and
+                in its UTF-8, its text and ID;
+            short_context_loss, long_context_loss, loss_difference: nats; the last is the gain, short - long;
+            short_context_divergence: the expected gain, KL(p(.|long) || p(.|short));
+            foreign_context_loss, specific_gain: with a foreign far context; that less the long-context loss;
+            rule: which chose the sources;
+            dependency_sparsity, is_censored: k*, null where there is no gain or no studied k suffices; the
+                latter case;
+            source_positions, source_tokens: lists, the most influential first;
+            source_influences, source_divergences: lists, what leaving each out costs and how far it moves the
+                prediction, nats; None where the rule left none out;
+            k, sparse_context_losses, sparse_context_divergences: lists, the numbers studied and what is left
+                with so many;
+            null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
+
+    Raises:
+        InputError: text, model or flags cannot be used.
+    """
+    from pipeline.explaining.explanation import explained
+
+    asked = Asked(
+        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
+        long_context_length=long_context_length, num_targets=num_targets, rules=rules, ks=ks,
+        foreign_text=foreign_text, dtype=dtype, device=device,
+    )  # fmt: skip
+    _fetch(asked)
+    return explained(text, asked).frame()
+
+
+def _targets(text: str) -> int | str:
+    return ALL if text == ALL else positive_int(text)
+
+
+def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
+    """What the text is called, and the text.
+
+    Raises:
+        InputError: none is given, or two, or it is empty or no UTF-8.
+    """
+    if arguments.text is not None and arguments.text_file is not None:
+        raise InputError("--text and --text-file are both given; give one of them")
+    if arguments.text is not None:
+        name, text = "--text", arguments.text
+    elif arguments.text_file is not None:
+        name, text = arguments.text_file.name, _read(arguments.text_file)
+    elif sys.stdin.isatty():
+        raise InputError("no text is given: name a file with --text-file, or give --text, or a pipe")
+    else:
+        name, text = "standard input", _decoded(sys.stdin.buffer.read(), "standard input")
+    if not text.strip():
+        raise InputError(f"the text of {name} is empty; give one of at least two short contexts")
+    return name, text
+
+
+def _read(path: Path) -> str:
+    return _decoded(path.read_bytes(), str(path))
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is no text in UTF-8: byte {error.start} is {content[error.start]:#04x}; convert it, as"
+            " with iconv"
+        ) from None
+
+
+def _fetch(asked: Asked) -> None:
+    """Fetch a hub's model before the libraries that compute are imported: without a network it ends at once.
+
+    Raises:
+        InputError: it is neither in the hub's cache nor to be had.
+    """
+    from pipeline.models.hub import is_hub_name, snapshot
+
+    if not Path(asked.model).exists() and is_hub_name(asked.model):
+        snapshot(asked.model, asked.revision, asked.trust_remote_code, _HUB_PATIENCE_SECONDS)
+
+
+def _is_coloured(color: str) -> bool:
+    if color == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return color == "always"

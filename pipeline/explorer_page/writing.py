@@ -1,0 +1,83 @@
+"""The explorer's page as one HTML file, from a header and a record a document, all JSON values.
+
+The header says what all documents share:
+
+{"results": "runs/demo/results",                  where this comes from, in words
+ "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
+ "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
+ "intervention": "remove", "recovery_fraction": 0.9, "minimum_gain": 0.1,
+ "unit_nats": 0.001, "left_out": ["a sentence", …],
+ "null_pieces": {"17": " cat", …}}                the text of the tokens that nulls name, by their ID
+
+A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which
+is all that the page shows of them, at half the bytes of decimals:
+
+{"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
+  "pieces": ["The", " cat", …],                     the text of each token of the chunk
+  "targets": [240, …],                              places in the chunk
+  "models": {"long-seed0": {"short": [4123, …], "long": […],      losses, a value a target
+    "specific": [310, …], "expected": […],          specific gain, short-context divergence; may be absent
+    "background": [3900, …],                        of intervention `background`: the loss with no k
+    "rules": {"leave_one_out": {"k_star": [4, null, "censored", …],
+      "own": {"loss": [[4110, …], …],              a target: the loss at each studied k
+              "distance": [[3, …], …], "influence": [[210, null, …], …],    a target: a value a rank
+              "divergence": …},                     how far leaving it out moves the prediction; may be absent
+      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}    the null, its tokens by ID; may be absent
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+NATS = 1e-3
+Record = dict[str, Any]
+_PARTS = Path(__file__).resolve().parent
+_SCRIPTS = ("drawing.js", "page.js")
+_STYLE, _HTML = "style.css", "page.html"
+
+
+def in_units(nats: Iterable[float | None]) -> list[int | None]:
+    """Whole numbers of NATS; None where there is no number, or NaN."""
+    return [None if value is None or value != value else round(value / NATS) for value in nats]
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON that may stand inside a script element: no `<`, so that nothing in it can end it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def page_of(header: dict[str, Any], documents: Sequence[str]) -> str:
+    """The page's HTML, from its header and the JSON of each document.
+
+    Only this very script and style may run: the page's content security policy names their hashes and allows
+    nothing else, neither a script in a document's text nor any request.
+    """
+    script = "".join(_part(name) for name in _SCRIPTS)
+    style = _part(_STYLE)
+    data = f'{to_json(header)[:-1]},"documents":[{",".join(documents)}]}}'
+    html = _part(_HTML)
+    # The data comes last: texts may hold the very words that stand for the parts.
+    for place, content in (
+        ("{{script-hash}}", _csp_hash(script)), ("{{style-hash}}", _csp_hash(style)),
+        ("{{style}}", style), ("{{script}}", script), ("{{data}}", data),
+    ):  # fmt: skip
+        assert html.count(place) == 1, place
+        html = html.replace(place, content)
+    return html
+
+
+def bytes_of_parts() -> int:
+    """What the page takes without any data."""
+    return sum((_PARTS / name).stat().st_size for name in (*_SCRIPTS, _STYLE, _HTML))
+
+
+def _part(name: str) -> str:
+    return (_PARTS / name).read_text(encoding="utf-8")
+
+
+def _csp_hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
