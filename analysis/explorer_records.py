@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,25 @@ from analysis.own_measurements import read_sparse_losses, read_sparsity
 from analysis.paired_targets import TARGET
 from pipeline.errors import InputError, unknown_name
 from pipeline.explorer_page.writing import Record, in_units
-from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
-from pipeline.results.names import OTHER_DOCUMENT, OWN
+from pipeline.results.folder import artefacts_in, read_artefact, read_made_by, read_settings
+from pipeline.results.names import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.text.chunks import long_enough_documents
 from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
-_OWN_READERS: dict[str, Callable[..., pd.DataFrame]] = {
-    "sparse_context_losses": read_sparse_losses, "dependency_sparsity": read_sparsity,
-}  # fmt: skip
-"""Of artefacts that hold more than the page shows."""
 _DOCUMENTS_A_READ = 50
 _CHUNK = TARGET[:2]
 # What must be the same for all that stands side by side on the page.
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
 _OF_SELECTIONS = ("k", "intervention", "recovery_fraction", "minimum_gain")
+_OF_TARGETS = {
+    "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
+    "specific": "specific_gain",
+}  # fmt: skip
+_BACKGROUND = {"background": "background_loss", "background_kl": "background_divergence"}
+_CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
+"""The page's names of columns; a column of nulls alone, as results of before have it, is left out."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Shown:
     """Documents that only one of the two stages has measured, and that are not shown."""
     settings: Mapping[str, Any]
     """That all models share."""
+    num_measured: int | None = None
+    """Documents among which each has its null, in their order; None where models differ in it."""
 
 
 def refuse_missing_artefacts(results: Path) -> None:
@@ -87,7 +94,16 @@ def choose(
     settings = _shared_settings(results, data, chosen_models, with_selections)
     document_ids = set(both["document_id"])
     of_one_stage = ({*sparsity["document_id"]} | {*losses["document_id"]}) - document_ids
-    return Shown(results, chosen_models, chosen_rules, sorted(document_ids), len(of_one_stage), settings)
+    num_measured = _num_measured(results, [model for model in chosen_models if model in with_selections])
+    return Shown(
+        results, chosen_models, chosen_rules, sorted(document_ids), len(of_one_stage), settings, num_measured
+    )
+
+
+def _num_measured(results: Path, models: Sequence[str]) -> int | None:
+    settings = read_settings(results, "influential_tokens")
+    numbers = {settings[model].get("num_documents") for model in models}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
@@ -136,11 +152,21 @@ def records(
         InputError: a document's rows are not whole, as where a stage is still running.
     """
     documents = {document.document_id: document for document in data.evaluation_documents()}
+    nulls = _nulls(shown, data)
     for start in range(0, len(document_ids), _DOCUMENTS_A_READ):
         batch = list(document_ids[start : start + _DOCUMENTS_A_READ])
         tables = _Tables(shown, batch)
         for document_id in batch:
-            yield _record(shown, documents[document_id], tables, tokenizer)
+            yield _record(shown, documents[document_id], nulls.get(document_id), tables, tokenizer)
+
+
+def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
+    """Document -> the one that is its null, which comes next among those that were measured."""
+    if shown.num_measured is None:
+        return {}
+    measured = long_enough_documents(data, shown.settings["long_context_length"], shown.num_measured)
+    following = [*measured[1:], measured[0]]
+    return {document.document_id: null for document, null in zip(measured, following, strict=True)}
 
 
 class _Tables:
@@ -149,14 +175,26 @@ class _Tables:
     def __init__(self, shown: Shown, document_ids: list[str]) -> None:
         only = {"model": shown.models, "document_id": document_ids}
         of_rules = only | {"rule": shown.rules}
-        losses = ["short_context_loss", "long_context_loss"]
+        losses = list(_OF_TARGETS.values())
         selected = ["rank", "distance", "context_token_id", "influence"]
         rule, far = ["rule"], ["rule", "far_context"]
         self.losses = _grouped(shown, "loss_differences", [], losses, only)
-        self.sparsity = _grouped(
-            shown, "dependency_sparsity", rule, ["dependency_sparsity", "is_censored"], of_rules
-        )
-        self.sparse = _grouped(shown, "sparse_context_losses", far, ["k", "sparse_context_loss"], of_rules)
+        k_star = ["dependency_sparsity", "is_censored"]
+        self.sparsity = {
+            criterion: _grouped(
+                shown,
+                "dependency_sparsity",
+                rule,
+                k_star,
+                of_rules,
+                partial(read_sparsity, criterion=criterion),
+            )
+            for criterion in (LOSS, DIVERGENCE)
+        }
+        self.sparse = _grouped(
+            shown, "sparse_context_losses", far, ["k", *_CURVES.values(), *_BACKGROUND.values()], of_rules,
+            read_sparse_losses,
+        )  # fmt: skip
         self.selected = _grouped(shown, "influential_tokens", far, selected, of_rules)
         self.chunks: dict[str, list[int]] = {}
         for document_id, chunk_index, *_ in self.losses:
@@ -169,12 +207,17 @@ Groups = dict[tuple[Any, ...], pd.DataFrame]
 
 
 def _grouped(
-    shown: Shown, artefact: str, names: list[str], values: list[str], only: Mapping[str, Sequence[str]]
+    shown: Shown,
+    artefact: str,
+    names: list[str],
+    values: list[str],
+    only: Mapping[str, Sequence[str]],
+    read_own: Callable[..., pd.DataFrame] | None = None,
 ) -> Groups:
     """(document_id, chunk_index, model, *names) -> the rows, ordered by target and then by rank or k."""
     columns = [*TARGET, *names, *values]
-    if artefact in _OWN_READERS:
-        rows = _OWN_READERS[artefact](shown.results, columns=columns, only=only)
+    if read_own is not None:  # of artefacts that hold more than the page shows
+        rows = read_own(shown.results, columns=columns, only=only)
     else:
         rows = read_artefact(shown.results, artefact, columns, only)
     keys = [*_CHUNK, "model", *names]
@@ -188,7 +231,11 @@ def _key(key: Hashable) -> tuple[Any, ...]:
 
 
 def _record(
-    shown: Shown, document: EvaluationDocument, tables: _Tables, tokenizer: DocumentTokenizer
+    shown: Shown,
+    document: EvaluationDocument,
+    null: EvaluationDocument | None,
+    tables: _Tables,
+    tokenizer: DocumentTokenizer,
 ) -> Record:
     chunk_length = shown.settings["long_context_length"]
     indices = tables.chunks[document.document_id]
@@ -197,9 +244,29 @@ def _record(
     chunks = []
     for index in sorted(indices):
         start = index * chunk_length
-        chunk = {"start": start, "pieces": pieces[start : start + chunk_length]}
-        chunks.append(chunk | _measured(shown, (document.document_id, index), start, tables))
+        chunk: Record = {"start": start, "pieces": pieces[start : start + chunk_length]}
+        key = document.document_id, index
+        if null is not None and (null_ids := _null_chunk(null, key, start, chunk_length, tables)) is not None:
+            chunk["null"] = {"id": null.document_id, "pieces": tokenizer.pieces(null_ids.tolist())}
+        chunks.append(chunk | _measured(shown, key, start, tables))
     return {"id": document.document_id, "num_tokens": len(document.token_ids), "chunks": chunks}
+
+
+def _null_chunk(
+    null: EvaluationDocument, chunk: tuple[str, int], start: int, chunk_length: int, tables: _Tables
+) -> np.ndarray | None:
+    """The tokens of a chunk's null; None where those that were selected there are not among them.
+
+    Results do not name the null's document: that of an earlier version may be another one.
+    """
+    null_start = chunk[1] % (len(null.token_ids) // chunk_length) * chunk_length
+    null_ids = null.token_ids[null_start : null_start + chunk_length]
+    for key, selected in tables.selected.items():
+        if key[:2] == chunk and key[-1] == OTHER_DOCUMENT:
+            places = selected["target_position"] - selected["distance"] - start
+            if not np.array_equal(null_ids[places], selected["context_token_id"]):
+                return None
+    return null_ids
 
 
 def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables) -> Record:
@@ -215,12 +282,12 @@ def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables)
         if places != targets:
             raise _not_whole(chunk[0], model)
         models[model] = {
-            "short": _units(losses["short_context_loss"]),
-            "long": _units(losses["long_context_loss"]),
+            **_columns(losses, _OF_TARGETS),
+            **_background((*chunk, model), shown.rules, len(targets), tables),
             "rules": {
                 rule: _of_rule((*chunk, model, rule), len(targets), tables)
                 for rule in shown.rules
-                if (*chunk, model, rule) in tables.sparsity
+                if (*chunk, model, rule) in tables.sparsity[LOSS]
             },
         }
     return {"targets": targets, "models": models}
@@ -228,19 +295,20 @@ def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables)
 
 def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
     """k* and, by far context, the losses and tokens of one rule."""
-    sparsity = tables.sparsity[key]
     of_rule: Record = {
-        "k_star": [
-            "censored" if is_censored else None if pd.isna(k) else int(k)
-            for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
-        ]
+        "k_star": {
+            criterion: _k_stars(groups[key]) for criterion, groups in tables.sparsity.items() if key in groups
+        }
     }
     for far_context in (OWN, OTHER_DOCUMENT):
         sparse, selected = (table.get((*key, far_context)) for table in (tables.sparse, tables.selected))
         if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
             raise _not_whole(str(key[0]), str(key[2]))
         of_rule[far_context] = {
-            "loss": _a_row_a_target(_units(sparse["sparse_context_loss"]), num_targets),
+            **{
+                name: _a_row_a_target(values, num_targets)
+                for name, values in _columns(sparse, _CURVES).items()
+            },
             "distance": _a_row_a_target(selected["distance"].tolist(), num_targets),
             "influence": _a_row_a_target(_units(selected["influence"]), num_targets),
         }
@@ -248,6 +316,27 @@ def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
             tokens = selected["context_token_id"].tolist()
             of_rule[far_context]["token"] = _a_row_a_target(tokens, num_targets)
     return of_rule
+
+
+def _k_stars(sparsity: pd.DataFrame) -> list[int | str | None]:
+    return [
+        "censored" if is_censored else None if pd.isna(k) else int(k)
+        for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
+    ]
+
+
+def _background(key: tuple[Any, ...], rules: Sequence[str], num_targets: int, tables: _Tables) -> Record:
+    """What S_k is added to under the intervention `background`, which no rule decides; else nothing."""
+    for rule in rules:
+        sparse = tables.sparse.get((*key, rule, OWN))
+        if sparse is not None and len(sparse) % num_targets == 0:
+            return _columns(sparse.iloc[:: len(sparse) // num_targets], _BACKGROUND)
+    return {}
+
+
+def _columns(rows: pd.DataFrame, names: Mapping[str, str]) -> dict[str, list[int | None]]:
+    """Columns by the page's names, without those that hold nothing."""
+    return {name: _units(rows[column]) for name, column in names.items() if rows[column].notna().any()}
 
 
 def _not_whole(document_id: str, model: str) -> InputError:

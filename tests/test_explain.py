@@ -152,11 +152,11 @@ def test_the_work_is_counted_right_before_it_is_done(
 @pytest.mark.parametrize(
     ("num_tokens", "asked", "first", "first_target", "num_targets", "ks"),
     [
-        (40, {}, 0, 24, 16, (1, 2, 4, 8)),
-        (32, {}, 0, 24, 8, (1, 2, 4, 8)),
-        (3000, {"num_targets": 5}, 952, 2043, 5, (1, 2, 4, 8)),
-        (3000, {"long_context_length": 100}, 2900, 24, 76, (1, 2, 4, 8)),
-        (20, {"short_context_length": 10, "long_context_length": 18}, 2, 14, 4, (1, 2, 4)),
+        (40, {}, 0, 20, 20, (1, 2, 4)),
+        (32, {}, 0, 20, 12, (1, 2, 4)),
+        (3000, {"num_targets": 5}, 952, 2043, 5, (1, 2, 4)),
+        (3000, {"long_context_length": 100}, 2900, 20, 80, (1, 2, 4)),
+        (20, {"short_context_length": 10, "long_context_length": 14}, 6, 12, 2, (1, 2)),
     ],
 )
 def test_which_tokens_are_measured(
@@ -173,7 +173,7 @@ def test_which_tokens_are_measured(
     [
         (31, {}, "has 31 tokens, fewer than two short contexts of 16: .*--short-context-length 15 or less"),
         (0, {}, "has 0 tokens"),
-        (40, {"num_targets": 17}, "--targets 17 is more than the 16 tokens that have 8 far"),
+        (40, {"num_targets": 21}, "--targets 21 is more than the 20 tokens that have 4 far"),
         (40, {"ks": (30,)}, "leave the last one 23 far tokens .* --k asks for 30"),
         (40, {"long_context_length": 10}, "leave the last one 0 far tokens"),
     ],

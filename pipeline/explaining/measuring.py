@@ -45,6 +45,8 @@ class OfRule:
     """The least studied k that recovers most of the gain; None where there is no gain, or none does."""
     is_censored_T: np.ndarray
     """bool: none does."""
+    expected: tuple[list[int | None], np.ndarray]
+    """Both by the divergence: of the gain that is expected before the target is seen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +91,7 @@ def measure(
         own.short,
         measured_in_foreign_context(model, token_ids_L, foreign_ids_L, part.lengths, own.predictions),
         {
-            rule: OfRule(chosen_own, of_null.get(rule), *_k_star(own, chosen_own.sparse_TJ, part.ks, asked))
+            rule: OfRule(chosen_own, of_null.get(rule), *_k_stars(own, chosen_own.sparse_TJ, part.ks, asked))
             for rule, chosen_own in of_own.items()
         },
     )
@@ -118,13 +120,21 @@ def _chosen(
     }
 
 
-def _k_star(
+def _k_stars(
     own: FarContext, sparse_TJ: Measured, ks: Sequence[int], asked: Asked
-) -> tuple[list[int | None], np.ndarray]:
-    return dependency_sparsity(
-        own.short.losses - own.long_losses_T,
-        own.short.losses[:, None] - sparse_TJ.losses,
-        np.array(ks),
-        recovery_fraction=asked.recovery_fraction,
-        minimum_gain=asked.minimum_gain,
-    )
+) -> tuple[list[int | None], np.ndarray, tuple[list[int | None], np.ndarray]]:
+    """k* and whether it is censored by the loss, and the same by the divergence."""
+
+    def k_star(gains_T: np.ndarray, recovered_TJ: np.ndarray) -> tuple[list[int | None], np.ndarray]:
+        return dependency_sparsity(
+            gains_T,
+            recovered_TJ,
+            np.array(ks),
+            recovery_fraction=asked.recovery_fraction,
+            minimum_gain=asked.minimum_gain,
+        )
+
+    short = own.short
+    by_loss = k_star(short.losses - own.long_losses_T, short.losses[:, None] - sparse_TJ.losses)
+    by_divergence = k_star(short.divergences, short.divergences[:, None] - sparse_TJ.divergences)
+    return *by_loss, by_divergence

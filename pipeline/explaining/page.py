@@ -43,15 +43,17 @@ def _record(explanation: Explanation, name: str) -> Record:
     chunk = {
         "start": part.first_token, "pieces": explanation.pieces_L, "targets": part.lengths.targets_T.tolist(),
         "models": {explanation.model_name: of_model},
+        "null": {"id": "the foreign text", "pieces": explanation.foreign_pieces_L},
     }  # fmt: skip
     return {"id": name, "num_tokens": len(explanation.text.token_ids_N), "chunks": [chunk]}
 
 
 def _of_rule(explanation: Explanation, of_rule: OfRule) -> Record:
-    k_star = [
-        "censored" if is_censored else k
-        for k, is_censored in zip(of_rule.k_star_T, of_rule.is_censored_T, strict=True)
-    ]
+    by_criterion = {"loss": (of_rule.k_star_T, of_rule.is_censored_T), "divergence": of_rule.expected}
+    k_star = {
+        criterion: ["censored" if is_censored else k for k, is_censored in zip(*values, strict=True)]
+        for criterion, values in by_criterion.items()
+    }
     record: Record = {"k_star": k_star, "own": _chosen(explanation, of_rule.own)}
     if of_rule.null is not None:
         tokens_TK = explanation.foreign.token_ids_N[of_rule.null.positions_TK]
@@ -65,11 +67,12 @@ def _chosen(explanation: Explanation, chosen: Chosen) -> Record:
     influence_TK = nothing_TK if chosen.influence_TK is None else chosen.influence_TK
     record: Record = {
         "loss": _rows(chosen.sparse_TJ.losses),
+        "kl": _rows(chosen.sparse_TJ.divergences),
         "distance": distances_TK.tolist(),
         "influence": _rows(influence_TK),
     }
     if chosen.divergence_TK is not None:
-        record["divergence"] = _rows(chosen.divergence_TK)
+        record["moved"] = _rows(chosen.divergence_TK)
     return record
 
 

@@ -63,19 +63,22 @@ function axis(values) {
 }
 
 /**
- * The loss from the short context, over k tokens more, to the long context, beside the null's.
+ * The loss, or the divergence, over k tokens to the long context, beside the null's and another rule's.
  *
- * losses: {short, long, own: [a loss at each k], null: the same or null}, in nats; kIndex: the k in force.
+ * curves: {start, long, own: [a value at each k], null: the same or null, beside, besideStart, besideLong: of the
+ * rule beside, or null}, in nats; kIndex: the k in force.
  */
-function drawChart(svg, ks, losses, kIndex) {
+function drawChart(svg, ks, curves, kIndex) {
   const left = 42, right = 312, top = 12, bottom = 148;
   const names = ["0", ...ks.map(String), "all"];
-  const own = [losses.short, ...losses.own, losses.long];
-  const ofNull = losses.null === null ? [] : [losses.short, ...losses.null];
-  const { low, high, ticks, digits } = axis([...own, ...ofNull]);
+  const own = [curves.start, ...curves.own, curves.long];
+  const ofNull = curves.null === null ? [] : [curves.start, ...curves.null];
+  const beside = curves.beside === null ? [] : [curves.besideStart, ...curves.beside, curves.besideLong];
+  const { low, high, ticks, digits } = axis([...own, ...ofNull, ...beside]);
   const x = (index) => left + 12 + (index * (right - left - 24)) / (names.length - 1);
-  const y = (loss) => bottom - ((loss - low) / (high - low)) * (bottom - top);
-  const line = (values) => values.map((loss, index) => `${x(index).toFixed(1)},${y(loss).toFixed(1)}`).join(" ");
+  const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
+  const line = (values) => values.map((value, index) => `${x(index).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  const dots = (values, kind, radius) => values.map((value, index) => svgElement("circle", { class: kind, cx: x(index), cy: y(value), r: radius }));
   svg.setAttribute("viewBox", "0 0 320 186");
   svg.replaceChildren(
     ...ticks.flatMap((tick) => [
@@ -83,28 +86,51 @@ function drawChart(svg, ks, losses, kIndex) {
       svgElement("text", { x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, nats(tick, digits)),
     ]),
     ...names.map((name, index) => svgElement("text", { x: x(index), y: bottom + 16, "text-anchor": "middle" }, name)),
-    svgElement("text", { x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, "far tokens beside the short context, k"),
-    svgElement("line", { class: "level", x1: left, x2: right, y1: y(losses.long), y2: y(losses.long) }),
+    svgElement("text", { x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, curves.isBackground ? "own tokens in a foreign far context, k" : "far tokens beside the short context, k"),
+    svgElement("line", { class: "level", x1: left, x2: right, y1: y(curves.long), y2: y(curves.long) }),
     svgElement("polyline", { class: "null", points: line(ofNull) }),
+    svgElement("polyline", { class: "beside", points: line(beside) }),
     svgElement("polyline", { class: "own", points: line(own) }),
-    ...ofNull.slice(1).map((loss, index) => svgElement("circle", { class: "null", cx: x(index + 1), cy: y(loss), r: 2 })),
-    ...own.map((loss, index) => svgElement("circle", { class: "own", cx: x(index), cy: y(loss), r: 3 })),
-    svgElement("circle", { class: "now", cx: x(kIndex + 1), cy: y(losses.own[kIndex]), r: 5 }),
+    ...dots(ofNull, "null", 2), ...dots(beside, "beside", 2.5), ...dots(own, "own", 3),
+    svgElement("circle", { class: "now", cx: x(kIndex + 1), cy: y(curves.own[kIndex]), r: 5 }),
   );
-  const told = ks.map((k, index) => `k = ${k}: ${nats(losses.own[index])}`).join(", ");
-  svg.setAttribute("aria-label", `Loss in nats. Short context: ${nats(losses.short)}, ${told}, long context: ${nats(losses.long)}`);
+  const told = ks.map((k, index) => `k = ${k}: ${nats(curves.own[index])}`).join(", ");
+  svg.setAttribute("aria-label", `In nats. ${curves.isBackground ? "Foreign far context" : "Short context"}: ${nats(curves.start)}, ${told}, long context: ${nats(curves.long)}`);
+}
+
+/** How many targets gain how much, and where one of them stands; 1 in 100 at either end is drawn at the end. */
+function drawHistogram(svg, ascending, chosen) {
+  const left = 8, right = 312, bottom = 34, numBins = 38;
+  const low = Math.min(0, ascending[Math.floor(ascending.length * 0.01)]);
+  const high = Math.max(0.1, ascending[Math.ceil(ascending.length * 0.99) - 1]);
+  const binOf = (gain) => Math.min(numBins - 1, Math.max(0, Math.floor(((gain - low) / (high - low)) * numBins)));
+  const counts = new Array(numBins).fill(0);
+  for (const gain of ascending) counts[binOf(gain)] += 1;
+  const most = Math.max(...counts), width = (right - left) / numBins;
+  // By square roots, so that a single target can be seen beside thousands.
+  const height = (count) => (bottom - 4) * Math.sqrt(count / most);
+  const x = (gain) => left + Math.min(1, Math.max(0, (gain - low) / (high - low))) * (right - left);
+  svg.setAttribute("viewBox", "0 0 320 50");
+  svg.replaceChildren(
+    ...counts.map((count, bin) => svgElement("rect", { class: "bin", x: left + bin * width, width: width - 1, y: bottom - height(count), height: height(count) })),
+    svgElement("line", { class: "zero", x1: x(0), x2: x(0), y1: 0, y2: bottom }),
+    svgElement("path", { class: "here", d: `M${x(chosen)} ${bottom + 1}l5 8h-10z` }),
+    svgElement("text", { x: x(0), y: bottom + 14, "text-anchor": "middle" }, "0"),
+  );
+  svg.setAttribute("aria-label", `How many targets gain how much; this one gains ${signedNats(chosen)} nats`);
 }
 
 /** A row of the table of tokens; `show` leads to the token's place in the text. */
-function tokenRow(token, largest, show) {
+function tokenRow(token, largest, hasBeside, show) {
   const button = element("button", { type: "button" }, element("bdi", {}, token.word));
   button.addEventListener("click", show);
   const bar = element("i", token.influence > 0 ? {} : { class: "less" });
-  const share = token.influence === null || largest === 0 ? 0 : Math.abs(token.influence) / largest;
+  const share = token.influence === null || largest === 0 ? 0 : Math.min(1, Math.abs(token.influence) / largest);
   bar.style.width = `${Math.max(share * 100, share > 0 ? 1 : 0).toFixed(1)}%`;
   return element(
     "tr", {},
     element("td", {}, String(token.rank)),
+    ...(hasBeside ? [element("td", {}, String(token.rankBeside))] : []),
     element("td", { class: "word" }, button),
     element("td", {}, String(token.distance)),
     element("td", {}, token.influence === null ? "–" : signedNats(token.influence, 3)),

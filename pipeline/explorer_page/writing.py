@@ -13,16 +13,20 @@ A record holds the measured chunks of one document. Losses and influences are wh
 is all that the page shows of them, at half the bytes of decimals:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
-  "pieces": ["The", " cat", …],                     the text of each token of the chunk
-  "targets": [240, …],                              places in the chunk
-  "models": {"long-seed0": {"short": [4123, …], "long": […],      losses, a value a target
-    "specific": [310, …], "expected": […],          specific gain, short-context divergence; may be absent
-    "background": [3900, …],                        of intervention `background`: the loss with no k
-    "rules": {"leave_one_out": {"k_star": [4, null, "censored", …],
-      "own": {"loss": [[4110, …], …],              a target: the loss at each studied k
-              "distance": [[3, …], …], "influence": [[210, null, …], …],    a target: a value a rank
-              "divergence": …},                     how far leaving it out moves the prediction; may be absent
-      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}    the null, its tokens by ID; may be absent
+  "pieces": ["The", " cat", …],                   the text of each token of the chunk
+  "null": {"id": "0a11…", "pieces": […]},         that of the null's chunk; may be absent
+  "targets": [240, …],                            places in the chunk
+  "models": {"long-seed0": {
+    "short": [4123, …], "long": […],              losses, a value a target
+    "expected": […], "specific": […],             short-context divergence, specific gain; may be absent
+    "background": […], "background_kl": […],      of intervention `background`: loss, divergence with no k
+    "rules": {"leave_one_out": {
+      "k_star": {"loss": [4, null, "censored", …], "divergence": […]},      the latter may be absent
+      "own": {
+        "loss": [[4110, …], …], "kl": […],        a target: loss, divergence (may be absent) at each studied k
+        "distance": [[3, …], …], "influence": [[210, null, …], …],          a target: a value a rank
+        "moved": […]},                            how far leaving it out moves the prediction; may be absent
+      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null, its tokens by ID; may be absent
 """
 
 import base64
@@ -35,7 +39,9 @@ from typing import Any
 NATS = 1e-3
 Record = dict[str, Any]
 _PARTS = Path(__file__).resolve().parent
-_SCRIPTS = ("drawing.js", "page.js")
+_SCRIPTS = (
+    "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
+)  # fmt: skip
 _STYLE, _HTML = "style.css", "page.html"
 
 

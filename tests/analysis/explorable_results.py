@@ -16,6 +16,8 @@ SHORT, LONG, TARGETS = 4, 32, 5
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "nearest"]
 MODELS = ["long <b>", "other"]
+Study = tuple[Sequence[str], tuple[int, int, int], Sequence[int], str]
+"""Rules, lengths, ks, intervention."""
 LOSSES_ONLY = "short"
 """A model with loss differences and no influential tokens."""
 
@@ -27,6 +29,7 @@ def write_explorable(
     rules: Sequence[str] = RULES,
     lengths: tuple[int, int, int] = (SHORT, LONG, TARGETS),
     ks: Sequence[int] = KS,
+    intervention: str = "remove",
 ) -> tuple[Path, Path]:
     """`folder`/results and `folder`/data of all whole chunks of all texts.
 
@@ -59,7 +62,9 @@ def write_explorable(
     sha256 = hashlib.sha256(files[EVALUATION_FILE]).hexdigest()
     for index, model in enumerate([*models, LOSSES_ONLY]):
         generator = np.random.default_rng(index)
-        _write_model(folder / "results", model, documents, sha256, (rules, lengths, ks), generator)
+        _write_model(
+            folder / "results", model, documents, sha256, (rules, lengths, ks, intervention), generator
+        )
     return folder / "results", data
 
 
@@ -68,13 +73,13 @@ def _write_model(
     model: str,
     documents: Sequence[EvaluationDocument],
     sha256: str,
-    study: tuple[Sequence[str], tuple[int, int, int], Sequence[int]],
+    study: Study,
     generator: np.random.Generator,
 ) -> None:
-    rules, lengths, ks = study
+    rules, lengths, ks, intervention = study
     settings = dict(
         zip(("short_context_length", "long_context_length", "targets_per_chunk"), lengths, strict=True)
-    )
+    ) | {"num_documents": len(documents)}
     inputs = {"evaluation_documents": sha256}
     of_losses = StageOutput(
         results, "loss_differences", model, settings=settings, inputs=inputs, num_shards=1
@@ -83,7 +88,7 @@ def _write_model(
     of_losses.write_shard(0, {"loss_differences": losses})
     if model != LOSSES_ONLY:
         settings |= {
-            "k": list(ks), "rules": list(rules), "intervention": "remove", "recovery_fraction": 0.9,
+            "k": list(ks), "rules": list(rules), "intervention": intervention, "recovery_fraction": 0.9,
             "minimum_gain": 0.1,
         }  # fmt: skip
         StageOutput(
@@ -93,11 +98,12 @@ def _write_model(
 
 def _tables(
     documents: Sequence[EvaluationDocument],
-    study: tuple[Sequence[str], tuple[int, int, int], Sequence[int]],
+    study: Study,
     model: str,
     generator: np.random.Generator,
 ) -> tuple[dict[str, list], dict[str, dict[str, list]]]:
-    rules, (short_length, long_length, num_targets), ks = study
+    rules, (short_length, long_length, num_targets), ks, intervention = study
+    with_background = intervention == "background"
     losses: list[dict] = []
     tables: dict[str, list[dict]] = {
         "influential_tokens": [], "sparse_context_losses": [], "dependency_sparsity": []
@@ -112,28 +118,36 @@ def _tables(
                     "document_id": document.document_id, "chunk_index": chunk_index,
                     "target_position": position,
                 }  # fmt: skip
-                short, long = generator.gamma(4, 1, 2).round(6)
+                short, long, expected, specific, background = generator.gamma(4, 1, 5).round(6)
                 both = {"short_context_loss": short, "long_context_loss": long}
+                of_background = {"background_loss": background if with_background else None}
                 losses.append(
                     target | both | {
                         "target_token_id": document.token_ids[position], "loss_difference": short - long,
                         "num_long_context_tokens": position - start, "windowed_short_context_loss": None,
+                        "short_context_divergence": expected, "specific_gain": specific,
                     }
                 )  # fmt: skip
                 for rule in rules:
                     k_star = [None, 2, None][position % 3]
-                    tables["dependency_sparsity"].append(
+                    tables["dependency_sparsity"] += [
                         target | {
-                            "rule": rule, "loss_difference": short - long, "dependency_sparsity": k_star,
-                            "is_censored": position % 3 == 2,
+                            "rule": rule, "loss_difference": short - long, "criterion": criterion,
+                            "dependency_sparsity": k_star if criterion == "loss" else 4,
+                            "is_censored": position % 3 == 2 and criterion == "loss",
                         }
-                    )  # fmt: skip
+                        for criterion in ("loss", "divergence")
+                    ]  # fmt: skip
                     for far_context in ("own", "other_document"):
                         here = target | {"rule": rule, "far_context": far_context}
                         far = generator.permutation(np.arange(start, position - short_length))[: max(ks)]
                         tables["sparse_context_losses"] += [
-                            here | both | {"k": k, "sparse_context_loss": generator.gamma(4, 1)} for k in ks
-                        ]
+                            here | both | of_background | {
+                                "k": k, "sparse_context_loss": generator.gamma(4, 1),
+                                "sparse_context_divergence": generator.gamma(1, 1),
+                            }
+                            for k in ks
+                        ]  # fmt: skip
                         tables["influential_tokens"] += [
                             here | {
                                 "rank": rank + 1, "context_position": place, "distance": position - place,

@@ -237,7 +237,9 @@ def test_models_are_switched(page: "sync_api.Page", tokens: pd.DataFrame) -> Non
     page.get_by_role("combobox", name="Model").select_option(LOSSES_ONLY)
     assert lit_tokens(page) == {}
     assert "No influential tokens" in page.locator("#note").inner_text()
-    assert page.locator("#numbers dt").all_inner_texts() == ["Loss, short context", "Loss, long context"]
+    assert page.locator("#numbers dt").all_inner_texts() == [
+        "Loss, short context", "Loss, long context", "Expected gain", "Specific gain",
+    ]  # fmt: skip
 
 
 def test_the_short_context_is_marked(page: "sync_api.Page") -> None:
@@ -275,7 +277,7 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
     for target in page.locator("#text .target").all()[::3]:
         target.click()
     assert page.locator("script").count() == 2
-    assert page.locator("img, svg:not(#chart), a").count() == 0
+    assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
 
 
 def test_right_to_left_text_stays_within_its_paragraph(page: "sync_api.Page") -> None:

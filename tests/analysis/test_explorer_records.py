@@ -104,12 +104,15 @@ def test_losses_and_k_star_are_those_of_the_parquet(explorable: Path) -> None:
                 rows = losses[(losses["model"] == model) & (losses["document_id"] == document["id"])]
                 rows = rows.set_index("target_position").loc[[start + place for place in places]]
                 measured = chunk["models"][model]
-                for name in ("short", "long"):
-                    np.testing.assert_allclose(
-                        np.array(measured[name]) * NATS, rows[f"{name}_context_loss"], atol=NATS
-                    )
+                for name, column in {
+                    "short": "short_context_loss", "long": "long_context_loss", "specific": "specific_gain",
+                    "expected": "short_context_divergence",
+                }.items():  # fmt: skip
+                    np.testing.assert_allclose(np.array(measured[name]) * NATS, rows[column], atol=NATS)
+                assert "background" not in measured
                 kinds = [[None, 2, "censored"][(start + place) % 3] for place in places]
-                assert [rule["k_star"] for rule in measured["rules"].values()] == [kinds] * len(
+                k_stars = {"loss": kinds, "divergence": [4] * len(places)}
+                assert [rule["k_star"] for rule in measured["rules"].values()] == [k_stars] * len(
                     measured["rules"]
                 )
             assert list(chunk["models"][LOSSES_ONLY]["rules"]) == []
