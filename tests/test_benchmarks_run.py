@@ -23,10 +23,12 @@ import agreement
 import bfloat16_agreement
 import leave_one_out
 import matrix_product_peak
+import method_seconds
 import variants
 import worker
 from problem import Problem
 
+from analysis.rules.methods import read_seconds
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
 
@@ -167,6 +169,18 @@ def test_bfloat16_agreement_runs(tmp_path: Path, make_olmo: Callable[..., OLMo])
         assert 0 < row["influence_error_rms_nats"] < 0.1 * row["influence_rms_nats"]
         assert 0.8 < row["rank_correlation"] <= 1  # ranks may survive what moves every influence
     assert report["far_contexts"].keys() == {"own", "other_document"}
+
+
+def test_method_seconds_times_every_rule(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
+    (tmp_path / "data").mkdir()
+    data, run = write_data(tmp_path / "data"), write_checkpoint(tmp_path / "run", make_olmo())
+    words = ["--checkpoint", run, "--data", data, "--out", tmp_path / "out.json", "--max-documents", 2,
+             "--short-context-length", 2, "--long-context-length", 12, "--targets-per-chunk", 2, "--k", 2,
+             "--rules", "surrogate", "learned_attention", "greedy", "nearest"]  # fmt: skip
+    method_seconds.main(method_seconds.parser().parse_args([str(word) for word in words]))
+    seconds = read_seconds(tmp_path / "out.json")
+    assert seconds.keys() == {"surrogate", "learned_attention", "greedy", "nearest"}
+    assert all(value > 0 for value in seconds.values())
 
 
 @pytest.mark.slow

@@ -5,6 +5,37 @@ import pyarrow as pa
 from pipeline.results.schema_columns import SELECTION_COLUMNS, column, with_interval
 
 DERIVED_SCHEMAS: dict[str, pa.Schema] = {
+    "methods": pa.schema(
+        [
+            column("model", pa.string(), "the model that chose the tokens"),
+            SELECTION_COLUMNS[0],
+            column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
+            column("intervention", pa.string(), "what stands where a token is left out"),
+            column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
+            column("k", pa.int32(), "number of influential tokens"),
+            column("num_targets", pa.int32(), "targets of the text"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
+            *with_interval(
+                "loss_effect",
+                "what k tokens recover of it beyond the null; of rules that fit neither answer nor prediction"
+                " what they recover; nats",
+            ),
+            *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
+            *with_interval("divergence_effect", "the same effect by the divergence, nats"),
+            *with_interval(
+                "found_dependencies",
+                "share of the true dependencies of synthetic examples among the first as many tokens; NaN"
+                " where not measured; its interval is over examples",
+            ),
+            *with_interval(
+                "found_signs", "share of the planted signs among the first as many tokens; NaN likewise"
+            ),
+            column("token_forwards_per_target", pa.float64(), "of the choice, for one far context"),
+            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+            column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
+        ]
+    ),
     "measures": pa.schema(
         [
             SELECTION_COLUMNS[0],

@@ -1,0 +1,160 @@
+"""The benchmark of methods: which one finds the few far tokens that a prediction depends on, at what cost.
+
+A method is a rule, judged under an intervention by the model that chose, or by another. Of each:
+
+    effect      what its k tokens recover of the gain beyond the null that fits it, by the losses and by the
+                divergence; of methods that fit neither answer nor prediction what they recover, which foreign
+                tokens would flatter (`analysis.token_effects`)
+    found       of the true dependencies of synthetic examples, and of signs planted in text, the share that
+                is among its first as many tokens: precision and recall there, which are the same number
+    cost        token-forwards, backward tokens and seconds a target, of the choice alone
+
+Intervals are over documents, or examples.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.document_intervals import interval_columns, interval_over_documents
+from analysis.own_measurements import read_sparse_losses
+from analysis.rules.measures import OTHER, SAME, MeasuredText, found_signs
+from analysis.token_effects import token_effects
+from pipeline.errors import InputError
+from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, RULES
+from pipeline.results.folder import read_artefact, read_settings_of
+from pipeline.results.names import DIVERGENCE, LOSS
+from pipeline.studies.rule_costs import RuleCosts
+
+SORTED_AT_K = 4
+"""Methods are ordered by what so many tokens of theirs are worth."""
+_METHOD = ["rule", "intervention"]
+_FOUND, _ANY = "found_dependencies", ""
+
+
+def methods_table(
+    text: Sequence[Path],
+    *,
+    judge: str = SAME,
+    planted: Sequence[Path] = (),
+    signs: Sequence[Mapping[str, Any]] = (),
+    synthetic: Path | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> pd.DataFrame:
+    """A row a method and k, the best at k = 4 by the divergence first, within each intervention.
+
+    Args:
+        text: results of influential_tokens on text, a folder an intervention.
+        judge: who tried the tokens: SAME, the model that chose them, or OTHER.
+        planted: the same on planted text.
+        signs: where its signs are.
+        synthetic: results of found_dependencies.
+        seconds: a target, by rule.
+
+    Returns:
+        The columns of the schema `methods`. What was not measured is NaN.
+
+    Raises:
+        InputError: that judge tried nothing.
+    """
+    table = pd.concat([_effects(folder, judge) for folder in text], ignore_index=True)
+    if table.empty:
+        raise InputError(f"no tokens were tried by {judge} in {', '.join(map(str, text))}")
+    table["sees"] = [RULES[rule].sees if rule in RULES else "answer" for rule in table["rule"]]
+    table = table.merge(_found_signs(planted, signs), how="left", on="rule")
+    table = _with_found_dependencies(table, synthetic)
+    table["seconds_per_target"] = table["rule"].map(dict(seconds or {})).astype("float64")
+    worth = table[table["k"] == SORTED_AT_K].set_index(_METHOD)["divergence_effect"]
+    order = [
+        worth.get((rule, of), -np.inf) for rule, of in zip(table["rule"], table["intervention"], strict=True)
+    ]
+    table = table.assign(worth=order).sort_values(
+        ["intervention", "worth", "rule", "k"], ascending=[True, False, True, True], ignore_index=True
+    )
+    return table.drop(columns="worth")
+
+
+def _effects(folder: Path, judge: str) -> pd.DataFrame:
+    """By the loss and by the divergence, a row a rule and k, of the first model."""
+    effects = token_effects(read_sparse_losses(folder, every_judge=True))
+    model = effects["model"].min()
+    judges = np.where(effects["judge"] == effects["model"], SAME, OTHER)
+    effects = effects[(effects["model"] == model) & (judges == judge)]
+    names = [f"{name}{end}" for name in ("gain", "effect") for end in ("", "_low", "_high")]
+    parts = [
+        effects[effects["criterion"] == criterion].set_index(["rule", "k"])[names].add_prefix(f"{criterion}_")
+        for criterion in (LOSS, DIVERGENCE)
+    ]
+    counts = effects.groupby(["rule", "k"])[["num_targets", "num_documents"]].first()
+    table = pd.concat([counts, *parts], axis=1).reset_index()
+    settings = read_settings_of(folder, "influential_tokens", str(model))
+    costs = costs_of(settings)
+    rule_and_k = list(zip(table["rule"], table["k"], strict=True))
+    return table.assign(
+        model=model,
+        intervention=settings.get("intervention") or REMOVE,
+        judge=judge,
+        token_forwards_per_target=[costs.token_forwards_per_target(*one) for one in rule_and_k],
+        backward_tokens_per_target=[costs.backward_tokens_per_target(rule) for rule, _ in rule_and_k],
+    )
+
+
+def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
+    """What rules cost under the settings of influential_tokens."""
+    lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
+    return RuleCosts(
+        **{length: settings[length] for length in lengths},
+        search_budget=settings.get("search_budget"),
+        intervention=settings.get("intervention") or REMOVE,
+        num_backgrounds=settings.get("num_backgrounds") or 1,
+        num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
+    )
+
+
+def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a rule: the share of signs found, under the first intervention that it was asked under."""
+    columns = ["found_signs", "found_signs_low", "found_signs_high"]
+    if not planted:
+        return pd.DataFrame(columns=["rule", *columns]).astype(dict.fromkeys(columns, "float64"))
+    found = found_signs(MeasuredText.of(planted), signs)
+    of_background = found.assign(is_other=found["intervention"] != BACKGROUND).sort_values("is_other")
+    named = of_background.rename(columns=lambda name: str(name).replace("found", "found_signs", 1))
+    return named.drop_duplicates("rule")[["rule", *columns]]
+
+
+def _with_found_dependencies(table: pd.DataFrame, synthetic: Path | None) -> pd.DataFrame:
+    """The share of true dependencies among the first as many tokens, of all tasks and models that learnt."""
+    found: dict[tuple[str, str], dict[Any, float]] = {}
+    if synthetic is not None:
+        rows = read_artefact(synthetic, "found_dependencies")
+        rows = rows[rows["is_learnt"] & (rows["rank"] <= rows["num_dependencies"])]
+        example = rows["model"] + rows["size"].astype(str) + rows["example_index"].astype(str)
+        rows = rows.assign(example=example, intervention=rows["intervention"].fillna(_ANY))
+        for (rule, intervention), of_method in rows.groupby(_METHOD):
+            interval = interval_over_documents(of_method["example"], of_method["is_dependency"])
+            found[rule, intervention] = interval_columns(_FOUND, interval)
+    nothing: dict[Any, float] = dict.fromkeys((_FOUND, f"{_FOUND}_low", f"{_FOUND}_high"), np.nan)
+    columns = [
+        found.get((rule, intervention)) or found.get((rule, _ANY)) or nothing
+        for rule, intervention in zip(table["rule"], table["intervention"], strict=True)
+    ]
+    return table.join(pd.DataFrame(columns, index=table.index))
+
+
+def read_seconds(path: Path) -> dict[str, float]:
+    """Seconds a target, by rule, as tests/benchmarks/method_seconds.py wrote them.
+
+    Raises:
+        InputError: the file is not of that kind.
+    """
+    try:
+        seconds = json.loads(path.read_text(encoding="utf-8"))["seconds_per_target"]
+        return {str(rule): float(value) for rule, value in seconds.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not what tests/benchmarks/method_seconds.py --out writes; run that again"
+        ) from error

@@ -1,0 +1,185 @@
+"""The benchmark of methods: its table by hand, its order, and the program on what a tiny run leaves."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from measured_documents import measure, write_checkpoint, write_data
+from olmo.model import OLMo
+
+from analysis import methods as program
+from analysis.rules.measures import OTHER
+from analysis.rules.method_figures import methods_figure
+from analysis.rules.methods import methods_table, read_seconds
+from pipeline import influential_tokens
+from pipeline.errors import InputError
+from pipeline.results.parquet import read_parquet
+from pipeline.results.schemas import SCHEMAS
+from pipeline.results.stage_output import StageOutput
+
+SETTINGS = {
+    "short_context_length": 2, "long_context_length": 20, "targets_per_chunk": 1, "k": [1, 4],
+    "intervention": "background", "num_backgrounds": 2, "num_subsets": None,
+}  # fmt: skip
+DOCUMENTS = ["a", "b", "c"]
+# rule -> nats by the divergence that 1 and 4 tokens recover, own and of the null; by the loss half of that
+RECOVERED = {
+    "surrogate": ((0.6, 0.8), (0.2, 0.5)),
+    "attention": ((0.2, 0.4), (-0.5, -0.5)),
+    "add_one_in_divergence": ((0.7, 0.9), (0.1, 0.2)),
+}
+
+
+def _losses(rule: str, judge: str, share: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "document_id": document, "chunk_index": 0, "target_position": 19, "rule": rule, "judge": judge,
+            "far_context": far_context, "null_kind": None, "k": k, "short_context_loss": 4.0,
+            "background_loss": 4.0, "long_context_loss": 3.0,
+            "sparse_context_loss": 4.0 - share * recovered / 2,
+            "short_context_divergence": 1.0, "background_divergence": 1.0,
+            "sparse_context_divergence": 1.0 - share * recovered,
+        }
+        for far_context, of_k in zip(("own", "other_document"), RECOVERED[rule], strict=True)
+        for k, recovered in zip((1, 4), of_k, strict=True)
+        for document in DOCUMENTS
+    ]  # fmt: skip
+
+
+def _write(
+    results: Path, stage: str, settings: dict[str, Any], tables: dict[str, list[dict[str, Any]]]
+) -> Path:
+    output = StageOutput(results, stage, "seed0", settings=settings, inputs={}, num_shards=1)
+    columns = {
+        artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
+        for artefact, rows in tables.items()
+    }
+    output.write_shard(0, columns)
+    return results
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [
+        row
+        for rule in RECOVERED
+        for judge, share in (("seed0", 1.0), ("seed1", 0.5))
+        for row in _losses(rule, judge, share)
+    ]
+    folder = tmp_path_factory.mktemp("methods") / "results"
+    return _write(folder, "influential_tokens", SETTINGS, {"sparse_context_losses": rows})
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two dependencies surrogate finds one, and in a background both; attention none."""
+    found = {
+        ("surrogate", "remove"): [1, 0, 1],
+        ("surrogate", "background"): [1, 1, 0],
+        ("attention", None): [0, 0, 1],
+    }
+    rows = [
+        {
+            "task": "t", "positions": "pose", "seed": 0, "largest_train_size": 9,
+            "largest_train_sparsity": None,
+            "is_learnt": is_learnt, "size": 9, "sparsity": None, "example_index": example, "target_index": 0,
+            "num_far_tokens": 7, "num_dependencies": 2, "long_context_loss": 0.1, "rule": rule,
+            "intervention": intervention, "rank": rank, "context_position": rank, "context_token": "x",
+            # a model that has not learnt the task tells nothing
+            "is_dependency": bool(of_ranks[rank - 1]) if is_learnt else False,
+        }
+        for (rule, intervention), of_ranks in found.items()
+        for is_learnt in (True, False)
+        for example in range(3)
+        for rank in (1, 2, 3)
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("methods") / "synthetic"
+    return _write(folder, "found_dependencies", {}, {"found_dependencies": rows})
+
+
+def test_effects_are_beyond_the_null_that_fits_and_the_best_stands_first(text: Path) -> None:
+    table = methods_table([text])
+    assert table["rule"].tolist() == ["add_one_in_divergence"] * 2 + ["attention"] * 2 + ["surrogate"] * 2
+    of_4 = table[table["k"] == 4].set_index("rule")
+    # what attention chose fits nothing: its own recovery counts, which foreign tokens would flatter
+    expected = {"add_one_in_divergence": 0.7, "attention": 0.4, "surrogate": 0.3}
+    for rule, effect in expected.items():
+        row = of_4.loc[rule]
+        assert row["divergence_effect"] == pytest.approx(effect, abs=1e-6)
+        assert row["loss_effect"] == pytest.approx(effect / 2, abs=1e-6)
+        assert row["divergence_effect_low"] == pytest.approx(effect, abs=1e-6)  # documents are alike
+    assert of_4["sees"].to_dict() == {
+        "add_one_in_divergence": "prediction", "attention": "attention", "surrogate": "answer",
+    }  # fmt: skip
+    assert set(table["intervention"]) == {"background"} and set(table["num_documents"]) == {3}
+    assert table[["found_dependencies", "found_signs", "seconds_per_target"]].isna().all(axis=None)
+    # of 19 rows of a packed sequence, in each of 2 backgrounds: 64 subsets
+    assert of_4.loc["surrogate", "token_forwards_per_target"] == 2 * 64 * 19
+
+
+def test_another_judge(text: Path) -> None:
+    of_4 = methods_table([text], judge=OTHER).query("k == 4").set_index("rule")
+    assert of_4.loc["add_one_in_divergence", "divergence_effect"] == pytest.approx(0.35, abs=1e-6)
+    with pytest.raises(InputError, match="no tokens were tried by nobody in"):
+        methods_table([text], judge="nobody")
+
+
+def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Path) -> None:
+    table = methods_table([text], synthetic=synthetic, seconds={"surrogate": 0.25})
+    of_rule = table.drop_duplicates("rule").set_index("rule")
+    assert of_rule.loc["surrogate", "found_dependencies"] == 1.0  # in a background, as the text was measured
+    assert of_rule.loc["attention", "found_dependencies"] == 0.0  # whose choice knows no intervention
+    assert np.isnan(of_rule.loc["add_one_in_divergence", "found_dependencies"])
+    assert of_rule["seconds_per_target"].dropna().to_dict() == {"surrogate": 0.25}
+
+
+def test_the_figure_names_the_best_and_shows_what_was_measured(text: Path, synthetic: Path) -> None:
+    figure = methods_figure(methods_table([text], synthetic=synthetic))
+    assert figure.get_suptitle().startswith("add_one_in_divergence finds the tokens that are worth most")
+    assert "3 documents" in figure.get_suptitle()
+    axes = [ax for ax in figure.axes]
+    assert len(axes) == 4  # both effects, dependencies and cost; no signs were planted
+    names = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert names == ["surrogate", "attention", "add_one_in_divergence"]
+    plt.close(figure)
+
+
+def test_seconds_are_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "seconds.json"
+    path.write_text(json.dumps({"seconds_per_target": {"greedy": 2}}))
+    assert read_seconds(path) == {"greedy": 2.0}
+    for content in ("{}", "[1]", "no", '{"seconds_per_target": {"greedy": "long"}}'):
+        path.write_text(content)
+        with pytest.raises(InputError, match=r"is not what tests/benchmarks/method_seconds.py --out writes"):
+            read_seconds(path)
+
+
+def test_the_program_on_a_tiny_run(
+    tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data(tmp_path / "data", train_token_ids=[np.arange(1, 47).tolist()])
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    words = ["--rules", "surrogate", "attention_rollout", "learned_attention", "nearest", "--k", "1", "4"]
+    words += ["--learning-chunks", "2", "--num-subsets", "8"]
+    measure(influential_tokens, tmp_path, *words, "--intervention", "background")
+    measure(influential_tokens, tmp_path, *words, "--results", str(tmp_path / "removed" / "results"))
+    run = ["--run", str(tmp_path), "--figures", str(tmp_path / "figures")]
+    program.main(program.parser().parse_args(run))
+    shown = capsys.readouterr().out
+    assert shown.count("learned_attention ") == 2 and "by the divergence" in shown
+    table = read_parquet(tmp_path / "figures" / "methods.parquet").to_pandas()
+    assert len(table) == 2 * (3 * 2 + 2)  # two interventions; nearest at 1 and 4 too
+    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {
+        "methods-background.png", "methods-remove.png",
+    }  # fmt: skip
+    assert isinstance(table, pd.DataFrame) and table["divergence_effect"].notna().all()
+
+
+def test_a_run_without_influential_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no influential tokens in results or removed/results; run a"):
+        program.main(program.parser().parse_args(["--run", str(tmp_path), "--figures", str(tmp_path / "f")]))

@@ -1,0 +1,57 @@
+"""The page of the benchmark: its worked example is a method like any other, and what it names is there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from olmo.model import OLMo
+
+from pipeline.influence import methods, rules
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
+from pipeline.models.olmo import OLMoCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "analysis" / "METHODS.md").read_text(encoding="utf-8")
+LENGTHS = ContextLengths(short_context_length=2, long_context_length=12, targets_per_chunk=2)
+
+
+def _written_as_the_page_says(folder: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (name,) = re.findall(r"^def (\w+)", code, re.MULTILINE)
+    (folder / f"{name}.py").write_text(code)
+    return name
+
+
+def test_the_worked_example_is_a_method(
+    tmp_path: Path, make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = _written_as_the_page_says(tmp_path)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    (rule,) = re.findall(r'`_method\("(\w+)", "(\w+)"\)` in `RULES`', PAGE)
+    assert rule[0] == name
+    monkeypatch.setitem(rules.RULES, name, rules._method(*rule))
+    # The token before target 10 is 7, and before target 11 it is 5. Behind a 7 stand the places 2 and 6,
+    # behind a 5 the places 4 and 9, but 9 is in the short context.
+    own = np.array([1, 7, 3, 5, 3, 7, 3, 2, 5, 7, 5, 1])
+    context = far_contexts(
+        Measurement(OLMoCausalLM(make_olmo()), LENGTHS, Batching(50)), own, own[::-1].copy()
+    )
+    found = selected_positions(context["own"], name, 2, seed=[0])
+    assert found.tolist() == [[6, 2], [4, 8]]  # of the others the nearest
+    measured = sparse_contexts(context["own"], {name: found}, {name: [1, 2]})[name]
+    assert np.isfinite(measured.losses).all() and measured.losses.shape == (2, 2)
+
+
+def test_what_the_page_names_is_there() -> None:
+    asked = re.findall(r"^\| `(\w+)[`(]", PAGE, re.MULTILINE)
+    assert {"influence_TF", "additions", "in_subsets", "look_inside", "once"} <= set(asked)
+    assert all(hasattr(FarContext, name) for name in asked)
+    for file in set(re.findall(r"(?:pipeline|analysis|tests|olmo_configs)/[\w/]+\.(?:py|yaml)", PAGE)):
+        assert (ROOT / file).is_file(), file
+    used = set(re.findall(r"--rules ([\w ]+)", PAGE)[0].split())
+    assert used <= rules.RULES.keys()
