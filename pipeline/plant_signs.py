@@ -122,7 +122,9 @@ def main(arguments: argparse.Namespace) -> None:
                 planted, documents, [*training, write_planted(planted, rows)], tokenizer, configuration
             )
         if foreign in to_write:
-            write_folder(foreign, foreign_documents(texts, arguments), [], tokenizer, configuration)
+            # Counts of the text's training tokens, for --intervention substitute to draw from.
+            counts = write_token_counts(foreign, training_token_counts(data))
+            write_folder(foreign, foreign_documents(texts, arguments), [counts], tokenizer, configuration)
     logger.info(
         "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
         " --targets-per-chunk 1, and those of %s with --long-context-length %d",

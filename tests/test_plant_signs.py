@@ -137,7 +137,9 @@ def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: P
         (*sources[index - 1][:far].tolist(), *source[far:length].tolist())
         for index, source in enumerate(sources)
     }
-    found = TokenizedData.open(planted / "foreign" / "data").evaluation_documents()
+    opened = TokenizedData.open(planted / "foreign" / "data")
+    assert (training_token_counts(opened) == training_token_counts(TokenizedData.open(data))).all()
+    found = opened.evaluation_documents()
     assert {tuple(document.token_ids.tolist()) for document in found} == expected
 
 

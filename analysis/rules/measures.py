@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents
-from analysis.own_measurements import read_sparse_losses
+from analysis.own_measurements import is_own, read_sparse_losses
 from analysis.paired_targets import TARGET
 from analysis.token_effects import token_effects
 from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE
@@ -180,8 +180,9 @@ def agreement(text: MeasuredText) -> pd.DataFrame:
             continue
         interval = _rank_correlation(both.iloc[:, 0], both.iloc[:, 1])
         row = dict(zip(MEASURE, key, strict=True)) | interval_columns("agreement", interval)
+        is_censored = both > both[both.map(np.log2) < np.inf].max().max() / 2
         rows.append({**row, "num_agreement_targets": len(both)})
-    columns = ["agreement", "agreement_low", "agreement_high", "num_agreement_targets"]
+    columns = ["agreement", "agreement_low", "agreement_high", "num_agreement_targets", "censored"]
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 
 
@@ -189,6 +190,7 @@ def agreement_of_gains(text: MeasuredText) -> Interval:
     """The same of the loss differences themselves: what the agreement of k* may be held against."""
     folder = next(iter(text.of_intervention.values()))
     rows = read_artefact(folder, "dependency_sparsity")
+    rows = rows[is_own(rows)]
     by_model = rows.pivot_table(index=TARGET, columns="model", values="loss_difference").dropna()
     return _rank_correlation(by_model.iloc[:, 0], by_model.iloc[:, 1])
 
