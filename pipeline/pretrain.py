@@ -92,6 +92,9 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     if has_finished(folder, config, schedule.num_steps):
         return True
 
+    passes = schedule.num_steps / batches.steps_per_epoch
+    if passes > 1:
+        logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
     refuse_missing_trackers(config)
     # torchrun and accelerate both number the processes so.
     rank, num_ranks = (int(os.environ.get(name, given)) for name, given in (("RANK", 0), ("WORLD_SIZE", 1)))

@@ -35,6 +35,9 @@ what one model size needs (parameters, optimal tokens, memory, hours), here on a
 token, of the peak 40 % used, memory by pipeline/training/estimates.py:
   python pipeline/study.py olmo_configs/60m.yaml --dry-run --peak-flops 9.89e14
 
+60m and 150m on one GPU, in 40 minutes on an H100 by its own estimate; TEXT is a folder of text:
+  TEXT=/data/text python pipeline/study.py olmo_configs/studies/gpu.yaml --dry-run --gpu h100
+
 on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
   cp slurm/cluster.env.example slurm/cluster.env      # and edit it
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
@@ -54,6 +57,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.errors import InputError, unknown_name
 from pipeline.stage import file_path, positive_float, positive_fraction, positive_int, stage_parser
 from pipeline.studies.command import Command
 from pipeline.studies.commands import commands_of
@@ -66,6 +70,7 @@ from pipeline.studies.synthetic_fields import SyntheticStudy
 
 if TYPE_CHECKING:
     from pipeline.studies.forecast import Forecast
+    from pipeline.studies.machine import Machine
 
 _OLMO_VOCABULARY = 50_280
 
@@ -101,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--utilization", type=positive_fraction, default=0.4, help="of the peak, as the estimates assume")
     add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
+    add("--gpu", metavar="NAME", help="estimate for this GPU by its data sheet: a100, h100 or h200")
     add(
         "--vocabulary-size",
         type=positive_int,
@@ -170,28 +176,42 @@ def _print_plan(
 
     So a study can be planned where its text is not; the last line says what is missing.
     """
-    from pipeline.studies.machine import Machine
     from pipeline.studies.plan import lines_of_plan
 
     forecast = _checked(study, commands, to_run)
     if arguments.slurm:
         submit_chain(commands, study, _print_job)
     else:
-        machine = Machine(arguments.utilization, arguments.peak_flops)
+        machine = _machine(arguments)
         for line in lines_of_plan(commands, to_run, forecast, machine):
             sys.stdout.write(f"{line}\n")
     _refuse_missing_text(study, to_run, arguments)
 
 
 def _print_need(arguments: argparse.Namespace) -> None:
-    from pipeline.studies.machine import Machine
     from pipeline.studies.plan import need_of_run
 
-    machine = Machine(arguments.utilization, arguments.peak_flops)
+    machine = _machine(arguments)
     path = find_study_file(arguments.study)
     sys.stdout.write(
         f"{need_of_run(path, arguments.overrides, arguments.vocabulary_size, machine)}; at {machine}\n"
     )
+
+
+def _machine(arguments: argparse.Namespace) -> "Machine":
+    """What is estimated for.
+
+    Raises:
+        InputError: there is no data sheet of such a GPU, or a peak is given too.
+    """
+    from pipeline.studies.machine import Machine
+    from pipeline.training.estimates import GPUS
+
+    if arguments.gpu is not None and arguments.gpu not in GPUS:
+        raise unknown_name("GPU", arguments.gpu, GPUS)
+    if arguments.gpu is not None and arguments.peak_flops is not None:
+        raise InputError("--gpu and --peak-flops both say how fast the machine is; give one")
+    return Machine(arguments.utilization, arguments.peak_flops, arguments.gpu)
 
 
 def _print_job(name: str, words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from measured_documents import write_checkpoint, write_data
 from olmo.model import OLMo
 
@@ -21,6 +22,7 @@ sys.path.append(str(BENCHMARKS))
 import accounting
 import agreement
 import bfloat16_agreement
+import gpu
 import leave_one_out
 import matrix_product_peak
 import method_seconds
@@ -181,6 +183,32 @@ def test_method_seconds_times_every_rule(tmp_path: Path, make_olmo: Callable[...
     seconds = read_seconds(tmp_path / "out.json")
     assert seconds.keys() == {"surrogate", "learned_attention", "greedy", "nearest"}
     assert all(value > 0 for value in seconds.values())
+
+
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu_and_a_case_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix_product_peak, "MIN_SECONDS", 0.0)
+    monkeypatch.setitem(gpu.TOY, "compile_backend", "abacus")
+    words = ["--device", "cpu", "--toy", "--threads", "1", "--out", str(tmp_path / "out.json")]
+    gpu.main(gpu.parser().parse_args(words))
+    AcceleratorState._reset_state(reset_partial_state=True)  # or other trainings would have its precision
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["peaks"].keys() == {"bfloat16", "float32"}  # and TF32 where there is one
+    ways = [(row["what"], row["dtype"], row["long_context_length"]) for row in report["engine"]]
+    assert [(what.split(", ")[1], *rest) for what, *rest in ways] == [
+        ("ours", "float32", 24), ("all-targets loop", "float32", 24),
+        ("ours", "bfloat16", 24), ("all-targets loop", "bfloat16", 24),
+        ("ours", "bfloat16", 32), ("all-targets loop", "bfloat16", 32),
+    ]  # fmt: skip
+    for row in report["engine"]:
+        peak = report["peaks"][row["dtype"]]
+        assert row["fraction_of_peak"] == pytest.approx(row["flops_per_second"] / peak)
+    plain, compiled = report["training"]
+    assert plain["ratio"] == pytest.approx(plain["tokens_per_second"] / plain["plain_tokens_per_second"])
+    assert compiled["is_compiled"] and "abacus" in compiled["failed"]
+    shown = capsys.readouterr().out
+    assert "60m, all-targets loop" in shown and "failed: " in shown
 
 
 @pytest.mark.slow

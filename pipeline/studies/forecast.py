@@ -14,6 +14,8 @@ class Need(NamedTuple):
 
     num_parameters: int
     memory_bytes: float
+    text_passes: float | None = None
+    """How often it reads the training text; None: that is not known, or there is none."""
 
 
 class Forecast(Protocol):

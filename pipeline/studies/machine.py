@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipeline.training.estimates import Device
+from pipeline.training.estimates import GPUS, Device
 from pipeline.training.throughput import measured_peak_flops
 
 
@@ -15,7 +15,9 @@ class Machine:
     utilization: float
     """Of the peak, assumed: a fraction."""
     peak_flops: float | None = None
-    """FLOPs a second. None: measured, when first asked for, for each dtype."""
+    """FLOPs a second in any dtype. None: those of `gpu`."""
+    gpu: str | None = None
+    """Of training/estimates.py, whose data sheet counts. None: measured, when first asked for, a dtype."""
     _measured: dict[torch.dtype, float] = field(default_factory=dict)
     _used: dict[torch.dtype, float] = field(default_factory=dict)
     """Of those, what an estimate took: `auto` measures both and takes one."""
@@ -23,7 +25,7 @@ class Machine:
     def device(self, dtype: torch.dtype) -> Device:
         """As training/estimates.py takes it."""
         self._used[dtype] = peak = self._peak(dtype)
-        return Device(_device_type(), peak, self.utilization)
+        return Device(self.gpu or _device_type(), peak, self.utilization)
 
     def device_in(self, precision: str | None) -> Device:
         """The same for a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
@@ -34,6 +36,9 @@ class Machine:
     def _peak(self, dtype: torch.dtype) -> float:
         if self.peak_flops is not None:
             return self.peak_flops
+        if self.gpu is not None:
+            peaks = GPUS[self.gpu]
+            return peaks.bfloat16 if dtype == torch.bfloat16 else peaks.float32
         if dtype not in self._measured:
             self._measured[dtype] = measured_peak_flops(torch.device(_device_type()), dtype)
         return self._measured[dtype]
@@ -47,7 +52,8 @@ class Machine:
             f"{peak / 1e9:,.0f} GFLOP/s in {str(dtype).removeprefix('torch.')}"
             for dtype, peak in self._used.items()
         ]
-        return f"{' and '.join(peaks)}, {use}"
+        sheet = "" if self.gpu is None else f" by the data sheet of the {self.gpu.upper()}"
+        return f"{' and '.join(peaks)}{sheet}, {use}"
 
 
 def _device_type() -> str:

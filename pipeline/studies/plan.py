@@ -36,6 +36,8 @@ def lines_of_plan(
             words.insert(
                 0, f"{need.num_parameters / 1e6:,.1f} M parameters, {need.memory_bytes / 1e9:,.1f} GB"
             )
+            if need.text_passes is not None and need.text_passes > 1:
+                words.append(f"reads the text {need.text_passes:,.1f} times")
         yield f"# {command.name}: {', '.join(filter(None, words))}"
         yield str(command)
     yield f"# in all, of what has not finished: {in_words(total)}; at {machine}"

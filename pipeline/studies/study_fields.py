@@ -86,6 +86,8 @@ class Evaluation:
     targets_per_chunk: int = TARGETS_PER_CHUNK
     max_documents: int | None = None
     max_chunks_per_document: int | None = None
+    documents_per_shard: int | None = None
+    """A killed measurement goes on at the shard. None: as many as the stages take."""
     dtype: str | None = None
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
     k: list[int] = field(default_factory=lambda: [*DEFAULT_KS])

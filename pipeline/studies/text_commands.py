@@ -250,7 +250,8 @@ def _name(training: Training, step: int | None) -> str:
 
 def _flags_of(stage: str) -> list[str]:
     short = [] if stage == "length_losses" else ["short_context_length"]
-    chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document", "dtype"]
+    chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document"]
+    chunks += ["documents_per_shard", "dtype"]
     choices = ["rules", "k", "intervention", "num_backgrounds", "num_subsets", "kept_fraction",
                "learning_chunks"]  # fmt: skip
     return [*short, *chunks, *(choices if stage == "influential_tokens" else [])]

@@ -87,7 +87,11 @@ class TextForecast:
         config = self.configs[training.name]
         # However long it lasts, which may be as many epochs as of data that is not there yet.
         run = estimate(config, num_train_tokens=config.tokens_per_step)
-        return Need(run.num_parameters, run.memory_bytes)
+        passes = None
+        if self.facts.num_train_tokens:
+            num_tokens = estimate(config, num_train_tokens=self.facts.num_train_tokens).num_tokens
+            passes = num_tokens / self.facts.num_train_tokens
+        return Need(run.num_parameters, run.memory_bytes, passes)
 
 
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:

@@ -32,8 +32,20 @@ class Device(NamedTuple):
     """Assumed model-FLOPs utilization, a fraction."""
 
 
-# Dense bfloat16 peak of NVIDIA's data sheet for the SXM board.
-H100 = Device("H100", peak_flops=989e12, utilization=0.40)
+class GPUPeaks(NamedTuple):
+    """Multiplications and additions a second by NVIDIA's data sheet for the SXM board, without sparsity."""
+
+    bfloat16: float
+    float32: float
+    """Whole products; TF32, which rounds them, is off here."""
+
+
+GPUS = {
+    "a100": GPUPeaks(312e12, 19.5e12),
+    "h100": GPUPeaks(989e12, 67e12),
+    "h200": GPUPeaks(989e12, 67e12),
+}
+H100 = Device("H100", peak_flops=GPUS["h100"].bfloat16, utilization=0.40)
 
 
 @dataclass(frozen=True)

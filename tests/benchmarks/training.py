@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,13 +76,28 @@ def arguments_of_command_line() -> argparse.Namespace:
     return arguments
 
 
-def config_of(case: Case, arguments: argparse.Namespace, folder: Path) -> PretrainConfig:
+@dataclass(frozen=True)
+class Compared:
+    """Our loop beside the plain one."""
+
+    dtype: str
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    ratio: float
+    """Of the two; 1 or more where ours is no slower."""
+    fraction_of_peak: float
+    """Model-FLOPs utilization."""
+    plain_fraction_of_peak: float
+    peak_flops: float
+    """A second, in that dtype."""
+
+
+def config_of(case: Case, tokens: int, own_overrides: Sequence[str], folder: Path) -> PretrainConfig:
     """The run: its own file with another batch, and no end in sight."""
-    tokens = arguments.tokens_per_step
     overrides = [
         f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
         f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}", "peak_flops=1",
-        *arguments.set,
+        *own_overrides,
     ]  # fmt: skip
     config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(VOCABULARY))
     config.save_folder = str(folder / "run")
@@ -134,10 +149,26 @@ def plain_loop(
     return step
 
 
-def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
-    """One line of the report."""
+def compare(
+    case: Case,
+    tokens_per_step: int,
+    num_steps: int,
+    own_overrides: Sequence[str],
+    folder: Path,
+    peaks: Mapping[str, float] | None = None,
+) -> Compared:
+    """Check, then time in turn.
+
+    Args:
+        own_overrides: of ours; the plain loop has the same model, and none of torch.compile.
+        folder: for the run and its tokens.
+        peaks: dtype -> FLOPs a second; None: measured now.
+
+    Raises:
+        SystemExit: the losses differ.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
-    config = config_of(case, arguments, folder)
+    config = config_of(case, tokens_per_step, own_overrides, folder)
     batches = batches_of(config, folder)
     schedule = Schedule(config, batches.steps_per_epoch)
     trainer = Trainer(config, batches, schedule)
@@ -151,15 +182,22 @@ def compare(case: Case, arguments: argparse.Namespace, folder: Path) -> str:
         losses = ours(number), plain(number)
         if abs(losses[0] - losses[1]) > LOSS_TOLERANCE[mixed_precision] * losses[1]:
             raise SystemExit(f"{case}: step {number}: our loss is {losses[0]}, the plain loop's {losses[1]}")
-    seconds = list(_timed_in_turn(ours, plain, arguments.steps))
+    seconds = list(_timed_in_turn(ours, plain, num_steps))
     rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in zip(*seconds, strict=True)]
     dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float32
-    config.peak_flops = measured_peak_flops(device, dtype)
+    name = str(dtype).removeprefix("torch.")
+    config.peak_flops = measured_peak_flops(device, dtype) if peaks is None else peaks[name]
     used = [Throughput(config, 1, device, dtype).utilization(rate) for rate in rates]
+    return Compared(name, *rates, rates[0] / rates[1], *used, config.peak_flops)
+
+
+def line(case: Case, compared: Compared) -> str:
+    """One line of the report."""
     return (
-        f"{case.config:>5} {case.context:>7} {str(dtype).removeprefix('torch.'):>9} {rates[0]:>11,.0f}"
-        f" {rates[1]:>11,.0f} {rates[0] / rates[1]:>6.3f} {used[0]:>7.1%} {used[1]:>7.1%}"
-        f" {config.peak_flops / 1e9:>13,.0f}"
+        f"{case.config:>5} {case.context:>7} {compared.dtype:>9} {compared.tokens_per_second:>11,.0f}"
+        f" {compared.plain_tokens_per_second:>11,.0f} {compared.ratio:>6.3f}"
+        f" {compared.fraction_of_peak:>7.1%} {compared.plain_fraction_of_peak:>7.1%}"
+        f" {compared.peak_flops / 1e9:>13,.0f}"
     )
 
 
@@ -196,8 +234,12 @@ def main() -> None:
     for name in arguments.configs:
         for context in arguments.contexts:
             for precision in arguments.precisions:
+                case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
-                    print(compare(Case(name, context, precision), arguments, Path(folder)), flush=True)
+                    compared = compare(
+                        case, arguments.tokens_per_step, arguments.steps, arguments.set, Path(folder)
+                    )
+                print(line(case, compared), flush=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ class SharedPrefixes:
     """Reading the sequence costs about as much as two removals."""
 
     def __init__(self, problem: Problem, model: OLMo, intervention: str = "remove") -> None:
-        self._problem, self._model, self.intervention = problem, OLMoCausalLM(model), intervention
+        num_positions = problem.lengths.long_context_length
+        self._problem, self.intervention = problem, intervention
+        self._model = OLMoCausalLM(model, num_positions)  # as the stages load it
         self._sequence = own_context(problem.chunk_L, problem.lengths)
         self._num_far = int(problem.lengths.num_far_tokens_T[-1])
         self.note = (
@@ -88,7 +90,8 @@ class SharedPrefixes:
         )
 
     def sample(self) -> list[int]:
-        if self._num_far <= MOST_REMOVALS:
+        # A GPU runs whole chunks in seconds, and needs many removals at once to be busy.
+        if self._num_far <= MOST_REMOVALS or self._model.device.type == "cuda":
             return list(range(self._num_far))
         # Neighbours share passes, so blocks of them stand for the whole; spread, since late ones cost less.
         starts = np.linspace(0, self._num_far - BLOCK, NUM_BLOCKS).round().astype(int)
@@ -171,12 +174,12 @@ class AllTargetsLoop:
 
     intervention = "remove"
     evaluations_beyond = 0
-    TOKENS_TRIED = (1, 2048, 8192)
+    TOKENS_TRIED, TOKENS_TRIED_ON_A_GPU = (1, 2048, 8192), (8192, 32768)
     """A batch holds so many tokens, or one pass."""
 
     def __init__(self, problem: Problem, model: OLMo, last_layer_at_targets: bool = False) -> None:
         self._problem, self._last_layer_at_targets = problem, last_layer_at_targets
-        lm = OLMoCausalLM(model)
+        lm = OLMoCausalLM(model, problem.lengths.long_context_length)
         self._model: CausalLM = lm if last_layer_at_targets else EveryRow(lm)
         self._num_rows = problem.lengths.long_context_length - 1
         self.long_losses_T = read_everything(lm, own_context(problem.chunk_L, problem.lengths)).losses_T
@@ -185,7 +188,8 @@ class AllTargetsLoop:
 
     def _tune(self) -> None:
         """Choose the fastest way, once, on this machine."""
-        batch_sizes = {max(1, num_tokens // self._num_rows) for num_tokens in self.TOKENS_TRIED}
+        tried = self.TOKENS_TRIED_ON_A_GPU if self._model.device.type == "cuda" else self.TOKENS_TRIED
+        batch_sizes = {max(1, num_tokens // self._num_rows) for num_tokens in tried}
         num_far = int(self._problem.lengths.num_far_tokens_T[-1])
         self.losses_without([0])  # the first call of a process is slower
         seconds = {}
