@@ -137,7 +137,7 @@ def test_the_demo_is_what_the_readme_says() -> None:
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_study_file_is_a_study(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("C4", "SCRATCH"):
+    for variable in ("C4", "SCRATCH", "TEXT"):
         monkeypatch.setenv(variable, "/text")
     study = load_study(path)
     configured = [study.synthetic] if isinstance(study, SyntheticStudy) else study.sizes.values()
