@@ -180,7 +180,6 @@ def agreement(text: MeasuredText) -> pd.DataFrame:
             continue
         interval = _rank_correlation(both.iloc[:, 0], both.iloc[:, 1])
         row = dict(zip(MEASURE, key, strict=True)) | interval_columns("agreement", interval)
-        is_censored = both > both[both.map(np.log2) < np.inf].max().max() / 2
         rows.append({**row, "num_agreement_targets": len(both)})
     columns = ["agreement", "agreement_low", "agreement_high", "num_agreement_targets", "censored"]
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
