@@ -170,8 +170,11 @@ def _with_rival_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]])
 
 
 def agreement(text: MeasuredText) -> pd.DataFrame:
-    """A row a measure: the rank correlation of two models' k*, over targets where both have one."""
-    k_star = text.sparsity(["model"]).dropna(subset="k_star")
+    """A row a measure: the rank correlation of two models' k*, over targets where both have one.
+
+    Beside it, of how many targets, and the share of their k* that are censored, and so say little.
+    """
+    k_star = text.sparsity(["model", "is_censored"]).dropna(subset="k_star")
     rows = []
     for key, of_measure in k_star.groupby(MEASURE):
         by_model = of_measure.pivot_table(index=TARGET, columns="model", values="k_star")
@@ -180,7 +183,9 @@ def agreement(text: MeasuredText) -> pd.DataFrame:
             continue
         interval = _rank_correlation(both.iloc[:, 0], both.iloc[:, 1])
         row = dict(zip(MEASURE, key, strict=True)) | interval_columns("agreement", interval)
-        rows.append({**row, "num_agreement_targets": len(both)})
+        is_common = of_measure.set_index(TARGET).index.isin(both.index)
+        censored = of_measure.loc[is_common, "is_censored"].mean()
+        rows.append({**row, "num_agreement_targets": len(both), "censored": censored})
     columns = ["agreement", "agreement_low", "agreement_high", "num_agreement_targets", "censored"]
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 

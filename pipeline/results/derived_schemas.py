@@ -50,6 +50,8 @@ DERIVED_SCHEMAS: dict[str, pa.Schema] = {
             *with_interval("found", "share of the planted signs among the first as many tokens"),
             *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
             *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
+            column("num_agreement_targets", pa.float64(), "targets that agreement is of", nullable=True),
+            column("censored", pa.float64(), "share of their k* that no studied k reaches", nullable=True),
             column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
             column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
             column("helps", pa.bool_(), "the interval of excess lies above 0"),

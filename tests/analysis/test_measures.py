@@ -141,6 +141,8 @@ def test_signs_are_counted_among_as_many_tokens_as_there_are_signs(table: pd.Dat
 
 def test_agreement_is_spearmans_with_censored_targets_last(table: pd.DataFrame) -> None:
     assert row_of(table, "leave_one_out_divergence")["agreement"] == pytest.approx(1.0)
+    assert row_of(table, "leave_one_out")["num_agreement_targets"] == len(DOCUMENTS)
+    assert row_of(table, "leave_one_out")["censored"] == pytest.approx(1 / 6)
     ranks = np.array([1.5, 1.5, 3.5, 3.5, 5, 6])
     assert row_of(table, "leave_one_out")["agreement"] == pytest.approx(np.corrcoef(ranks, ranks[::-1])[0, 1])
 
