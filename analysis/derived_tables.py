@@ -1,4 +1,4 @@
-"""Tables that notebooks make of results, as Parquet in the schemas of RESULTS.md."""
+"""Tables that notebooks make of results, as Parquet in the schemas of pipeline/RESULTS.md."""
 
 from pathlib import Path
 

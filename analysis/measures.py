@@ -4,7 +4,7 @@
 
 Reads a run of olmo_configs/studies/measures.yaml: real text (results, text_*), text with a foreign far
 context (foreign*) and text with planted signs (planted*), each under several interventions. Prints a line a
-measure, and writes measures.parquet (RESULTS.md) and the figure. What each column asks:
+measure, and writes measures.parquet (pipeline/RESULTS.md) and the figure. What each column asks:
 analysis/rules/measures.py.
 
 on a laptop, a trial of minutes on the text of `make demo`, which models this small do not learn to answer:

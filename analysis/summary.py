@@ -158,7 +158,7 @@ def closing_text(results: Path, figures: Path, rule: str | None = None) -> str:
             f"In words{partial}", *(_wrapped(sentence) for sentence in told), "",
             *recovered,
             f"Figures{beside}", *drawn, "",
-            "Data (RESULTS.md says what the columns mean)", *parquet, "",
+            "Data (pipeline/RESULTS.md says what the columns mean)", *parquet, "",
             "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
         ]
     )  # fmt: skip

@@ -4,7 +4,7 @@ The models answer freely: each token of the response, and with predicted positio
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
-writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: RESULTS.md
+writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 needs    run folders of train_synthetic.py, of which the newest checkpoint is tested
 

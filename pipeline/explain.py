@@ -13,7 +13,7 @@ of each of its tokens is measured
   3. k*, the least k that brings back most of the gain.
 The default rule, leave_one_out_divergence, takes each far token from the long context in turn, one pass for
 all targets, and asks how far the prediction moves: it never sees the answer. A rule that fits the answer or
-the prediction is measured on the foreign text too, its null (README.md); how long that takes is said first.
+the prediction is measured on the foreign text too, its null; how long that takes is said first.
 
 prints   the text, tokens coloured that gain from far context, and where those that gain most look; no colours
          where the output is no terminal, or NO_COLOR is set

@@ -16,7 +16,7 @@ Each but the controls by the loss, and with _divergence in its name by the whole
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
 
-writes   <results>/found_dependencies/model=<run folder's name>/*.parquet      columns: RESULTS.md
+writes   <results>/found_dependencies/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
 

@@ -45,7 +45,7 @@ For each checkpoint and each target t of the evaluation documents:
 chose: what a search fitted to one model, another does not have.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
-         *.parquet                                            columns: RESULTS.md
+         *.parquet                                            columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a

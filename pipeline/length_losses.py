@@ -5,7 +5,7 @@ tokens before t), the same targets at every c, every token at its own position I
 is from that under the long context, KL(p(.|long) || p(.|c)), which does not see the answer. Ends by printing
 the mean loss of each model and length with its 95 % interval over documents.
 
-writes   <results>/length_losses/model=<name>/*.parquet      columns: RESULTS.md
+writes   <results>/length_losses/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a

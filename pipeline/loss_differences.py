@@ -14,7 +14,7 @@ a short-trained model, less that of another long-trained seed, it is the expecte
 al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
 pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
 
-writes   <results>/loss_differences/model=<name>/*.parquet      columns: RESULTS.md
+writes   <results>/loss_differences/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
 needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a

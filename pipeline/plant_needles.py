@@ -9,7 +9,7 @@ without the needle, the control. Needles are numbers that nothing but the needle
 
 reads    the evaluation documents of --data that are long enough, the first in the order of their IDs
 writes   <out>/length-<tokens>/data/                  as tokenize_c4, without training tokens
-         <out>/length-<tokens>/data/needles/*.parquet where each needle is: RESULTS.md
+         <out>/length-<tokens>/data/needles/*.parquet where each needle is: pipeline/RESULTS.md
 resumes  run the same command again; complete lengths are kept, other settings are refused
 
 with the models of `make demo`; the last lines say how many targets a chunk hold every answer:

@@ -15,7 +15,7 @@ since behind it a model trained on pieces expects questions.
 
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/, <out>/foreign/data/   as tokenize_c4, the latter without training tokens
-         <out>/planted/data/planted/*.parquet       where the signs are: RESULTS.md
+         <out>/planted/data/planted/*.parquet       where the signs are: pipeline/RESULTS.md
 resumes  run the same command again; complete folders are kept, other settings are refused
 
 with the text of `make demo`; the study that uses it is olmo_configs/studies/measures.yaml:

@@ -4,7 +4,7 @@
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
     python pipeline/query.py --results runs/demo/results --sql-file gap.sql --format parquet --out gap.parquet
 
-Without SQL it lists the views, their rows and columns; RESULTS.md says what the columns mean. The dialect
+Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
 is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
 with WHERE model = '...' that model's alone. Every file of an artefact that the SQL names is hashed before, to
 find it whole. Results that were not made alike, in another schema version or with other settings, are

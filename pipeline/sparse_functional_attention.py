@@ -5,7 +5,8 @@ For every condition of pipeline/theory/conditions.py, k and seed: fits the paper
 Theorem 4.3 speaks of the condition `local`, Theorem 4.4 of `halves_coupled`; the others leave out one of
 their assumptions each.
 
-writes   <results>/sparse_functional_attention/model=<condition>-k<k>/*.parquet, one a seed; see RESULTS.md
+writes   <results>/sparse_functional_attention/model=<condition>-k<k>/*.parquet, one a seed;
+         columns: pipeline/RESULTS.md
 resumes  run the same command again; complete fits are kept, other settings are refused
 needs    nothing but a CPU
 

@@ -17,10 +17,10 @@ A full-size run, on one GPU:
     python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
         --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
-Under --save-folder: config.yaml; synthetic_training.parquet (a row a step, columns in RESULTS.md; exact_match
-every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval steps and at the
-end. The same command run again goes on from the last of them, to the same bytes, or says that the run is
-finished; another configuration is refused, and so is a folder in which another job runs.
+Under --save-folder: config.yaml; synthetic_training.parquet (a row a step, see pipeline/RESULTS.md;
+exact_match every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval
+steps and at the end. The same command run again goes on from the last of them, to the same bytes, or says
+that the run is finished; another configuration is refused, and so is a folder in which another job runs.
 
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.

@@ -102,7 +102,7 @@ class Rule:
 def _leave_one_out(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens whose removal raises the target's loss most: loss(t | long without i) - loss(t | long).
 
-    It looks at the target, so it needs the null beside it (README.md). Cost: the leave-one-out passes,
+    It looks at the target, so it needs its null beside it. Cost: the leave-one-out passes,
     (n + sum over i < F of n - 1 - i) / m, about l^2 / 2m, with F the last target's; batching adds an
     eighth at most.
     """

@@ -23,7 +23,7 @@ def far_contexts(
     substitute_ids_L: np.ndarray | None = None,
     background_ids_BL: np.ndarray | None = None,
 ) -> dict[str, FarContext]:
-    """The chunk's own far context and its null (README.md): another document's tokens, same positions.
+    """The chunk's own far context and its null: another document's tokens, same positions.
 
     Nothing is measured yet.
 

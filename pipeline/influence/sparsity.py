@@ -24,7 +24,7 @@ def dependency_sparsity(
         gains_T: what the long context gains, nats.
         recovered_TJ: how much of it k tokens recover, nats; column j belongs to studied_k_J[j].
         studied_k_J: ascending.
-        recovery_fraction: how much of the gain counts as recovered, 0 to 1 (README.md: 0.9).
+        recovery_fraction: how much of the gain counts as recovered, 0 to 1 (pipeline/README.md: 0.9).
         minimum_gain: nats; where the gain is below it there is nothing to recover.
 
     Returns:

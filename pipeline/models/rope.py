@@ -1,7 +1,7 @@
 """RoPE at given position IDs, in place of OLMo's own arange.
 
 Stock OLMo rotates the token in row n of its input by position n. Here row n is rotated by whatever
-position ID it is given, which is what lets a token keep its place when others are left out (README.md),
+position ID it is given, which is what lets a token keep its place when others are left out,
 and what PoSE training needs. With IDs 0, 1, 2, … the logits equal stock OLMo's bit for bit (a test).
 
 Shapes: B batch, S sequence, H heads, E head width, P positions.

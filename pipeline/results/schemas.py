@@ -1,8 +1,8 @@
 """The Arrow schema of every artefact, each column with its meaning and unit.
 
-`RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > RESULTS.md` writes it, a test
-keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens from the
-start of the document; a target at position t is predicted from the tokens before it.
+`pipeline/RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > pipeline/RESULTS.md`
+writes it, a test keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens
+from the start of the document; a target at position t is predicted from the tokens before it.
 """
 
 import pyarrow as pa
@@ -292,7 +292,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 _PREAMBLE = """# What the Parquet files hold
 
-Written by `python -m pipeline.results.schemas > RESULTS.md`; a test keeps this page equal to the schemas.
+Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test keeps it equal to the schemas.
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
@@ -321,7 +321,7 @@ Parquet files that were put together by hand.
 
 
 def results_page() -> str:
-    """The text of RESULTS.md: a table an artefact, a row a column."""
+    """The text of pipeline/RESULTS.md: a table an artefact, a row a column."""
     sections = [_PREAMBLE]
     for artefact, schema in SCHEMAS.items():
         rows = [_table_row(field) for field in schema]

@@ -14,7 +14,7 @@ _HINT = "put back what the run wrote, or train again in another --save-folder"
 
 
 class TaskMetrics:
-    """Columns of `synthetic_training` (RESULTS.md), written whole before every checkpoint."""
+    """Columns of `synthetic_training` (pipeline/RESULTS.md), written whole before every checkpoint."""
 
     def __init__(self, run_folder: Path, *, step: int, num_steps: int) -> None:
         """Of a run at `step` finished steps.

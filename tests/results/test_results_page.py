@@ -1,15 +1,15 @@
-"""RESULTS.md is the schemas in prose, and is kept equal to them."""
+"""pipeline/RESULTS.md is the schemas in prose, and is kept equal to them."""
 
 from pathlib import Path
 
 from pipeline.results.schemas import SCHEMAS, results_page
 
-PAGE = Path(__file__).resolve().parents[2] / "RESULTS.md"
+PAGE = Path(__file__).resolve().parents[2] / "pipeline" / "RESULTS.md"
 
 
 def test_results_page_equals_the_schemas() -> None:
     assert PAGE.read_text(encoding="utf-8") == results_page(), (
-        "run: python -m pipeline.results.schemas > RESULTS.md"
+        "run: python -m pipeline.results.schemas > pipeline/RESULTS.md"
     )
 
 
