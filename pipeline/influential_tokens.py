@@ -10,7 +10,8 @@ For each checkpoint and each target t of the evaluation documents:
                        the same among the tokens that cheap estimates put first, the only ones left out:
                        exact for these, null for the rest, within --search-budget
        add_one_in      add one to the short context
-       greedy          add_one_in repeated, given those already chosen
+       greedy          add_one_in repeated, given those already chosen; either tries all far tokens, or the
+                       --num-candidates that a screen by derivatives puts first
        banzhaf         mean effect over --num-subsets random subsets of the far context
        surrogate       weights of a sparse linear model, fitted to such subsets (ContextCite)
        context_length_probing
@@ -73,7 +74,7 @@ import argparse
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rule_refusals import refuse_intervention, refuse_subsets
+from pipeline.influence.rule_refusals import refuse_candidates, refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
     BACKGROUND,
     DEFAULT_KS,
@@ -152,6 +153,11 @@ def parser() -> argparse.ArgumentParser:
         help="chunks of training tokens that the weights of the rules learned_attention* are fitted to, once"
         " a model",
     )  # fmt: skip
+    add(
+        "--num-candidates", type=positive_int,
+        help="tokens that the rules add_one_in* and greedy* try in each step, those that a first-order screen"
+        " puts first; all if not given",
+    )  # fmt: skip
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add(
         "--minimum-gain", type=finite_float, default=0.1,
@@ -177,6 +183,7 @@ def main(arguments: argparse.Namespace) -> None:
         find_rule(rule)
     refuse_intervention(arguments.rules, arguments.intervention)
     refuse_subsets(arguments.rules, arguments.num_subsets, arguments.k[-1])
+    refuse_candidates(arguments.rules, arguments.intervention, arguments.num_candidates, arguments.k[-1])
     if arguments.num_backgrounds > 1 and arguments.intervention != BACKGROUND:
         raise InputError(
             f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
@@ -214,7 +221,7 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
     names = (
         "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
-        "search_budget",
+        "search_budget", "num_candidates",
     )  # fmt: skip
     draws_subsets = any(rule.startswith(("banzhaf", "surrogate")) for rule in arguments.rules)
     learns = any(rule.startswith("learned_attention") for rule in arguments.rules)

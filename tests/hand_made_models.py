@@ -67,6 +67,9 @@ class TokensRead:
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])
 
+    def one_row_each(self, rows_B: torch.Tensor) -> "TokensRead":
+        return TokensRead(self.tokens_1P[0, rows_B][:, None])
+
 
 class SeenTokens:
     """Writes down what it is shown, and is sure that the token of a query row is said again."""
@@ -98,7 +101,7 @@ class CountingLM:
 
     def __init__(self, model: OLMoCausalLM) -> None:
         self._model = model
-        self.token_forwards = self.backward_passes = 0
+        self.token_forwards = self.backward_passes = self.backward_tokens = 0
         self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
 
     def read(self, token_ids: torch.Tensor, *arguments: object) -> tuple[torch.Tensor, Prefix]:
@@ -129,3 +132,8 @@ class CountingLM:
         gradients_TS = self._model.gate_gradients(token_ids, *arguments)
         self.backward_passes += len(gradients_TS)
         return gradients_TS
+
+    def candidate_gradients(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        self.token_forwards += token_ids.numel()
+        self.backward_tokens += token_ids.numel()
+        return self._model.candidate_gradients(token_ids, *arguments)

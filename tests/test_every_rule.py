@@ -232,6 +232,46 @@ def test_a_search_is_named_and_leaves_null_what_it_did_not_measure(folder: Path,
         assert influence == pytest.approx(exact[(*target, far_context)][position - start], abs=1e-5)
 
 
+def test_a_screen_is_told_in_settings_and_rows(folder: Path, results: list[str]) -> None:
+    rules = ["--rules", "greedy", "add_one_in_divergence", "nearest", "--num-candidates"]
+    measure(influential_tokens, folder, *results, *rules, "5")
+    assert _settings(Path(results[1]))["num_candidates"] == 5
+    assert _settings(folder / "results")["num_candidates"] is None
+    for name in ("influential_tokens", "sparse_context_losses"):
+        screened = read_artefact(Path(results[1]), name)
+        assert (screened.query("rule != 'nearest'")["num_candidates"] == 5).all()
+        assert screened.query("rule == 'nearest'")["num_candidates"].isna().all()
+        assert read_artefact(folder / "results", name)["num_candidates"].isna().all()
+    with pytest.raises(InputError, match="num_candidates was 5, now 6"):
+        measure(influential_tokens, folder, *results, *rules, "6")
+
+
+def test_as_many_candidates_as_far_tokens_are_all_of_them(folder: Path, results: list[str]) -> None:
+    rules = ["--rules", "greedy_divergence", "add_one_in"]
+    measure(influential_tokens, folder, *results, *rules, "--num-candidates", "7")
+    key = [*TARGET, "rule", "far_context", "k"]
+    found = read_artefact(Path(results[1]), "sparse_context_losses").set_index(key)
+    every = read_artefact(folder / "results", "sparse_context_losses").set_index(key).loc[found.index]
+    for column in ("sparse_context_loss", "sparse_context_divergence"):
+        np.testing.assert_allclose(found[column], every[column], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--rules", "leave_one_out"], "would change nothing: of --rules only add_one_in, .* try tokens one"),
+        (["--rules", "add_one_in", "--intervention", "background"], "has no meaning under --intervention"),
+        (["--rules", "add_one_in"], "--num-candidates 4 leaves rule add_one_in no 5 tokens to choose"),
+    ],
+)
+def test_a_screen_that_makes_no_sense_is_refused(
+    folder: Path, results: list[str], words: list[str], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        measure(influential_tokens, folder, *results, *words, "--num-candidates", "4")
+    assert not Path(results[1]).exists()
+
+
 def test_settings_hold_no_budget_where_no_rule_searches(folder: Path, results: list[str]) -> None:
     measure(influential_tokens, folder, *results, "--rules", "nearest")
     assert _settings(Path(results[1]))["search_budget"] is None

@@ -51,6 +51,7 @@ DOORS = {
     "transformers": {
         "pipeline/models/huggingface.py",
         "pipeline/models/huggingface_export.py",
+        "pipeline/models/huggingface_files.py",
         "pipeline/models/huggingface_inspection.py",
         "pipeline/models/huggingface_prefix.py",
         "pipeline/synthetic/gpt_neox_trunk.py",

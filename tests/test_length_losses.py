@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from measured_documents import measure, write_checkpoint, write_data
+from measured_documents import DOCUMENTS, LONG, TARGETS, measure, write_checkpoint, write_data
+from naive_predictions import naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import length_losses, loss_differences
@@ -50,6 +52,19 @@ def test_means_are_those_of_the_same_windows_in_loss_differences(folder: Path, t
     sums = (rows["mean_loss"] * rows["num_targets"]).groupby(rows["document_id"]).sum()
     means = sums / rows.groupby("document_id")["num_targets"].sum()
     assert means.to_dict() == pytest.approx(expected.to_dict(), abs=1e-5)
+
+
+def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
+    stock = stock_olmo(make_olmo(seed=1))
+    for row in read_artefact(folder / "results", "length_losses").itertuples():
+        chunk_L = DOCUMENTS[row.document_id][row.chunk_index * LONG :][:LONG].astype(np.int64)
+        losses, divergences = [], []
+        for target in range(LONG - TARGETS, LONG):
+            window = [(chunk_L, range(target - row.context_length, target))]
+            losses += naive_losses(stock, target, window)
+            divergences += naive_divergences(stock, target, (chunk_L, range(target)), window)
+        assert row.mean_loss == pytest.approx(np.mean(losses), abs=2e-5)
+        assert row.mean_divergence == pytest.approx(np.mean(divergences), abs=2e-5)
 
 
 def test_a_row_for_each_chunk_and_length(folder: Path) -> None:

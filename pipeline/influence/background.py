@@ -81,7 +81,10 @@ class FarContextInBackground(FarContext):
                 first = targets.stop
         return Measured(self._mean_over_backgrounds(losses), self._mean_over_backgrounds(divergences))
 
-    def _measure_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
+    def measure_sets(
+        self, target_index_N: np.ndarray, sets_NK: np.ndarray, alone: Prefix | None = None
+    ) -> Measured:
+        """See `FarContext.measure_sets`; nothing is ever alone."""
         of_backgrounds = [
             self._restored(background_L, foreign, target_index_N, sets_NK)
             for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)

@@ -36,6 +36,7 @@ def measured_contexts(
     reference_index_N: np.ndarray,
     query_rows_N: np.ndarray | None = None,
     prefix: Prefix | None = None,
+    prefix_rows_N: np.ndarray | None = None,
 ) -> Measured:
     """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
 
@@ -50,18 +51,22 @@ def measured_contexts(
         query_rows_N: the row that predicts each target, where that is not the last: what stands behind it is
             not seen, and only fills up.
         prefix: rows already read that all contexts begin with; None: there are none.
+        prefix_rows_N: the one row of the prefix that each context begins with; None: all of them.
     """
     num_contexts, context_length = token_ids_NC.shape
     if query_rows_N is None:
         query_rows_N = np.full(num_contexts, context_length - 1)
     contexts = _Contexts(token_ids_NC, position_ids_NC, target_ids_N, query_rows_N, reference_index_N)
-    num_before = 0 if prefix is None else prefix.num_rows
+    num_before = 0 if prefix is None else prefix.num_rows if prefix_rows_N is None else 1
     queued, start = QueuedPasses(), 0
     while start < num_contexts:
         rest = slice(start, start + batching.num_sequences(model, context_length, num_before))
         batch = _Contexts(*(field[rest] for field in contexts))
+        prefix_B = prefix
+        if prefix is not None and prefix_rows_N is not None:
+            prefix_B = prefix.one_row_each(torch.as_tensor(prefix_rows_N[rest]))
         with batching.halved_where_memory_runs_out(len(batch.target_ids_N), context_length):
-            values_B1 = batch.measured(model, reference, prefix)
+            values_B1 = batch.measured(model, reference, prefix_B)
             queued.add(batch.position_ids_NC, batch.query_rows_N[:, None], *values_B1)
             start += len(batch.target_ids_N)
     return Measured(*(np.concatenate(values)[:, 0] for values in queued.read()))

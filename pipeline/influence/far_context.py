@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import InputError
+from pipeline.influence.additions import Criterion, measured_additions, no_tokens, screened_additions
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured, measured_contexts, measured_windows
@@ -31,7 +32,7 @@ from pipeline.influence.leave_one_out import (
 )
 from pipeline.influence.leave_one_out_search import search_influences
 from pipeline.influence.random_subsets import SubsetEffects, measured_in_subsets, random_subsets
-from pipeline.models.causal_lm import CausalLM
+from pipeline.models.causal_lm import CausalLM, Prefix
 from pipeline.models.divergence import Predictions
 from pipeline.models.inspectable_lm import InspectableLM, NotInspectableError, attention_mass
 
@@ -66,6 +67,8 @@ class Measurement:
     """Of rules `learned_attention*`; None where none of them is asked for."""
     num_integration_steps: int = 20
     """Places on the way from no embedding that rule `integrated_gradients` takes a gradient at."""
+    num_candidates: int | None = None
+    """Tokens that a step of `add_one_in*` and `greedy*` tries, those that a screen puts first; None: all."""
     seed: tuple[int, ...] = (0,)
     """Of random subsets and sampled answers."""
     where: str = "the chunk"
@@ -259,27 +262,20 @@ class FarContext:
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
-        return self.additions(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
+        return measured_additions(self, no_tokens(self))
 
-    def additions(self, chosen_TK: np.ndarray) -> Measured:
-        """loss(t | short, the chosen positions, i) and its divergence: [T, F], NaN for the chosen too."""
-        is_candidate_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
-        np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
-        target_index_N, added_N = np.nonzero(is_candidate_TF)
-        sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        measured = self._measure_sets(target_index_N, sets_NK)
-        of_all_TF = []
-        # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
-        is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
-        for values_N in measured:
-            values_TF = np.full(is_candidate_TF.shape, np.nan, dtype=np.float32)
-            values_TF[is_candidate_TF] = values_N
-            of_all_TF.append(values_TF)
-            is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
-        keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
-        kept = zip(measured.losses[is_kept_N], measured.divergences[is_kept_N], strict=True)
-        self._known.update(zip(keys, kept, strict=True))
-        return Measured(*of_all_TF)
+    def additions(self, criterion: Criterion, chosen_TK: np.ndarray | None = None) -> np.ndarray:
+        """loss(t | short, the chosen positions, i), or its divergence: float32 [T, F], nats.
+
+        NaN for the chosen, and for tokens that a screen has left out (`Measurement.num_candidates`).
+
+        Args:
+            chosen_TK: None: none.
+        """
+        if self.measurement.num_candidates is not None:
+            return screened_additions(self, criterion, chosen_TK)
+        measured = self.first_additions if chosen_TK is None else measured_additions(self, chosen_TK)
+        return np.asarray(getattr(measured, criterion))
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N] each.
@@ -295,23 +291,37 @@ class FarContext:
         row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._known}
         if row_of_unknown:
             rows = list(row_of_unknown.values())
-            measured = self._measure_sets(target_index_N[rows], sets_NK[rows])
+            measured = self.measure_sets(target_index_N[rows], sets_NK[rows])
             self._known.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
         values_2N = np.array([self._known[key] for key in keys], dtype=np.float32).T
         return Measured(*values_2N)
 
-    def _measure_sets(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
-        """`measured_with` of sets in ascending order, each computed."""
+    def remember(self, target_index_N: np.ndarray, sets_NK: np.ndarray, measured: Measured) -> None:
+        """Keep what sets in ascending order were measured to do, for `measured_with`."""
+        keys = _set_keys(target_index_N, sets_NK)
+        self._known.update(zip(keys, zip(*measured, strict=True), strict=True))
+
+    def measure_sets(
+        self, target_index_N: np.ndarray, sets_NK: np.ndarray, alone: Prefix | None = None
+    ) -> Measured:
+        """`measured_with` of sets in ascending order, each computed.
+
+        Args:
+            alone: where the first token of each set is looked up; None: it is read anew.
+        """
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
+        rest_NK = sets_NK if alone is None else sets_NK[:, 1:]
         return measured_contexts(
             self.model,
-            np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1),
-            np.concatenate([sets_NK, short_NC], axis=1),
+            np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),
+            np.concatenate([rest_NK, short_NC], axis=1),
             self.chunk_L[targets_N1[:, 0]],
             self.measurement.batching,
             self.reference,
             target_index_N,
+            prefix=alone,
+            prefix_rows_N=None if alone is None else sets_NK[:, 0],
         )
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:

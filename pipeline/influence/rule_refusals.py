@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from pipeline.errors import InputError
-from pipeline.influence.rules import BACKGROUND, LEAVE_ONE_OUT_RULES, RULES, SUBSTITUTE
+from pipeline.influence.rules import BACKGROUND, LEAVE_ONE_OUT_RULES, RULES, SCREENED_RULES, SUBSTITUTE
 
 
 def refuse_intervention(rules: Collection[str], intervention: str) -> None:
@@ -23,6 +23,31 @@ def refuse_intervention(rules: Collection[str], intervention: str) -> None:
             raise InputError(
                 f"--intervention background has no meaning for rule {unable[0]}; it is for {', '.join(able)}"
             )
+
+
+def refuse_candidates(
+    rules: Collection[str], intervention: str, num_candidates: int | None, largest_k: int
+) -> None:
+    """Do nothing where a screen of so many candidates makes sense, or where there is none.
+
+    Raises:
+        InputError: it would change nothing, has no meaning under the intervention, or leaves too few tokens.
+    """
+    if num_candidates is None:
+        return
+    flag = f"--num-candidates {num_candidates}"
+    if not set(SCREENED_RULES) & set(rules):
+        raise InputError(
+            f"{flag} would change nothing: of --rules only {', '.join(SCREENED_RULES)} try tokens one by one;"
+            " add one, or leave it out"
+        )
+    if intervention == BACKGROUND:
+        raise InputError(
+            f"{flag} has no meaning under --intervention background, where one pass tries a token for all"
+            " targets; leave it out"
+        )
+    if num_candidates < largest_k and {"add_one_in", "add_one_in_divergence"} & set(rules):
+        raise InputError(f"{flag} leaves rule add_one_in no {largest_k} tokens to choose, as --k asks for")
 
 
 def refuse_subsets(rules: Collection[str], num_subsets: int, max_k: int) -> None:

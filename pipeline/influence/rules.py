@@ -32,6 +32,7 @@ from pipeline.errors import InputError, unknown_name
 from pipeline.results.names import EARLIER_RULES, MIMICRY, SELECTION
 
 if TYPE_CHECKING:
+    from pipeline.influence.additions import Criterion
     from pipeline.influence.far_context import FarContext
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
@@ -133,24 +134,28 @@ def _leave_one_out_search(context: "FarContext", max_k: int, generator: np.rando
 def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
-    It looks at the target. It takes every copy of the same evidence. Cost: F (s + 1).
+    It looks at the target. It takes every copy of the same evidence. Cost: F s, and the far tokens alone,
+    F / m with F the last target's, for all rules that add tokens; with a screen of the best c,
+    (1 + c) s, and one backward pass through s tokens.
     """
-    return ranked(-context.first_additions.losses, max_k)
+    return ranked(-context.additions("losses"), max_k)
 
 
 def _add_one_in_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, bring the prediction nearest to the long context's.
 
-    Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared.
+    Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared; with a screen, which
+    is by the divergence then, as many of its own.
     """
-    return ranked(-context.first_additions.divergences, max_k)
+    return ranked(-context.additions("divergences"), max_k)
 
 
 def _greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """`add_one_in` repeated: each next token is the best addition to those already chosen.
 
     It looks at the target, at k times as many alternatives as the others. Of redundant evidence it takes one
-    copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j).
+    copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j - 1), of (1 + c) (s + j - 1) with a
+    screen, and one backward pass through s + j - 1 tokens; add_one_in's far tokens alone.
     """
     return _repeated(context, max_k, "losses")
 
@@ -163,10 +168,10 @@ def _greedy_divergence(context: "FarContext", max_k: int, generator: np.random.G
     return _repeated(context, max_k, "divergences")
 
 
-def _repeated(context: "FarContext", max_k: int, criterion: str) -> np.ndarray:
-    chosen_TK = ranked(-getattr(context.first_additions, criterion), 1)
+def _repeated(context: "FarContext", max_k: int, criterion: "Criterion") -> np.ndarray:
+    chosen_TK = ranked(-context.additions(criterion), 1)
     while chosen_TK.shape[1] < max_k:
-        best_T1 = ranked(-getattr(context.additions(chosen_TK), criterion), 1)
+        best_T1 = ranked(-context.additions(criterion, chosen_TK), 1)
         chosen_TK = np.concatenate([chosen_TK, best_T1], axis=1)
     return chosen_TK
 
@@ -306,6 +311,8 @@ SEARCH_BUDGET = 0.2
 """Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
 LEARNING_CHUNKS = 32
 """Of rules learned_attention*, where nothing else is asked for."""
+SCREENED_RULES = ("add_one_in", "add_one_in_divergence", "greedy", "greedy_divergence")
+"""Rules that try one token after another, so that a screen may say which are tried."""
 LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
 """Rules that leave a token out, so that `substitute` matters to them."""
 

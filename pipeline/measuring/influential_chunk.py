@@ -46,6 +46,7 @@ class Asked:
     search_budget: float | None
     num_subsets: int
     kept_fraction: float
+    num_candidates: int | None
     recovery_fraction: float
     minimum_gain: float
     seed: int
@@ -61,7 +62,8 @@ class Asked:
         numbers = {rule: studied_numbers(rule, arguments.k, smallest) for rule in arguments.rules}
         return cls(
             lengths, max(arguments.k), numbers, unigram, arguments.search_budget, arguments.num_subsets,
-            arguments.kept_fraction, arguments.recovery_fraction, arguments.minimum_gain, arguments.seed,
+            arguments.kept_fraction, arguments.num_candidates, arguments.recovery_fraction,
+            arguments.minimum_gain, arguments.seed,
         )  # fmt: skip
 
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
@@ -70,7 +72,8 @@ class Asked:
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching,
             search_budget=self.search_budget, num_subsets=self.num_subsets,
-            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
+            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name),
+            num_candidates=self.num_candidates, seed=seed,
             where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]

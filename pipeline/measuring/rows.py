@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.influence.context_loss import Measured
 from pipeline.influence.far_context import FarContext
-from pipeline.influence.rules import Rule
+from pipeline.influence.rules import SCREENED_RULES, Rule
 from pipeline.results.columns import Columns
 from pipeline.results.names import OWN
 from pipeline.text.chunks import Chunk
@@ -47,8 +47,8 @@ def selection_rows(
         distance=targets_T[:, None] - positions_TK,
         context_token_id=context.token_ids_L[positions_TK],
     )
-    kind = _null_kind(context, rule, positions_TK.size)
-    return {"influential_tokens": columns | kind | {"influence": influences}}
+    how = _how_chosen(context, rule, positions_TK.size)
+    return {"influential_tokens": columns | how | {"influence": influences}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def sparse_loss_rows(
         sparse_context_divergence=sparse_TJ.divergences,
         **{name: np.repeat(values_T, num_k) for name, values_T in of_target.items()},
     )
-    return {"sparse_context_losses": columns | _null_kind(context, rule, len(columns["k"]))}
+    return {"sparse_context_losses": columns | _how_chosen(context, rule, len(columns["k"]))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +142,12 @@ def sparsity_rows(
     return {"dependency_sparsity": columns}
 
 
-def _null_kind(context: FarContext, rule: Rule, num_rows: int) -> dict[str, list[str | None]]:
-    return {"null_kind": [None if context.name == OWN else rule.null] * num_rows}
+def _how_chosen(context: FarContext, rule: Rule, num_rows: int) -> Columns:
+    num_candidates = context.measurement.num_candidates if rule.name in SCREENED_RULES else None
+    return {
+        "null_kind": [None if context.name == OWN else rule.null] * num_rows,
+        "num_candidates": [num_candidates] * num_rows,
+    }
 
 
 def _rows(chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | np.ndarray) -> Columns:

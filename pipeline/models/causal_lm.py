@@ -4,6 +4,7 @@ Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, D wid
 T query rows, N any number of rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,29 @@ class Prefix:
             tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
         )
 
+    def copy(self) -> "Prefix":
+        """The same numbers in other memory: tensors that a derivative may be taken through."""
+        return Prefix(tuple((key.clone(), value.clone()) for key, value in self.keys_and_values))
+
+    @classmethod
+    def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
+        """The rows of several, one after another."""
+        of_layers = zip(*(part.keys_and_values for part in parts), strict=True)
+        return cls(
+            tuple(
+                (torch.cat([key for key, _ in layer], dim=2), torch.cat([value for _, value in layer], dim=2))
+                for layer in of_layers
+            )
+        )
+
+    def one_row_each(self, rows_B: torch.Tensor) -> "Prefix":
+        """The prefixes of B sequences that begin with one row of this one each: [B, G, 1, E]."""
+
+        def of_sequences(part_1GPE: torch.Tensor) -> torch.Tensor:
+            return part_1GPE[0, :, rows_B.to(part_1GPE.device)].transpose(0, 1)[:, :, None]
+
+        return Prefix(tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values))
+
 
 class CausalLM(Protocol):
     """A decoder-only model whose tokens can be given any position IDs and any visibility."""
@@ -97,7 +121,7 @@ class CausalLM(Protocol):
                 P + S columns the rows of the prefix come first. None: a row sees the rows up to itself.
             query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
                 wanted. None: all rows.
-            prefix: rows already read, shared by the sequences of the batch.
+            prefix: rows already read, shared by the sequences of the batch, or of each its own.
         """
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:

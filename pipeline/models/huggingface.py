@@ -8,7 +8,6 @@ Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D wid
 heads, E head width, V vocabulary, N any number of rows.
 """
 
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -21,10 +20,17 @@ from torch import nn
 from pipeline.errors import InputError
 from pipeline.models.causal_lm import Prefix, causal_visibility, rows_of
 from pipeline.models.devices import refuse_model_beyond_memory
-from pipeline.models.huggingface_inspection import eager_attention, gate_derivatives, shown_attention
+from pipeline.models.huggingface_files import hugging_face_config, stock_hugging_face
+from pipeline.models.huggingface_inspection import (
+    candidate_derivatives,
+    eager_attention,
+    gate_derivatives,
+    shown_attention,
+)
 from pipeline.models.huggingface_prefix import SHARED_PREFIX, PassCache
 from pipeline.models.obedience import refuse_disobedient
 from pipeline.models.position_limit import position_limit
+from pipeline.models.score_masks import added_to_scores, candidates_nearly_closed
 
 
 class HuggingFaceCausalLM:
@@ -243,6 +249,24 @@ class HuggingFaceCausalLM:
             logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
         )
 
+    @torch.enable_grad()
+    def candidate_gradients(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        answers: torch.Tensor,
+        candidates: Prefix,
+        visible_BSP: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each sequence's loss by each candidate's gate, at gate 0: float32 [B, P], nats."""
+        added = candidates_nearly_closed(visible_BSP, self._model.dtype).requires_grad_()
+        cache = PassCache(candidates.copy())
+        with eager_attention(self._model):
+            output = self._run_trunk(token_ids_BS, position_ids_BS, added, cache, output_attentions=True)
+        logits_BV = self._logits(output.last_hidden_state.to(self.device)[:, -1]).float()
+        losses_B = torch.nn.functional.cross_entropy(logits_BV, answers, reduction="none")
+        return candidate_derivatives(self._model, losses_B, output.attentions, candidates.num_rows)
+
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [N, V], scaled and soft-capped as the family does."""
@@ -291,7 +315,7 @@ def load_hugging_face(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     _refuse_encoders(folder, trust_remote_code)
-    model = _load(folder, dtype, device_map, trust_remote_code)
+    model = stock_hugging_face(folder, dtype, device_map, trust_remote_code)
     if device_map is None:
         refuse_model_beyond_memory(model, device, str(folder))
         model = model.to(device)
@@ -314,7 +338,7 @@ def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | Non
     Raises:
         InputError: the configuration cannot be used.
     """
-    config = _config(folder, trust_remote_code).get_text_config()
+    config = hugging_face_config(folder, trust_remote_code).get_text_config()
     limit = position_limit(config, has_rotary_embedding=True)
     stated = getattr(config, "max_position_embeddings", None)
     return min(
@@ -323,69 +347,12 @@ def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | Non
 
 
 def _refuse_encoders(folder: Path, trust_remote_code: bool) -> None:
-    config = _config(folder, trust_remote_code)
+    config = hugging_face_config(folder, trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"
             " models can be measured"
         )
-
-
-def _config(folder: Path, trust_remote_code: bool) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (
-        Exception
-    ) as error:  # by version and fault OSError, ValueError, KeyError, or what remote code raises
-        raise InputError(f"{folder}/config.json cannot be used: {_reason(error)}") from error
-
-
-def _load(
-    folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool
-) -> transformers.PreTrainedModel:
-    try:
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            device_map=device_map,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
-        raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
-    if missing := sorted(loading["missing_keys"]):
-        # The library would go on with random numbers in their place.
-        raise InputError(
-            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]};"
-            " it was saved without them, or is not a causal LM"
-        )
-    if "position_ids" not in _trunk_arguments(model):
-        raise InputError(
-            f"{type(model).__name__} in {folder} takes no position IDs, so tokens cannot keep theirs when"
-            " others are left out"
-        )
-    return model
-
-
-def added_to_scores(visible_BSK: torch.Tensor, num_past: int, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as every family takes it: 0 where visible, else the least number; [B, 1, S, P + S]."""
-    mask_BSK = torch.zeros(visible_BSK.shape, dtype=dtype, device=visible_BSK.device)
-    mask_BSK.masked_fill_(~visible_BSK, torch.finfo(dtype).min)
-    num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
-    return torch.nn.functional.pad(mask_BSK, (num_unmentioned, 0))[:, None]
-
-
-def _reason(error: Exception) -> str:
-    """The first line of the library's message, which may be pages long."""
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if "trust_remote_code" in str(error):
-        reason = "it needs the Python files that come with it; where you trust them, --trust-remote-code"
-    return reason[:300]
-
-
-def _trunk_arguments(model: transformers.PreTrainedModel) -> set[str]:
-    forward = inspect.signature(model.base_model.forward)
-    return set(forward.parameters)
 
 
 def _has_rotary_embedding(model: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
 from pipeline.errors import InputError, is_out_of_memory
+from pipeline.models.candidate_gates import CandidateGates
 from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
 from pipeline.models.checkpoint_files import (
     MODEL_FILES,
@@ -29,6 +30,7 @@ from pipeline.models.checkpoint_files import (
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.log_sum_exp_attention import tells_log_sum_exp
 from pipeline.models.olmo_blocks import Rows, run_block
+from pipeline.models.prefix_attention import attend
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.models.watched_attention import WatchedAttention
 
@@ -109,6 +111,7 @@ class OLMoCausalLM:
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+        attend: Callable[..., torch.Tensor] = attend,
     ) -> tuple[torch.Tensor, tuple[KeysAndValues, ...]]:
         """`tokens`: token IDs [B, S], or their embeddings [B, S, D]."""
         transformer, blocks = self._model.transformer, blocks_of(self._model)
@@ -117,6 +120,7 @@ class OLMoCausalLM:
             *self._table.at(position_ids_BS, self._num_positions),
             None if visible_BSK is None else visible_BSK[:, None],
             watch,
+            attend,
         )
         hidden = tokens if tokens.is_floating_point() else transformer.wte(tokens)
         if self._model.config.embedding_layer_norm:
@@ -196,6 +200,21 @@ class OLMoCausalLM:
         return torch.nn.functional.cross_entropy(
             logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
         )
+
+    @torch.enable_grad()
+    def candidate_gradients(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        answers: torch.Tensor,
+        candidates: Prefix,
+        visible_BSP: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each sequence's loss by each candidate's gate, at gate 0: float32 [B, P], nats."""
+        gates = CandidateGates(candidates, visible_BSP)
+        hidden_BSD, _ = self._run_blocks(token_ids_BS, position_ids_BS, None, None, None, attend=gates.attend)
+        logits_BV = logits_of(self._model, self._model.transformer.ln_f(hidden_BSD)[:, -1]).float()
+        return gates.derivatives(torch.nn.functional.cross_entropy(logits_BV, answers, reduction="none"))
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

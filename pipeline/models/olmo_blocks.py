@@ -30,6 +30,8 @@ class Rows:
     """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
     """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, S, E], to look at only."""
+    attend: Callable[..., torch.Tensor] = attend
+    """What gathers, with the arguments of `prefix_attention.attend`."""
 
 
 def run_block(
@@ -65,7 +67,7 @@ def run_block(
     value = _heads(value, config.effective_n_kv_heads)
     if rows.watch is not None:
         rows.watch(query, key)
-    attended_BHSE = attend(query, key, value, past, visible)
+    attended_BHSE = rows.attend(query, key, value, past, visible)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     return hidden_BSD + _feed_forward(block, hidden_BSD), (key, value)

@@ -29,6 +29,13 @@ SELECTION_COLUMNS = [
         " context, and in results of version 1: selection",
         nullable=True,
     ),
+    column(
+        "num_candidates",
+        pa.int32(),
+        "tokens that each step of the search tried, those that a screen by derivatives put first; null: all,"
+        " or a rule that has no such steps",
+        nullable=True,
+    ),
 ]
 
 

@@ -17,6 +17,8 @@ from pipeline.errors import unknown_name
 from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, RULES, SUBSTITUTE, studied_numbers
 
 _GREEDY = ("greedy", "greedy_divergence")
+_ADDING = ("add_one_in", "add_one_in_divergence", *_GREEDY)
+"""Of these the far tokens alone are read once, and the first round is shared."""
 
 
 def _kind(rule: str) -> str:
@@ -42,6 +44,8 @@ class RuleCosts:
     """Of the rule gradient_divergence."""
     num_integration_steps: int = 20
     """Of the rule integrated_gradients."""
+    num_candidates: int | None = None
+    """Tokens that each step of add_one_in* and greedy* tries, those that a screen puts first; None: all."""
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
         """Tokens run through the network to choose the first k tokens, a target.
@@ -83,16 +87,24 @@ class RuleCosts:
     def token_forwards_together(self, rules: Collection[str], k: int) -> int:
         """Of several rules at once: those of a kind share all their passes.
 
-        The first round of the greedy rules is add_one_in's.
+        The first round of the greedy rules is add_one_in's: of either criterion, or where a screen by it says
+        which tokens are tried, of the same one.
         """
-        greedy = [rule for rule in _GREEDY if rule in rules]
-        rules = {*rules, *(["add_one_in"] if greedy else [])}
-        kinds = {_kind(rule): rule for rule in rules if rule not in _GREEDY}
+        kinds = {_kind(rule): rule for rule in rules if rule not in _ADDING}
         shared = sum(self.token_forwards(rule, k) for rule in kinds.values())
-        return shared + len(greedy) * (self._greedy(k) - self._greedy(1))
+        adding = [rule for rule in rules if rule in _ADDING]
+        if not adding:
+            return shared
+        criteria = {rule.endswith("_divergence") for rule in adding}
+        further_criteria = 0 if self.num_candidates is None else len(criteria) - 1
+        num_greedy = sum(rule in _GREEDY for rule in adding)
+        further_rounds = num_greedy * sum(map(self._round, range(2, k + 1)))
+        return shared + self._add_one_in() + further_criteria * self._round(1) + further_rounds
 
-    def backward_tokens_per_target(self, rule: str) -> int:
-        """Tokens that backward passes run through, a target."""
+    def backward_tokens_per_target(self, rule: str, k: int) -> int:
+        """Tokens that backward passes run through to choose the first k tokens, a target."""
+        if rule in _ADDING:
+            return sum(map(self._rows_of_screen, range(1, k + 1 if rule in _GREEDY else 2)))
         passes = {
             "gradient": 1,
             "gradient_divergence": self.num_sampled_answers,
@@ -177,12 +189,22 @@ class RuleCosts:
         return [(int(part[-1]) + short * len(part), int(part[-1])) for part in parts]
 
     def _greedy(self, k: int) -> int:
-        """In round j every far token not yet chosen, beside s + j - 1 others."""
-        return sum(
-            (num_far - j + 1) * (self.short_context_length + j)
-            for num_far in self.num_far_tokens
-            for j in range(1, k + 1)
-        )
+        """The far tokens alone, once, and k rounds."""
+        return self.num_far_tokens[-1] + sum(map(self._round, range(1, k + 1)))
+
+    def _round(self, j: int) -> int:
+        """Every candidate beside s + j - 1 tokens, and the screen: the first of them is looked up."""
+        tried = [num_far - j + 1 for num_far in self.num_far_tokens]
+        if self.num_candidates is not None:
+            tried = [min(number, self.num_candidates) for number in tried]
+        screen = self.targets_per_chunk * self._rows_of_screen(j)
+        return screen + sum(tried) * (self.short_context_length + j - 1)
+
+    def _rows_of_screen(self, j: int) -> int:
+        """Of round j and one target: the context that tokens are added to; 0 where all are tried."""
+        if self.num_candidates is None or self.num_far_tokens[-1] - j + 1 <= self.num_candidates:
+            return 0
+        return self.short_context_length + j - 1
 
     def _exhaustive(self, k: int) -> int:
         """Every subset of size k, beside the short context."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import InputError, unknown_name
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out_search import refuse_small_budget
-from pipeline.influence.rule_refusals import refuse_intervention, refuse_subsets
+from pipeline.influence.rule_refusals import refuse_candidates, refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
     INTERVENTIONS,
     MOST_SUBSETS,
@@ -142,6 +142,7 @@ def _refuse_intervention(evaluation: Evaluation) -> None:
     if intervention not in INTERVENTIONS:
         raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_intervention(evaluation.rules, intervention)
+    refuse_candidates(evaluation.rules, intervention, evaluation.num_candidates, max(evaluation.k))
     num_subsets = evaluation.num_subsets or NUM_SUBSETS
     if num_subsets > MOST_SUBSETS:
         raise InputError(f"num_subsets {num_subsets}: choose at most {MOST_SUBSETS}")

@@ -103,6 +103,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         intervention=evaluation.intervention or REMOVE,
         num_backgrounds=evaluation.num_backgrounds or 1,
         num_subsets=evaluation.num_subsets or NUM_SUBSETS,
+        num_candidates=evaluation.num_candidates,
     )  # fmt: skip
     if stage == "length_losses":
         return 4 * m * length

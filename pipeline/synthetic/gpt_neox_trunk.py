@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from pipeline.models.causal_lm import Prefix, causal_visibility
-from pipeline.models.huggingface import added_to_scores
 from pipeline.models.huggingface_prefix import PassCache
+from pipeline.models.score_masks import added_to_scores
 from pipeline.synthetic.trunk import Trunk
 
 

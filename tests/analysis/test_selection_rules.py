@@ -112,8 +112,9 @@ def test_the_table_by_hand(table: pd.DataFrame) -> None:
     assert ends == pytest.approx((0.375 - 12.706 / 8, 0.375 + 12.706 / 8), abs=1e-4)
     assert (row["loss_difference"], row["excess_fraction"]) == (1.0, 0.375)
     assert (row["num_targets"], row["num_documents"], row["sees_answer"]) == (4, 2, True)
-    # Far contexts of 18 and 19 tokens; 4 + 1 tokens a candidate, then 4 + 2 for all but the chosen one.
-    assert row["token_forwards_per_target"] == ((18 + 19) * 5 + (17 + 18) * 6) / 2
+    # Far contexts of 18 and 19 tokens, read once each alone; 4 tokens a candidate, then 5 for all but the
+    # chosen one.
+    assert row["token_forwards_per_target"] == (19 + (18 + 19) * 4 + (17 + 18) * 5) / 2
     assert _row(table, rule="random", k=1)["sees_answer"] is False
     assert _row(table, rule="random", k=1)["token_forwards_per_target"] == 0
 
@@ -235,7 +236,7 @@ def test_the_verdict_says_what_the_intervals_carry(losses: pd.DataFrame, table: 
 def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(table: pd.DataFrame) -> None:
     lines = rule_verdicts.markdown_table(table).splitlines()
     assert lines[0] == "| rule | k = 1 | k = 2 | k = 2, beyond the null | token-forwards a target |"
-    assert lines[3] == "| `greedy` | 0.625 (0.250) | 1.000 (0.625) | 0.375 [-1.213, 1.963] | 198 |"
+    assert lines[3] == "| `greedy` | 0.625 (0.250) | 1.000 (0.625) | 0.375 [-1.213, 1.963] | 171 |"
     assert lines[4].startswith("| `random` (blind) | 0.125 (0.000) | 0.250 (-0.125) | own: 0.250 [")
 
 

@@ -77,6 +77,25 @@ def test_short_contexts(
     assert short.divergences.max() > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("context_length", [1, 2, 7, L - M])
+def test_windows_of_every_length(
+    implementation: tuple[Stock, CausalLM],
+    contexts: dict[str, FarContext],
+    chunks: Chunks,
+    context_length: int,
+) -> None:
+    stock, lm = implementation
+    long, targets_T = contexts["own"].predictions, LENGTHS.targets_T
+    windows = measured_windows(lm, chunks[0], targets_T, context_length, Batching(30), long)
+    for index, target in enumerate(TARGETS):
+        window = [(chunks[0], range(target - context_length, target))]
+        (loss,) = naive_losses(stock, target, window)
+        (expected,) = naive_divergences(stock, target, (chunks[0], range(target)), window)
+        assert windows.losses[index] == pytest.approx(loss, abs=TOLERANCE)
+        assert windows.divergences[index] == pytest.approx(expected, abs=TOLERANCE)
+    assert windows.divergences[-1] > 100 * TOLERANCE  # the last target has tokens before the widest
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_addition_and_every_choice(
     implementation: tuple[Stock, CausalLM], contexts: dict[str, FarContext], chunks: Chunks, name: str

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.errors import InputError
+from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext, Measurement, sampled_answers
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.inspectable_lm import attention_mass
@@ -104,6 +105,27 @@ def test_every_gate_gradient_is_a_finite_difference(
         np.testing.assert_allclose(found[index, :num_far], naive_F, atol=tolerance * abs(naive_F).max())
         assert np.isnan(found[index, num_far:]).all()
     assert np.nanstd(found) > 0.005
+
+
+def test_every_information_is_the_mean_square_of_finite_differences(
+    family: str, lm: HuggingFaceCausalLM, chunks: tuple[np.ndarray, np.ndarray]
+) -> None:
+    measurement = Measurement(lm, LENGTHS, Batching(100), num_sampled_answers=3, seed=(1,))
+    own = far_contexts(measurement, *chunks)["own"]
+    stock, answers = _model(family, "eager").double(), sampled_answers(own.predictions, 3, (1,))
+    for index, target in enumerate(TARGETS):
+        num_far, squares = target - S, []
+        changes_FS = STEP * torch.eye(num_far, target, dtype=torch.float64)
+        for answers_T in answers:
+            opened, closed = (
+                _losses(stock, _seen("own", chunks, target), int(answers_T[index]), 1 + sign * changes_FS)
+                for sign in (1, -1)
+            )
+            squares.append(((opened - closed) / (2 * STEP)) ** 2)
+        naive_F, found_F = np.mean(squares, axis=0), own.gate_information_TF[index]
+        tolerance = 2 * (TOLERANCE_AT_KINKS if family == "opt" else TOLERANCE)
+        np.testing.assert_allclose(found_F[:num_far], naive_F, atol=tolerance * naive_F.max())
+        assert np.isnan(found_F[num_far:]).all()
 
 
 @pytest.fixture

@@ -1,11 +1,18 @@
-"""Divergences of whole distributions: small ones to float64's digits, exact 0, blocks in any order."""
+"""Divergences of whole distributions: small to float64's digits, exact 0, blocks in any order and no more."""
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from olmo.model import OLMo
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import causal_lm
 from pipeline.models.divergence import Predictions, losses_and_divergences
+from pipeline.models.olmo import OLMoCausalLM
 
 V = 40
 
@@ -79,3 +86,42 @@ def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: py
     np.testing.assert_allclose(divergences_BT, expected, atol=1e-6)
     np.testing.assert_allclose(losses_BT, -logits_BTV.log_softmax(-1)[..., 3], atol=1e-6)
     assert max(model.rows_at_a_time) <= rows_per_block and sum(model.rows_at_a_time) == 21
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, those inside the functions of torch included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for tensor in returned if isinstance(returned, tuple | list) else [returned]:
+            # A view such as an expanded vector holds no more than what it is a view of.
+            if isinstance(tensor, torch.Tensor) and 0 not in tensor.stride():
+                self.num_values = max(self.num_values, tensor.numel())
+        return returned
+
+
+@pytest.mark.parametrize("vocabulary_size", [4096, 50_304])
+def test_no_tensor_holds_a_vocabulary_for_every_context(
+    make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch, vocabulary_size: int
+) -> None:
+    num_contexts, num_targets, num_at_a_time = 12, 5, 8
+    monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", num_at_a_time * vocabulary_size)
+    lm = OLMoCausalLM(make_olmo(vocab_size=vocabulary_size, embedding_size=vocabulary_size))
+    generator = torch.Generator().manual_seed(3)
+    tokens_BS = torch.randint(0, vocabulary_size, (num_contexts, 9), generator=generator)
+    rows_BT = torch.arange(4, 9).expand(num_contexts, -1)
+    inputs = lm, tokens_BS, torch.arange(9)[None], None, rows_BT, tokens_BS[:, :num_targets]
+    reference = Predictions.of(
+        lm, lm.hidden_states(tokens_BS[:1], torch.arange(9)[None], None, rows_BT[:1])[0]
+    )
+    with LargestTensor() as largest:
+        losses_BT, divergences_BT = losses_and_divergences(*inputs, reference)
+    assert losses_BT.shape == divergences_BT.shape == (num_contexts, num_targets)
+    # The logits of one block, and nothing larger, however many contexts and targets there are.
+    assert largest.num_values == num_at_a_time * vocabulary_size
+    assert largest.num_values < math.prod(losses_BT.shape) * vocabulary_size / 7
+    assert divergences_BT[0].max() < 1e-5 < divergences_BT[1:].min()

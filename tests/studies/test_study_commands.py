@@ -107,6 +107,12 @@ def test_sizes_and_steps_that_were_measured_alike_are_compared_at_the_end(
     assert "model_scale" not in str(commands_of(load_study(study_file(steps, own_text)))[-1])
 
 
+def test_a_screen_is_asked_for(study_file: Callable[..., Path]) -> None:
+    study = load_study(study_file(("[leave_one_out, nearest]", "[greedy]\n  num_candidates: 16")))
+    (tokens,) = (one for one in commands_of(study) if one.name == "influential_tokens-tiny")
+    assert " --rules greedy --k 1 4 --num-candidates 16" in str(tokens)
+
+
 def test_models_beside_those_that_are_measured(study_file: Callable[..., Path]) -> None:
     further = "k: [1, 4]\n  intervention: background\n  num_backgrounds: 2\n  num_subsets: 8"
     beside = "\n  judge_with: [short-seed0]\n  reference_model: long-seed1"

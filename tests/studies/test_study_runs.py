@@ -278,6 +278,10 @@ def test_a_killed_study_takes_its_children_with_it(
             ["evaluation.intervention=background", "evaluation.rules=[greedy]"],
             "has no meaning for rule greedy",
         ),
+        (
+            ["evaluation.num_candidates=5", "evaluation.rules=[leave_one_out]"],
+            "--num-candidates 5 would change nothing: of --rules only add_one_in, .* try tokens one by one",
+        ),
         (["evaluation.num_subsets=5"], "--num-subsets 5: subsets come in pairs; choose an even number"),
         (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
         (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
