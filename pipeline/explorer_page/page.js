@@ -115,7 +115,7 @@ function fillControls() {
   const besides = besideChoices();
   const named = ({ model, rule }) => (data.models.length > 1 ? `${model}: ${rule}` : rule);
   fill(at("beside"), ["nothing", ...besides.map(named)], ["", ...besides.map(besideKey)]);
-  at("beside").closest("label").hidden = besides.length < 2;
+  at("beside").closest("label").hidden = at("beside-legend").hidden = besides.length < 2;
   const inWords = { loss: "the loss", divergence: "the prediction (divergence)" };
   fill(at("criterion"), criteria().map((name) => inWords[name]), criteria());
   at("criterion").closest("label").hidden = criteria().length < 2;

@@ -128,7 +128,7 @@ function showTokens(selection, ofBeside) {
   const largest = Math.max(0, ...selection.map((token) => Math.abs(token.influence ?? 0)));
   const caption = `${isNullShown() ? "Another document's tokens that" : "Far tokens that"} ${state.rule} ranks first`;
   const heading = (text, kind = "") => element("th", { scope: "col", class: kind }, text);
-  const headings = [heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading("influence, nats", "influence")];
+  const headings = [heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading(selection[0]?.isMoved ? "moves, nats" : "influence, nats", "influence")];
   if (ofBeside !== null) headings.splice(1, 0, heading("beside", "rank"));
   const rankBeside = new Map((ofBeside ?? []).map((token) => [token.place, token.rank]));
   const places = new Set(selection.map(({ place }) => place));

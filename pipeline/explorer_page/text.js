@@ -114,7 +114,7 @@ function light(selection, ofBeside) {
     shown.dataset.rank = token.rank;
     const strength = largest > 0 ? Math.max(0, token.influence ?? 0) / largest : 0;
     shown.style.setProperty("--strength", strength.toFixed(3));
-    const influence = token.influence === null ? "" : `, influence ${signedNats(token.influence, 3)} nats`;
+    const influence = token.influence === null ? "" : `, ${token.isMoved ? "moves" : "influence"} ${signedNats(token.influence, 3)} nats`;
     if (!shown.classList.contains("target")) shown.title = `rank ${token.rank}${influence}, distance ${token.distance}`;
     return shown;
   });

@@ -103,16 +103,18 @@ function measuredTarget({ model, rule } = state) {
   if (of === undefined) return { ...both, own: null, null: null, kStar: null, selection: null };
   return {
     ...both, own: curve(of.own), null: curve(of.other_document), kStar: of.k_star[state.criterion]?.[index] ?? null,
-    selection: selectionOf(of, state.far),
+    selection: selectionOf(of, state.far, rule),
   };
 }
 
 /** The first k tokens of a rule's far context, own or the null's; own where there is no null. */
-function selectionOf(ofRule, far) {
+function selectionOf(ofRule, far, rule) {
   const chunk = chosenChunk(), place = chunk.targets[state.target], of = ofRule[far] ?? ofRule.own;
+  // Of rules that are blind to the answer, by what they rank: how far the prediction moves, where that is known.
+  const isMoved = of.moved !== undefined && rule.endsWith("_divergence");
+  const weight = isMoved ? of.moved : of.influence;
   return of.distance[state.target].slice(0, chosenK()).map((distance, rank) => ({
-    rank: rank + 1, distance, place: place - distance, influence: inNats(of.influence[state.target][rank]),
-    moved: inNats(of.moved?.[state.target][rank]),
+    rank: rank + 1, distance, place: place - distance, influence: inNats(weight[state.target][rank]), isMoved,
     word: "token" in of ? visible(data.null_pieces[of.token[state.target][rank]]) : word(chunk.pieces, place - distance),
   }));
 }

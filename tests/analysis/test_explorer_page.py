@@ -3,27 +3,21 @@
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from explorable_results import KS, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
+from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
 
 from analysis import explorer
 from pipeline.results.folder import read_artefact
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
+__all__ = ["browser"]  # a fixture
+pytestmark = NO_CHROMIUM
 LONG = 256
 BAIT = "window.executed = true"
 HOSTILE = [
@@ -34,18 +28,6 @@ HOSTILE = [
 ]
 TEXTS = ["plain words of a shop in the street ", "naïve “quotes” — 你好, and so on ", *HOSTILE]
 LONG_TEXT = "one hundred thousand characters <b>bold</b> " * 2_300
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.BrowserContext"]:
-    profile = tmp_path_factory.mktemp("profile")
-    with sync_api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=FLAGS, headless=True, offline=True,
-            viewport={"width": 1300, "height": 900},
-        )  # fmt: skip
-        yield context
-        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +42,7 @@ def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync_api.Page"]:
-    """The page, opened from disk; whatever it complains of, or asks for, fails the test."""
-    page = browser.new_page()
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on("request", lambda request: wrong.append(request.url) if request.url != url else None)
-    url = (explorable / "page.html").as_uri()
-    page.goto(url)
-    yield page
-    assert page.evaluate("window.executed") is None
-    assert wrong == []
-    page.close()
+    yield from opened(browser, explorable / "page.html")
 
 
 @pytest.fixture(scope="module")
