@@ -64,7 +64,7 @@ def null_contexts(
     and the attention mask stays small.
     """
     window_rows = lengths.targets_per_chunk * lengths.short_context_length
-    num_sequences = max(1, round(window_rows / int(lengths.num_far_tokens_T[0])))
+    num_sequences = max(1, round(window_rows / int(lengths.num_far_tokens_T[-1])))
     for targets_T in np.array_split(lengths.targets_T, min(num_sequences, lengths.targets_per_chunk)):
         yield _null_context(chunk_L, other_chunk_L, targets_T, lengths.short_context_length)
 

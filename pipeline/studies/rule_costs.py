@@ -184,7 +184,7 @@ class RuleCosts:
     def _packed_sequences(self) -> list[tuple[int, int]]:
         """Rows and far rows of each of the null's sequences, whose windows take about as many rows as it."""
         short, num_targets = self.short_context_length, self.targets_per_chunk
-        asked = max(1, round(num_targets * short / self.num_far_tokens[0]))
+        asked = max(1, round(num_targets * short / self.num_far_tokens[-1]))
         parts = np.array_split(self.num_far_tokens, min(asked, num_targets))
         return [(int(part[-1]) + short * len(part), int(part[-1])) for part in parts]
 
