@@ -1,0 +1,285 @@
+"""Numbers that the pages quote are those that the programs make of the results kept in analysis/reference.
+
+Not checked here: what needs the text too (slopes with token frequency, kinds of tokens of the first
+run), what was timed, and what the log alone tells.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from shown_commands import ROOT, commands_of
+
+from analysis.document_intervals import interval_columns, interval_over_documents
+from analysis.generalization.model_scale import compared_models, gaps_by_scale, sparsity_by_scale
+from analysis.mean_losses import summarize_models
+from analysis.own_measurements import read_sparse_losses
+from analysis.recovered_gain import excess_over_null, recovered_losses
+from analysis.synthetic.bound_scaling import summarize_conditions, with_bounds
+from analysis.synthetic.synthetic_accuracy import over_seeds
+from analysis.tokens.needles import found_needles, retrieval_losses
+from pipeline.query import connect, run_query
+from pipeline.results.folder import read_artefact
+
+REFERENCE = ROOT / "analysis" / "reference"
+STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
+FINDINGS, FIRST_PAGE, RECIPES = (
+    ROOT / "analysis" / "README.md",
+    ROOT / "README.md",
+    ROOT / "pipeline" / "RECIPES.md",
+)
+Row = Mapping[Hashable, Any]
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def section(page: Path, heading: str) -> str:
+    """The text below a heading, up to the next of whatever level."""
+    _, found, rest = page.read_text(encoding="utf-8").partition(f"# {heading}\n")
+    assert found, f"{page} has no heading {heading!r}"
+    return re.split(r"\n##+ ", rest)[0]
+
+
+def cells_of(text: str, label: str) -> list[str]:
+    """The cells of the one table row that begins like this, without the first."""
+    rows = [line for line in text.splitlines() if line.startswith(f"| {label}")]
+    assert len(rows) == 1, f"{len(rows)} rows begin with {label!r}"
+    return [cell.strip() for cell in rows[0].strip("|").split("|")[1:]]
+
+
+def agree(quoted: str, *values: float) -> None:
+    """As many numbers as are quoted, in order, are these values, rounded to the digits that are quoted."""
+    numbers = [number.replace(",", "") for number in NUMBER.findall(quoted)]
+    assert 0 < len(numbers) <= len(values), quoted
+    rounded = [
+        f"{value:.{len(number.partition('.')[2])}f}" for number, value in zip(numbers, values, strict=False)
+    ]
+    assert numbers == rounded, quoted
+
+
+def interval(row: Row, name: str) -> tuple[float, float, float]:
+    return row[name], row[f"{name}_low"], row[f"{name}_high"]
+
+
+def by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
+    """The rows of a table by their keys."""
+    rows: Iterable[Row] = table.to_dict("records")
+    return {tuple(row[key] for key in keys) if keys[1:] else row[keys[0]]: row for row in rows}
+
+
+def test_agreement_by_example() -> None:
+    agree("0.38 [0.305, 0.463]", 0.3801, 0.3051, 0.4629)
+    agree("2,560", 2560.0)
+    for wrong in ("0.39", "0.380 [0.305, 0.464]", "none", "0.380 [0.305, 0.463], 1"):
+        with pytest.raises(AssertionError):
+            agree(wrong, 0.3801, 0.3051, 0.4629)
+
+
+@pytest.mark.parametrize(
+    ("results", "heading", "prefix"),
+    [(STUDY, "Is the far context worth anything?", "2m-"), (C4, "What did a smaller run find?", "")],
+)
+def test_gains_of_the_long_context(results: Path, heading: str, prefix: str) -> None:
+    models = by(summarize_models(read_artefact(results, "loss_differences", None)), "model")
+    seed = "-seed0" if prefix else ""
+    shown = {
+        "trained at 256, seed 0 ": "long-seed0", "trained at 256, seed 1 ": "long-seed1",
+        "trained at 64, PoSE to 256 ": f"short-pose{seed}", "trained at 64 ": f"short-contiguous{seed}",
+    }  # fmt: skip
+    for label, name in shown.items():
+        row, cells = models[prefix + name], cells_of(section(FINDINGS, heading), label)
+        agree(cells[-1], *interval(row, "loss_difference"))
+        if len(cells) == 3:
+            agree(f"{cells[0]} {cells[1]}", row["short_context_loss"], row["long_context_loss"])
+
+
+@pytest.fixture(scope="module")
+def recovered() -> dict[Any, Row]:
+    """(model, rule, far context, k) -> what is recovered, of the reference study."""
+    return by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
+
+
+@pytest.fixture(scope="module")
+def excess() -> dict[Any, Row]:
+    return by(excess_over_null(read_sparse_losses(STUDY)), "model", "rule", "k")
+
+
+def test_what_few_tokens_recover(recovered: dict[Any, Row], excess: dict[Any, Row]) -> None:
+    text, model = section(FINDINGS, "Do few tokens carry it?"), "2m-long-seed0"
+    for label, rule in {
+        "`leave_one_out_divergence`": "leave_one_out_divergence", "`leave_one_out`,": "leave_one_out",
+        "nearest": "nearest", "random": "random",
+    }.items():  # fmt: skip
+        for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, label), strict=True):
+            agree(cell, *interval(recovered[model, rule, "own", k], "recovered_fraction"))
+    for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, "the same beyond"), strict=True):
+        agree(cell, *interval(excess[model, "leave_one_out", k], "excess_fraction"))
+    beyond = re.findall(r"Beyond the null remain (\S+ \[.*?\])", text.replace("\n", " "))
+    agree(beyond[0], *interval(excess[model, "leave_one_out", 16], "excess_loss"))
+
+
+def test_the_first_page(recovered: dict[Any, Row]) -> None:
+    text = section(FIRST_PAGE, "What was found").replace("\n", " ")
+    models = by(summarize_models(read_artefact(STUDY, "loss_differences", None)), "model")
+    agree(
+        re.findall(r"by (\S+ \[.*?\]) nats a token", text)[0],
+        *interval(models["2m-long-seed0"], "loss_difference"),
+    )
+    four = recovered["2m-long-seed0", "leave_one_out_divergence", "own", 4]
+    percents = [100 * value for value in interval(four, "recovered_fraction")]
+    agree(re.findall(r"recover (\d+ % \[.*?\])", text)[0], *percents)
+    null = recovered["2m-long-seed0", "leave_one_out", "other_document", 16]["recovered_fraction"]
+    agree(re.findall(r'"recover" (\S+) times', text)[0], null)
+
+
+def test_scale(recovered: dict[Any, Row]) -> None:
+    text = section(FINDINGS, "What changes with model size?")
+    compared = compared_models([STUDY])
+    shares, gaps = sparsity_by_scale(compared), gaps_by_scale(compared)
+    gains = by(summarize_models(read_artefact(STUDY, "loss_differences", None)), "model")
+    for place, size in enumerate(("300k", "2m")):
+        model = f"{size}-long-seed0"
+        agree(cells_of(text, "gain of the long")[place], *interval(gains[model], "loss_difference"))
+        for label, rule in {
+            "share carried by the": "nearest",
+            "share carried by 16": "leave_one_out_divergence",
+        }.items():
+            row = recovered[model, rule, "own", 16]
+            agree(cells_of(text, label)[place], *interval(row, "recovered_fraction"))
+        of_model = by(shares[shares["model"] == model], "measure")
+        agree(
+            cells_of(text, "targets that gain")[place],
+            *interval(of_model["leave_one_out beyond its null"], "share"),
+        )
+        agree(cells_of(text, "the same by")[place], of_model["leave_one_out_divergence"]["share"])
+        gap = by(gaps, "model")[f"{size}-short-pose-seed0"]
+        agree(cells_of(text, "gap of the PoSE")[place], *interval(gap, "generalization_gap"))
+        agree(
+            cells_of(text, "gain of tokens that end")[place],
+            *of_kind(model, "repetition", "repeated trigram"),
+        )
+    along = summarize_models(
+        read_artefact(REFERENCE / "study/along_training/results", "loss_differences", None)
+    )
+    for step in (550, 1650):
+        cells = cells_of(text, f"{step:,} ")
+        agree(cells[0], by(along, "model")[f"2m-long-seed0-step{step}"]["loss_difference"])
+
+
+def of_kind(model: str, column: str, kind: str) -> tuple[float, float, float]:
+    """The gain of a kind of tokens, with its interval."""
+    kinds = pd.read_parquet(REFERENCE / "study/figures/2m/token_categories.parquet")
+    losses = read_artefact(STUDY, "loss_differences", None, {"model": [model]})
+    joined = losses.merge(kinds, on=["document_id", "chunk_index", "target_position"])
+    chosen = joined[joined[column] == kind]
+    found = interval_over_documents(chosen["document_id"], chosen["loss_difference"])
+    return interval(interval_columns("gain", found), "gain")
+
+
+def test_kinds_of_tokens() -> None:
+    text = section(FINDINGS, "Which tokens gain?")
+    agree(
+        cells_of(text, "that end a repeated trigram")[0],
+        *of_kind("2m-long-seed0", "repetition", "repeated trigram"),
+    )
+    agree(cells_of(text, "proper nouns")[0], *of_kind("2m-long-seed0", "part_of_speech", "proper noun"))
+    agree(cells_of(text, "prepositions")[0], *of_kind("2m-long-seed0", "part_of_speech", "preposition"))
+
+
+def test_novels() -> None:
+    text = section(FINDINGS, "What happens beyond every trained length?")
+    losses = read_artefact(REFERENCE / "study/novels/results", "loss_differences", None)
+    models = by(summarize_models(losses), "model")
+    for label, name in {
+        "trained at 256, seed 0 ": "long-seed0", "trained at 256, seed 1 ": "long-seed1",
+        "trained at 64, PoSE": "short-pose-seed0", "trained at 64 ": "short-contiguous-seed0",
+    }.items():  # fmt: skip
+        gain, low, high = interval(models[f"2m-{name}"], "loss_difference")
+        agree(cells_of(text, label)[0], -gain, -high, -low)
+
+
+def test_every_rule_of_the_first_run() -> None:
+    text = section(FINDINGS, "Does the selection rule decide?")
+    losses = read_sparse_losses(REFERENCE / "c4" / "rules")
+    rows = by(recovered_losses(losses), "rule", "far_context", "k")
+    beyond = by(excess_over_null(losses), "rule", "k")
+    for rule in {rule for rule, _ in beyond}:
+        *cells, last, _ = cells_of(text, f"`{rule}` ")
+        for k, cell in zip((1, 2, 4, 8, 16), cells, strict=True):
+            own, null = (rows[rule, far, k]["recovered_loss"] for far in ("own", "other_document"))
+            agree(cell, own, null)
+        own = interval(rows[rule, "own", 16], "recovered_loss")
+        agree(last, *(own if last.startswith("own") else interval(beyond[rule, 16], "excess_loss")))
+
+
+def test_sparse_parity() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
+    cells = over_seeds(accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)])
+    for k in (1, 2, 3):
+        (row,) = cells[(cells["largest_train_sparsity"] == k) & (cells["sparsity"] == k)].to_dict("records")
+        agree(cells_of(text, f"{k} ")[0], row["exact_match"], row["lowest"], row["highest"])
+
+
+def test_queries_shown_with_their_answers() -> None:
+    needles = REFERENCE / "study/needles/length-256"
+    for page, heading, results, key in (
+        (FIRST_PAGE, "One query", STUDY, 0),
+        (RECIPES, "LongPPL of my model", STUDY, 0),
+        (RECIPES, "Needles in my model", needles / "results", None),
+    ):
+        sql = next(c for c in commands_of(page, heading) if c.program.endswith("query.py")).arguments[-1]
+        sql = sql.replace("runs/mine/needles/length-256", str(needles))
+        sql = sql.replace("WHERE target", "WHERE model = '2m-long-seed0' AND target")
+        answer = [
+            row for row in run_query(connect(results, sql), sql, 50)[1] if not str(row[0]).startswith("300k")
+        ]
+        rows = re.findall(r"^\| (?!---)(.*) \|$", section(page, heading), re.MULTILINE)[1:]
+        for row, values in zip(rows, answer, strict=True):
+            label, *cells = row.split(" | ")
+            assert key is None or label == values[0]
+            for cell, value in zip(cells, values[1:], strict=True):
+                agree(cell, value)
+
+
+def test_documents_that_gain_most_by_one_seed_gain_by_the_other() -> None:
+    text = section(RECIPES, "Which of my documents need a long context?")
+    losses = read_artefact(STUDY, "loss_differences", None)
+    gains = losses.pivot_table(index="document_id", columns="model", values="loss_difference")
+    gains = gains[["2m-long-seed0", "2m-long-seed1"]].sort_values("2m-long-seed0", ascending=False)
+    agree(" ".join(cells_of(text, "first 16 ")), *gains[:16].mean())
+    agree(" ".join(cells_of(text, "other 144 ")), *gains[16:].mean())
+
+
+def test_needles() -> None:
+    text = section(FINDINGS, "Are planted needles found?")
+    retrieval = by(retrieval_losses(REFERENCE / "study/needles"), "model", "context_length", "depth")
+    far, near = (retrieval["2m-long-seed0", 256, depth] for depth in (0.0, 1.0))
+    agree(cells_of(text, "loss of a digit without")[0], far["control_loss"])
+    agree(cells_of(text, "how much less with the needle 256")[0], *interval(far, "retrieval_gain"))
+    agree(cells_of(text, "how much less with the needle just")[0], *interval(near, "retrieval_gain"))
+    found = found_needles(REFERENCE / "study/needles", [4])
+    rows = by(found[found["context_length"] == 256], "rule", "far_context")
+    own, null = rows["leave_one_out", "own"], rows["leave_one_out", "other_document"]
+    agree(cells_of(text, "share of digits")[0], *interval(own, "precision"))
+    blind = rows["leave_one_out_divergence", "own"]
+    agree(cells_of(text, "the same of `leave_one_out_divergence`")[0], *interval(blind, "precision"))
+    agree(cells_of(text, "the same in the null")[0], null["precision"], own["chance_precision"])
+
+
+def test_theory() -> None:
+    text = section(FINDINGS, "Does the theory's own class behave?")
+    fits = read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None)
+    conditions = by(summarize_conditions(with_bounds(fits)), "model")
+    agree(
+        cells_of(text, "half a sequence apart | uncoupled")[1],
+        100 * conditions["halves_trained_keys-k2"]["error_rate"],
+    )
+    agree(cells_of(text, "uniform")[1], 100 * conditions["uniform_trained_keys-k2"]["error_rate"])
+    assert (
+        conditions["local-k2"]["error_rate_high"] == conditions["halves_coupled-k2"]["error_rate_high"] == 0
+    )
+    power = re.findall(r"to the power (\S+ \[.*?\])", text.replace("\n", " "))[0]
+    agree(power, *interval(conditions["local-k2"], "growth_exponent"))
