@@ -4,6 +4,7 @@ A line or point is a mean, its band or bar the 95 % interval over documents. Sol
 document's own far context, dashed and hollow the null (the same selection in another document's).
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     A figure of results that were read in part (`pipeline.results.partial`) says so.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     paths = [folder / f"{name}.{suffix}" for suffix in undated]
     note = partial_note()

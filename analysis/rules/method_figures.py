@@ -46,7 +46,7 @@ def methods_figure(table: pd.DataFrame) -> Figure:
         first.plot([], [], "o", color=color, markersize=3.5, label=f"sees {sees}")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=len(_SEES_COLORS))
     figure.suptitle(
-        f"{best['rule']} finds the tokens that are worth most to the prediction\n{best['model']},"
+        f"{best['rule']} stands first: by what {k} tokens are worth to the prediction\n{best['model']},"
         f" {best['intervention']}, tried by {best['judge']}; {rows['num_documents'].max()} documents,"
         f" {rows['num_targets'].max():,} targets; bars: 95 % over documents",
         fontsize="small",

@@ -140,7 +140,7 @@ def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Pat
 
 def test_the_figure_names_the_best_and_shows_what_was_measured(text: Path, synthetic: Path) -> None:
     figure = methods_figure(methods_table([text], synthetic=synthetic))
-    assert figure.get_suptitle().startswith("add_one_in_divergence finds the tokens that are worth most")
+    assert figure.get_suptitle().startswith("add_one_in_divergence stands first: by what 4 tokens")
     assert "3 documents" in figure.get_suptitle()
     axes = [ax for ax in figure.axes]
     assert len(axes) == 4  # both effects, dependencies and cost; no signs were planted
@@ -170,7 +170,8 @@ def test_the_program_on_a_tiny_run(
     measure(influential_tokens, tmp_path, *words, "--results", str(tmp_path / "removed" / "results"))
     run = ["--run", str(tmp_path), "--figures", str(tmp_path / "figures")]
     program.main(program.parser().parse_args(run))
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    assert "glyph" not in said
     assert shown.count("learned_attention ") == 2 and "by the divergence" in shown
     table = read_parquet(tmp_path / "figures" / "methods.parquet").to_pandas()
     assert len(table) == 2 * (3 * 2 + 2)  # two interventions; nearest at 1 and 4 too
