@@ -136,7 +136,7 @@ def _with_found_dependencies(table: pd.DataFrame, synthetic: Path | None) -> pd.
         rows = rows.assign(example=example, intervention=rows["intervention"].fillna(_ANY))
         for (rule, intervention), of_method in rows.groupby(_METHOD):
             interval = interval_over_documents(of_method["example"], of_method["is_dependency"])
-            found[rule, intervention] = interval_columns(_FOUND, interval)
+            found[str(rule), str(intervention)] = interval_columns(_FOUND, interval)
     nothing: dict[Any, float] = dict.fromkeys((_FOUND, f"{_FOUND}_low", f"{_FOUND}_high"), np.nan)
     columns = [
         found.get((rule, intervention)) or found.get((rule, _ANY)) or nothing

@@ -42,12 +42,19 @@ def attention_of_heads(context: "FarContext", rule: str) -> np.ndarray:
     """
     of_heads: list[np.ndarray] = []
 
-    def watch(model: "InspectableLM", *inputs: Any) -> torch.Tensor:
+    def watch(
+        model: "InspectableLM",
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        *_: Any,
+    ) -> torch.Tensor:
         def note(weights_HTS: torch.Tensor) -> None:
             of_heads.append(weights_HTS[..., : context.num_far_tokens_T[-1]].cpu().numpy())
 
-        model.watch_attention(*inputs[:4], note)
-        return torch.zeros(len(inputs[3]), inputs[0].shape[1])
+        model.watch_attention(token_ids_1S, position_ids_1S, visible_1SS, query_rows_T, note)
+        return torch.zeros(len(query_rows_T), token_ids_1S.shape[1])
 
     context.look_inside(rule, watch)
     return np.concatenate(of_heads)

@@ -43,7 +43,14 @@ def _weighted(context: FarContext, criterion: str) -> np.ndarray:
         )
     weights_H = torch.as_tensor(getattr(head_weights, criterion), device=context.model.device).float()
 
-    def weigh(model: InspectableLM, *inputs: Any) -> torch.Tensor:
+    def weigh(
+        model: InspectableLM,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        *_: Any,
+    ) -> torch.Tensor:
         of_layers: list[torch.Tensor] = []
 
         def note(attention_HTS: torch.Tensor) -> None:
@@ -51,7 +58,7 @@ def _weighted(context: FarContext, criterion: str) -> np.ndarray:
             weights = weights_H[first : first + len(attention_HTS)]
             of_layers.append(weights[:, None, None] * attention_HTS)
 
-        model.watch_attention(*inputs[:4], note)
+        model.watch_attention(token_ids_1S, position_ids_1S, visible_1SS, query_rows_T, note)
         return torch.cat(of_layers).sum(0)
 
     return context.look_inside("learned_attention", weigh)
