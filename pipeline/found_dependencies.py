@@ -10,8 +10,10 @@ that are selected) at every k; prints recall at k = the number of true ones, whe
   surrogate,              also fill the whole far context but for the chosen (background); either is a mean
   context_length_probing  over --num-substitutes draws
   greedy                  add_one_in repeated, given those already chosen
+  gradient, attention, attention_rollout, input_x_gradient, integrated_gradients
+                          what the model shows inside
   random, nearest         the controls
-Each but the controls by the loss, and with _divergence in its name by the whole prediction.
+The first six by the loss, and with _divergence in their name by the whole prediction, as gradient.
 
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
@@ -44,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.influence.rules import INTERVENTIONS
+from pipeline.influence.rules import INTERVENTIONS, find_rule
 from pipeline.stage import logger, positive_int, stage_parser, whole_number
 from pipeline.synthetic.evaluation import (
     Cell,
@@ -113,7 +115,7 @@ def main(arguments: argparse.Namespace) -> None:
         tested.task, tested.cells, num_examples=arguments.num_examples, test_seed=arguments.test_seed,
         largest_k=arguments.largest_k, short_context_length=arguments.short_context_length,
     )  # fmt: skip
-    arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
+    arguments.rules = [find_rule(rule).name for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}

@@ -137,6 +137,28 @@ def test_results_under_the_former_name_are_refused_with_the_new_one(parity: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dependency_recovery"]
 
 
+def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
+    parity: Path, tmp_path: Path
+) -> None:
+    words = [
+        "--sizes",
+        "10",
+        "--sparsities",
+        "2",
+        "--largest-k",
+        "4",
+        "--interventions",
+        "remove",
+        "background",
+    ]
+    rules = ["attention", "attention_rollout", "gradient", "surrogate"]
+    measure(parity, tmp_path, "sparse_parity", *words, "--rules", *rules)
+    rows = read_artefact(tmp_path, "found_dependencies")
+    asked = rows.fillna({"intervention": "-"}).groupby("rule")["intervention"].agg(set).to_dict()
+    once = dict.fromkeys(rules[:3], {"-"})
+    assert asked == {**once, "surrogate": {"remove", "background"}}
+
+
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on the task sparse_parity, not on copy"):
         measure(parity, tmp_path, "copy", "--sizes", "8", "--largest-k", "4")

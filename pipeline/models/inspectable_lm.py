@@ -19,7 +19,8 @@ class NotInspectableError(InputError):
 class InspectableLM(Protocol):
     """What a `CausalLM` may offer beyond predictions: its attention, and derivatives.
 
-    Arguments are as in `CausalLM.hidden_states`, for one sequence without a prefix.
+    Arguments are as in `CausalLM.hidden_states`, for one sequence without a prefix. Token IDs may also be
+    given as their embeddings, [1, S, D].
     """
 
     def watch_attention(

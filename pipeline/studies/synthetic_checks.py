@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import unknown_name
-from pipeline.influence.rules import INTERVENTIONS
+from pipeline.influence.rules import INTERVENTIONS, find_rule
 from pipeline.studies.command import Command, TaskMeasuring, TaskTraining
 from pipeline.studies.refusals import refuse_unwritable, told_of
 from pipeline.studies.synthetic_costs import SyntheticForecast, TaskConfigs
@@ -65,6 +65,8 @@ def _refuse_impossible_test(measuring: TaskMeasuring, configs: TaskConfigs) -> N
         for name in names:
             if name not in valid:
                 raise unknown_name("rule" if valid is FINDING_RULES else "intervention", name, valid)
+    for rule in test.rules:
+        find_rule(rule)
     refuse_unfit_k(
         task, cells, num_examples=test.num_examples, test_seed=test.test_seed, largest_k=test.largest_k,
         short_context_length=test.short_context_length,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rules import BACKGROUND, CONTROLS, REMOVE, SUBSTITUTE, find_rule
+from pipeline.influence.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
 from pipeline.results.names import OWN
 
 if TYPE_CHECKING:
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from pipeline.influence.far_context import FarContext
     from pipeline.models.causal_lm import CausalLM
 
-FINDING_RULES = (
-    "leave_one_out", "leave_one_out_divergence", "add_one_in", "add_one_in_divergence", "greedy",
-    "greedy_divergence", "banzhaf", "banzhaf_divergence", "context_length_probing",
-    "context_length_probing_divergence", "surrogate", "surrogate_divergence", *CONTROLS,
-)  # fmt: skip
-"""Those that need not look inside the model."""
+NOT_FINDING = ("leave_one_out_search", "learned_attention", "learned_attention_divergence")
+"""A search for long contexts; and what is learned of training text, which an example has none of."""
+FINDING_RULES = tuple(name for name in RULES if name not in NOT_FINDING)
 DEFAULT_FINDING_RULES = ("leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS)
 DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
 NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2

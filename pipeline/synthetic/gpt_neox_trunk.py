@@ -7,7 +7,9 @@ import torch
 import transformers
 
 from pipeline.models.causal_lm import Prefix, causal_visibility
+from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.huggingface_prefix import PassCache
+from pipeline.models.inspectable_lm import InspectableLM
 from pipeline.models.score_masks import added_to_scores
 from pipeline.synthetic.trunk import Trunk
 
@@ -75,3 +77,7 @@ class GPTNeoXTrunk(Trunk):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Trunk.logits`."""
         return self.model.get_output_embeddings()(hidden)
+
+    def inside(self) -> InspectableLM:
+        """See `Trunk.inside`."""
+        return HuggingFaceCausalLM(self.model)

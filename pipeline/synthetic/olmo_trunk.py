@@ -8,7 +8,8 @@ from olmo.config import ActivationType, LayerNormType, ModelConfig
 from olmo.model import OLMo
 
 from pipeline.models.causal_lm import Prefix
-from pipeline.models.olmo import logits_of
+from pipeline.models.inspectable_lm import InspectableLM
+from pipeline.models.olmo import OLMoCausalLM, logits_of
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
 from pipeline.synthetic.trunk import Trunk
@@ -47,6 +48,10 @@ class OLMoTrunk(Trunk):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Trunk.logits`."""
         return logits_of(self.model, hidden)
+
+    def inside(self) -> InspectableLM:
+        """See `Trunk.inside`."""
+        return OLMoCausalLM(self.model)
 
 
 def new_olmo(

@@ -7,9 +7,13 @@ Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, L tok
 V vocabulary, T query rows, N any number of rows.
 """
 
+from collections.abc import Callable
+from functools import cached_property
+
 import torch
 
 from pipeline.models.causal_lm import Prefix, rows_of
+from pipeline.models.inspectable_lm import InspectableLM
 from pipeline.synthetic.task_model import TaskModel
 
 _VALUES_PER_ROW = 16
@@ -17,7 +21,10 @@ _VALUES_PER_ROW = 16
 
 
 class TaskCausalLM:
-    """Implements `CausalLM` for the places of one example; the head of position IDs (PPC) is not asked."""
+    """Implements `CausalLM` and `InspectableLM` for the places of one example.
+
+    The head of position IDs (PPC) is not asked.
+    """
 
     def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:
         """Look at a model through the places of an example.
@@ -81,3 +88,54 @@ class TaskCausalLM:
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""
         return self._model.token_logits(hidden_ND)
+
+    @cached_property
+    def _inside(self) -> InspectableLM:
+        return self._model.trunk.inside()
+
+    def watch_attention(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None,
+        note: Callable[[torch.Tensor], None],
+    ) -> None:
+        """See `InspectableLM.watch_attention`; the position IDs are places."""
+        placed, ids = self._placed(self.embed(token_ids_1S), position_ids_1S)
+        self._inside.watch_attention(placed, ids, visible_1SS, query_rows_T, note)
+
+    def gate_gradients(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `InspectableLM.gate_gradients`; the position IDs are places."""
+        placed, ids = self._placed(self.embed(token_ids_1S), position_ids_1S)
+        return self._inside.gate_gradients(placed, ids, visible_1SS, query_rows_T, target_ids_T)
+
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """See `InspectableLM.embed`."""
+        return self._model.trunk.embed(token_ids_1S)
+
+    def losses_of_embeddings(
+        self,
+        embedded_BSD: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `InspectableLM.losses_of_embeddings`; the position IDs are places."""
+        placed, ids = self._placed(embedded_BSD, position_ids_1S)
+        return self._inside.losses_of_embeddings(placed, ids, visible_1SS, query_rows_T, target_ids_T)
+
+    def _placed(
+        self, embedded_BSD: torch.Tensor, position_ids_1S: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings as the first layer is given them, and the position IDs of the places."""
+        ids_1S = self._position_ids_L[position_ids_1S]
+        return self._model.placed(embedded_BSD, ids_1S), ids_1S

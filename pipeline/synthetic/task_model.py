@@ -59,10 +59,14 @@ class TaskModel(nn.Module):
         visible_BSK: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Prefix]:
         """Final hidden states [B, S, D], and the keys and values of the rows given; see `Trunk.run`."""
-        embedded_BSD = self.trunk.embed(token_ids_BS)
-        if self.position_ids is not None:
-            embedded_BSD = embedded_BSD + self.position_ids.embed(position_ids_BS)
+        embedded_BSD = self.placed(self.trunk.embed(token_ids_BS), position_ids_BS)
         return self.trunk.run(embedded_BSD, position_ids_BS, visible_BSK, past)
+
+    def placed(self, embedded_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Embeddings of tokens with what the component adds to them: [B, S, D]."""
+        if self.position_ids is None:
+            return embedded_BSD
+        return embedded_BSD + self.position_ids.embed(position_ids_BS)
 
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the next token."""

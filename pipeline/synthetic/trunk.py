@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.models.causal_lm import KeysAndValues, Prefix
+from pipeline.models.inspectable_lm import InspectableLM
 
 
 class Trunk(nn.Module):
@@ -38,6 +39,13 @@ class Trunk(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [..., V] of hidden states [..., D]."""
+        raise NotImplementedError
+
+    def inside(self) -> InspectableLM:
+        """The model as one that can be looked into, given embeddings in the place of token IDs.
+
+        It is measured from then on, and not trained.
+        """
         raise NotImplementedError
 
 

@@ -5,6 +5,8 @@ import torch
 from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
 
 from pipeline.models.causal_lm import causal_visibility, target_losses
+from pipeline.models.inspectable_lm import InspectableLM, attention_mass
+from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
 from pipeline.synthetic.task_lm import TaskCausalLM
 
 NUM_TOKENS = 13
@@ -56,3 +58,53 @@ def test_it_tells_its_size(lm: TaskCausalLM) -> None:
     assert lm.vocabulary_size == V
     assert lm.num_parameters == sum(parameter.numel() for parameter in lm._model.parameters())
     assert lm.sequence_bytes(10, 5) > lm.sequence_bytes(10, 0) > 0
+
+
+def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> None:
+    token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([4, 9])
+    targets, positions = token_ids[0, [5, 10]], torch.arange(NUM_TOKENS)[None]
+    losses_1T = lm.losses_of_embeddings(lm.embed(token_ids), positions, None, queries, targets)
+    expected = target_losses(lm, token_ids, positions, None, queries[None], targets[None])
+    torch.testing.assert_close(losses_1T, expected, rtol=0, atol=STATES_ATOL)
+
+
+def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
+    assert isinstance(lm, InspectableLM)
+    token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([0, 7, 12])
+    inputs = token_ids, torch.arange(NUM_TOKENS)[None], None, queries
+    mass_TS = attention_mass(lm, *inputs)
+    torch.testing.assert_close(mass_TS.sum(-1), torch.ones(3))
+    assert mass_TS[0, 0] == 1 and not mass_TS[1, 8:].any() and mass_TS[1, :8].all()
+    gradients_TS = lm.gate_gradients(*inputs, torch.tensor([1, 2, 3]))
+    # Whatever all gates are times, attention is the same; the first row can look at itself only.
+    torch.testing.assert_close(gradients_TS.sum(-1), torch.zeros(3), atol=1e-4, rtol=0)
+    assert not gradients_TS[0].any() and gradients_TS[1, :8].any() and not gradients_TS[1, 8:].any()
+
+
+def test_closing_a_gate_by_a_little_is_what_its_gradient_says(lm: TaskCausalLM) -> None:
+    """By the trunk itself, whose mask may be numbers that are added to the scores."""
+    token_ids, query, target, step = tokens(1, NUM_TOKENS), 9, torch.tensor([2]), 0.02
+    ids_1S = gapped_ids(1)
+    gradients_S = lm.gate_gradients(
+        token_ids, torch.arange(NUM_TOKENS)[None], None, torch.tensor([query]), target
+    )[0]
+
+    def loss(place: int, gate: float) -> float:
+        gates_S = torch.ones(NUM_TOKENS)
+        gates_S[place] = gate
+        trunk = lm._model.trunk
+        embedded = lm._model.placed(trunk.embed(token_ids), ids_1S)
+        added_1SS = gates_S.log() + torch.full((NUM_TOKENS, NUM_TOKENS), -1e9).triu(1)
+        if isinstance(trunk, GPTNeoXTrunk):
+            hidden = trunk.model.base_model(
+                inputs_embeds=embedded, position_ids=ids_1S, attention_mask=added_1SS[None, None]
+            ).last_hidden_state
+        else:
+            hidden, _ = trunk.run(embedded, ids_1S, added_1SS[None], None)
+        return float(torch.nn.functional.cross_entropy(trunk.logits(hidden[:, query]), target))
+
+    with torch.no_grad():
+        for place in range(query + 1):
+            expected = (loss(place, 1 + step) - loss(place, 1 - step)) / (2 * step)
+            assert float(gradients_S[place]) == pytest.approx(expected, abs=5e-3)
+    assert gradients_S.abs().max() > 0.02
