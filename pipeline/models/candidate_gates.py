@@ -84,8 +84,9 @@ class CandidateGates:
         assert past is None and visible is None, "gates are for contexts that are sequences of their own"
         gathered_BHSE = attend(query_BHSE, key_BGSE, value_BGSE, None, None)
         nothing_BHSE = torch.zeros_like(gathered_BHSE, requires_grad=True)
-        noted = (query_BHSE, key_BGSE, gathered_BHSE)
-        self._layers.append(_Layer(*(tensor.detach() for tensor in noted), nothing_BHSE))
+        self._layers.append(
+            _Layer(query_BHSE.detach(), key_BGSE.detach(), gathered_BHSE.detach(), nothing_BHSE)
+        )
         return gathered_BHSE + nothing_BHSE
 
     def derivatives(self, losses_B: torch.Tensor) -> torch.Tensor:
