@@ -25,6 +25,8 @@ class RotaryTable:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E].
 
+        The first half of the sines is negative, as the rotation takes it.
+
         Args:
             position_ids_BS: the IDs.
             num_positions: the IDs are below it. None: it is looked up, for which a GPU must be waited for.
@@ -40,7 +42,7 @@ class RotaryTable:
         positions_P = torch.arange(num_positions, device=device, dtype=torch.float)
         angles = torch.einsum("i,j->ij", positions_P, 1.0 / (self._config.rope_theta**exponents))
         angles_PE = torch.cat((angles, angles), dim=-1)
-        self._sine_PE, self._cosine_PE = angles_PE.sin(), angles_PE.cos()
+        self._sine_PE, self._cosine_PE = torch.cat((-angles.sin(), angles.sin()), dim=-1), angles_PE.cos()
 
     def rotate(
         self, heads_BHSE: torch.Tensor, sine_B1SE: torch.Tensor, cosine_B1SE: torch.Tensor
@@ -48,9 +50,10 @@ class RotaryTable:
         """Rotate queries or keys, in float32 where the model says so; they come back in their own dtype."""
         rotated = heads_BHSE.float() if self._config.rope_full_precision else heads_BHSE
         with torch.autocast(heads_BHSE.device.type, enabled=False):
-            first, second = rotated.chunk(2, dim=-1)
-            turned = torch.cat((-second, first), dim=-1)
-            rotated = rotated * cosine_B1SE.type_as(rotated) + turned * sine_B1SE.type_as(rotated)
+            # OLMo's own arithmetic in fewer passes over memory: its halves change places, and the sign of the
+            # one is the sine's.
+            turned = rotated.roll(rotated.shape[-1] // 2, dims=-1).mul_(sine_B1SE.type_as(rotated))
+            rotated = (rotated * cosine_B1SE.type_as(rotated)).add_(turned)
         return rotated.type_as(heads_BHSE)
 
 
