@@ -87,9 +87,11 @@ def estimated_losses(
 
 def _read(model: CausalLM, sequence: PackedSequence) -> Prefix:
     visible_SS = sequence.visible_SS
-    inputs = sequence.token_ids_S, sequence.position_ids_S, visible_SS, sequence.query_rows_T
     _, everything = model.read(
-        *(None if array is None else to_device(array[None], model.device) for array in inputs)
+        to_device(sequence.token_ids_S[None], model.device),
+        to_device(sequence.position_ids_S[None], model.device),
+        None if visible_SS is None else to_device(visible_SS[None], model.device),
+        to_device(sequence.query_rows_T[None], model.device),
     )
     return everything
 
@@ -115,8 +117,13 @@ def _queue_without(
     position_ids_1N = sequence.position_ids_S[rows_N][None]
     query_rows_1N = (starts_R[:, None] + queries_RT).reshape(1, -1)
     target_ids_1N = np.tile(sequence.target_ids_T, len(windows))[None]
-    inputs = token_ids_N[None], position_ids_1N, visible_NK[None], query_rows_1N
-    hidden_1ND = model.hidden_states(*(to_device(array, model.device) for array in inputs), everything)
+    hidden_1ND = model.hidden_states(
+        to_device(token_ids_N[None], model.device),
+        to_device(position_ids_1N, model.device),
+        to_device(visible_NK[None], model.device),
+        to_device(query_rows_1N, model.device),
+        everything,
+    )
     losses_1N = losses_of_hidden_states(model, hidden_1ND, to_device(target_ids_1N, model.device))
     queued.add(position_ids_1N, query_rows_1N, losses_1N)
 

@@ -102,7 +102,8 @@ def _attend_with_shared_prefix(
         raise NotImplementedError(f"attention with {', '.join(sorted(asked))}")
     visible = running.visible_B1SS
     visible = None if visible is None else visible.to(query.device)
-    attended = attend(query, key, value, running.past(int(module.layer_idx)), visible, scaling)
+    layer_idx: Any = module.layer_idx
+    attended = attend(query, key, value, running.past(layer_idx), visible, scaling)
     return attended.transpose(1, 2).contiguous(), None
 
 
