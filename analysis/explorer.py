@@ -145,5 +145,6 @@ def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -
     if cut:
         left_out.append(f"Of {len(cut):,} documents the text outside of the measured chunks.")
     left_out.append("The influence of far tokens that no rule selected (artefact influences).")
-    left_out.append("The text of the null's other documents, but for the tokens selected there.")
+    if not all("null" in chunk for document in documents for chunk in document["chunks"]):
+        left_out.append("The text of the null's other documents, but for the tokens selected there.")
     return left_out

@@ -135,6 +135,7 @@ function showTokens(selection, ofBeside) {
   const onlyBeside = (ofBeside ?? []).filter(({ place }) => !places.has(place)).map((token) => ({ ...token, rank: "–", rankBeside: token.rank }));
   const shared = selection.map((token) => ({ ...token, rankBeside: rankBeside.get(token.place) ?? "–" }));
   const rows = [...shared, ...onlyBeside].map((token) => tokenRow(token, largest, ofBeside !== null, () => lookAt(token)));
+  at("tokens").classList.toggle("with-beside", ofBeside !== null);
   const head = element("tr", {}, ...headings, element("td"));
   at("tokens").replaceChildren(element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...rows));
   at("shared").textContent = ofBeside === null ? ""
