@@ -341,9 +341,10 @@ def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | Non
     config = hugging_face_config(folder, trust_remote_code).get_text_config()
     limit = position_limit(config, has_rotary_embedding=True)
     stated = getattr(config, "max_position_embeddings", None)
-    return min(
-        (number for number in (stated, limit and limit.num_positions) if number is not None), default=None
-    )
+    numbers = [int(stated)] if stated else []
+    if limit is not None:
+        numbers.append(limit.num_positions)
+    return min(numbers, default=None)
 
 
 def _refuse_encoders(folder: Path, trust_remote_code: bool) -> None:
