@@ -98,14 +98,22 @@ class Witness:
         return self._model(rows_BS).logits[:, -1].double().log_softmax(-1).numpy()
 
 
+def witness_and_model(name: str, make_olmo: Callable[..., OLMo]) -> tuple[Witness, CausalLM]:
+    if name == "olmo":
+        return Witness(name, make_olmo), OLMoCausalLM(make_olmo(seed=4, n_kv_heads=2))
+    return Witness(name, make_olmo), HuggingFaceCausalLM(make_model(name, 4))
+
+
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def implementation(
     request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]
 ) -> tuple[Witness, CausalLM]:
-    name = request.param
-    if name == "olmo":
-        return Witness(name, make_olmo), OLMoCausalLM(make_olmo(seed=4, n_kv_heads=2))
-    return Witness(name, make_olmo), HuggingFaceCausalLM(make_model(name, 4))
+    return witness_and_model(request.param, make_olmo)
+
+
+@pytest.fixture(scope="module", params=["olmo", "llama"])
+def one_of_each(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> tuple[Witness, CausalLM]:
+    return witness_and_model(request.param, make_olmo)
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +184,9 @@ def test_every_derivative_is_a_finite_difference(
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("num_candidates", [1, 6])
 def test_the_best_of_those_that_the_screen_puts_first(
-    implementation: tuple[Witness, CausalLM], chunks: Chunks, name: str, criterion: Any, num_candidates: int
+    one_of_each: tuple[Witness, CausalLM], chunks: Chunks, name: str, criterion: Any, num_candidates: int
 ) -> None:
-    witness, lm = implementation
+    witness, lm = one_of_each
     context = contexts(lm, chunks, num_candidates)[name]
     suffix = "" if criterion == "losses" else "_divergence"
     greedy_TK = selected_positions(context, f"greedy{suffix}", 3, seed=[0])
@@ -199,9 +207,9 @@ def test_the_best_of_those_that_the_screen_puts_first(
 
 @pytest.mark.parametrize("rule", ["greedy", "greedy_divergence", "add_one_in", "add_one_in_divergence"])
 def test_with_all_candidates_nothing_is_screened(
-    implementation: tuple[Witness, CausalLM], chunks: Chunks, rule: str
+    one_of_each: tuple[Witness, CausalLM], chunks: Chunks, rule: str
 ) -> None:
-    lm = implementation[1]
+    lm = one_of_each[1]
     for name in NAMES:
         exact, screened = (
             selected_positions(contexts(lm, chunks, number)[name], rule, 4, seed=[0])
