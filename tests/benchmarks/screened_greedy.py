@@ -23,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -35,7 +36,6 @@ from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext, Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.measuring.flags import DTYPES
-from pipeline.models.causal_lm import CausalLM, Prefix
 from pipeline.models.loading import Loading, find_model, load_causal_lm
 from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.stage import positive_int, progress
@@ -72,25 +72,25 @@ def parser() -> argparse.ArgumentParser:
 class CountingLM:
     """A model that counts the rows run through it; one of a backward pass counts as two more."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model, self.num_rows = model, 0
+    def __init__(self, model: Any) -> None:
+        self._model, self.num_rows, self.num_parameters = model, 0, model.num_parameters
         self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
         self.sequence_bytes = model.sequence_bytes
 
-    def read(self, token_ids: torch.Tensor, *arguments: object) -> tuple[torch.Tensor, Prefix]:
+    def read(self, token_ids: torch.Tensor, *arguments: Any) -> Any:
         """See `CausalLM.read`."""
         self.num_rows += token_ids.numel()
-        return self._model.read(token_ids, *arguments)  # type: ignore[arg-type]
+        return self._model.read(token_ids, *arguments)
 
-    def hidden_states(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+    def hidden_states(self, token_ids: torch.Tensor, *arguments: Any) -> Any:
         """See `CausalLM.hidden_states`."""
         self.num_rows += token_ids.numel()
-        return self._model.hidden_states(token_ids, *arguments)  # type: ignore[arg-type]
+        return self._model.hidden_states(token_ids, *arguments)
 
-    def candidate_gradients(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+    def candidate_gradients(self, token_ids: torch.Tensor, *arguments: Any) -> Any:
         """See `ScreenedLM.candidate_gradients`."""
         self.num_rows += 3 * token_ids.numel()
-        return self._model.candidate_gradients(token_ids, *arguments)  # type: ignore[attr-defined, no-any-return]
+        return self._model.candidate_gradients(token_ids, *arguments)
 
 
 @dataclass
