@@ -24,6 +24,8 @@ PROGRAMS = (
     "analysis.run_notebooks",
     "analysis.summary",
     "analysis.explorer",
+    "analysis.measures",
+    "analysis.methods",
     "pipeline.explain",
     "pipeline.query",
     "pipeline.plant_needles",
