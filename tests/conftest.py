@@ -37,6 +37,7 @@ LONGEST_FIRST = (
     "tests/measuring/test_tasks_of_an_array.py",
     "tests/analysis/test_explorer_page.py",
     "tests/analysis/test_model_scale.py",
+    "tests/test_recipes.py",
     "tests/test_tokenize_c4_stopping.py",
 )
 """Files of more than ten seconds or so: one that starts last would keep the other processes waiting."""
