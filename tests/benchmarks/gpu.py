@@ -10,7 +10,7 @@ A fraction of the peak is useful work (accounting.py; of training, pipeline/trai
 peak in the same dtype. A case that fails (out of memory, no compiler) says why, and the others go on.
 Aims: the engine at 40 % of the bfloat16 peak or more from 100 M parameters on, training at 45 % at 150m.
 
-on a GPU, about 40 minutes on an H100:
+on a GPU; under an hour on an H100 by counting, it has not run on one yet:
   python tests/benchmarks/gpu.py --out runs/benchmarks/gpu.json
 
 in seconds on any CPU, to see that it runs:
