@@ -3,9 +3,10 @@
 As AT2 does (Cohen-Wang, Chuang and Madry 2025, "Learning to Attribute with Attention", arXiv 2504.13752): the
 attention of all heads from the row that predicts a target to a far token are the features, what leaving that
 token out does is the outcome. Theirs is fitted to the effects of random subsets, ours to those of single
-tokens, which the engine tells exactly. Features and outcomes are centred within a target and outcomes have
-one size in each: what counts is the order of a target's tokens, and each target alike, as in their loss, a
-correlation. Ridge regression, by sums over targets: no example is kept.
+tokens, which the engine tells exactly. Features and outcomes are centred within a target, as what counts is
+the order of a target's tokens. Their loss, a correlation, gives every example one weight; here a target
+counts as much as its effects are large: of one token most effects are noise, and equal weights fitted that.
+Ridge regression, by sums over targets: no example is kept.
 
 Shapes: T targets, H heads of all layers, F far-context positions.
 """
@@ -75,7 +76,7 @@ def fitted_head_weights(contexts: Iterable["FarContext"], rule: str) -> HeadWeig
         for target, num_far in enumerate(context.num_far_tokens_T):
             features_HF = heads_HTF[:, target, :num_far]
             features_HF = features_HF - features_HF.mean(1, keepdims=True)
-            outcomes = [_standardized(effect_TF[target, :num_far]) for effect_TF in effects]
+            outcomes = [_centred(effect_TF[target, :num_far]) for effect_TF in effects]
             products_HH = products_HH + features_HF @ features_HF.T / num_far
             outcomes_H2 = outcomes_H2 + features_HF @ np.stack(outcomes, axis=1) / num_far
     assert isinstance(products_HH, np.ndarray), "no chunk to learn from"
@@ -84,7 +85,5 @@ def fitted_head_weights(contexts: Iterable["FarContext"], rule: str) -> HeadWeig
     return HeadWeights(weights_H2[:, 0], weights_H2[:, 1])
 
 
-def _standardized(values_F: np.ndarray) -> np.ndarray:
-    centred_F = values_F.astype(np.float64) - values_F.mean(dtype=np.float64)
-    spread = centred_F.std()
-    return centred_F / spread if spread else centred_F
+def _centred(values_F: np.ndarray) -> np.ndarray:
+    return values_F.astype(np.float64) - values_F.mean(dtype=np.float64)

@@ -8,8 +8,9 @@
 One chunk a document. All influences are measured once; a search returns the same numbers for the tokens that
 it removes (tests/influence/test_leave_one_out_search.py), so what it finds at each budget is read off them.
 The budget is everything that a search runs, as a share of what leave_one_out runs, in token-forwards; a row
-of a backward pass counts as two. Removed likewise, in another order: by the gate gradient, by attention, and
-by spans of 16 tokens, each removed whole (group testing), the tokens of the span that matters most first.
+of a backward pass counts as two. Removed likewise, in another order: by the gate gradient, by attention, by
+attention with a learned weight a head (fitted to --learning-chunks of training tokens, which is not counted),
+and by spans of 16 tokens, each removed whole (group testing), the tokens of the span that matters most first.
 
 recall@k        tokens of the exact S_k found, of all of them; their influence, as a share of S_k's
 above 0.01      the same for all tokens with an influence above 0.01 nats, however many
@@ -20,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -31,6 +33,7 @@ from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import estimated_losses
 from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.head_weights import fitted_head_weights
 from pipeline.influence.leave_one_out import PackedSequence
 from pipeline.influence.leave_one_out_search import (
     exhaustive_cost,
@@ -38,6 +41,7 @@ from pipeline.influence.leave_one_out_search import (
     reruns_within,
     rows_to_remove,
 )
+from pipeline.influence.methods.learned_attention import learned_attention
 from pipeline.influence.selection import far_contexts
 from pipeline.measuring.flags import DTYPES
 from pipeline.models.causal_lm import target_losses
@@ -47,6 +51,7 @@ from pipeline.results.bootstrap import Interval, ratio_of_sums
 from pipeline.stage import fraction, positive_int, progress
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.training_chunks import training_chunks
 
 SPAN, LEAST_INFLUENCE = 16, 0.01
 
@@ -70,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-documents", type=positive_int, default=20, help="one chunk of each")
     add("--budgets", type=fraction, nargs="+", default=[0.1, 0.15, 0.2, 0.3], help="shares of the exact cost")
     add("--k", type=positive_int, nargs="+", default=[1, 2, 4, 8], help="numbers of influential tokens")
+    add("--learning-chunks", type=positive_int, help="learned attention too; not if not given")
     add("--null", action="store_true", help="search the far context of the other document, not the own")
     add("--tokens-per-batch", type=positive_int, default=8192, help="tokens a forward pass may hold")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
@@ -86,14 +92,19 @@ def main(arguments: argparse.Namespace) -> None:
     checkpoint = find_model(arguments.checkpoint, None, False)
     loading = Loading(torch.device(arguments.device), getattr(torch, arguments.dtype), None, False)
     model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
-    documents = long_enough_documents(
-        TokenizedData.open(arguments.data), arguments.long_context_length, arguments.max_documents
-    )
+    data = TokenizedData.open(arguments.data)
+    documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
+    measurement = Measurement(model, lengths, Batching(arguments.tokens_per_batch))
+    if arguments.learning_chunks:
+        chunks = training_chunks(data, arguments.long_context_length, arguments.learning_chunks)
+        contexts = (far_contexts(measurement, chunk_L, chunk_L)["own"] for chunk_L in chunks)
+        weights = fitted_head_weights(contexts, "learned_attention")
+        measurement = replace(measurement, head_weights=weights)
     counts_of: dict[str, list[Counts]] = {}
     for index in progress(range(len(documents)), "search_recall", "document"):
         (chunk,) = chunks_of(documents, index, arguments.long_context_length, 1)
         own, null = far_contexts(
-            Measurement(model, lengths, Batching(arguments.tokens_per_batch)),
+            measurement,
             chunk.token_ids_L,
             chunk.null_token_ids_L,
         ).values()
@@ -123,7 +134,7 @@ def _orders(context: FarContext) -> dict[str, Scores]:
 
     def estimates(sequence: PackedSequence, budget: float) -> tuple[np.ndarray, int]:
         reruns = reruns_within(sequence, budget)
-        return estimated_losses(context.model, reruns, context.batching), reruns.cost
+        return estimated_losses(context.model, reruns, context.measurement.batching), reruns.cost
 
     spans = {id(sequence): _span_scores(context, sequence) for sequence in context.sequences}
     orders: dict[str, Scores] = {
@@ -135,6 +146,8 @@ def _orders(context: FarContext) -> dict[str, Scores]:
         passes = 1 + 2 * len(context.num_far_tokens_T)
         orders["gradient"] = lambda sequence, budget: (-context.gate_gradient_TF, num_rows * passes)
         orders["attention"] = lambda sequence, budget: (context.attention_TF, num_rows)
+        if context.measurement.head_weights is not None:
+            orders["learned_attention"] = lambda sequence, budget: (learned_attention(context), num_rows)
     return orders
 
 
