@@ -15,7 +15,7 @@ from analysis.document_intervals import interval_over_documents
 from analysis.generalization.gap_slopes import gap_targets, slope_with_gain
 from analysis.generalization.model_scale import compared_models
 from analysis.generalization.sparsity_measures import BEYOND_NULL, sparsity_measures
-from analysis.own_measurements import asked_ks, needs_null, read_sparse_losses, read_sparsity
+from analysis.own_measurements import PREFERRED_RULES, asked_ks, needs_null, read_sparse_losses, read_sparsity
 from analysis.recovered_gain import is_clear_gain
 from analysis.token_effects import nearest_equivalents, number_in_words, token_effects
 from pipeline.errors import InputError
@@ -24,15 +24,8 @@ from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.names import LOSS
 
-PREFERRED_RULES = (
-    "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
-    "gradient_divergence", "attention",
-)  # fmt: skip
-"""None sees the answer; first the one whose null under `background` gave nothing (LOG, 2026-11-22)."""
 _UNTOLD = "Whether short-trained models lose more where more tokens are needed cannot be told:"
-_HOW_TO_CHOOSE = (
-    "run influential_tokens with --intervention background --rules leave_one_out_divergence nearest random"
-)
+_HOW_TO_CHOOSE = "run influential_tokens with its own choice of rules and intervention"
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,12 @@ For each checkpoint and each target t of the evaluation documents:
   5. dependency sparsity k*: the least k that recovers most of the gain, by losses and by divergence.
 
 --intervention says what stands where a token is left out:
-  remove      nothing, the default
+  remove      nothing
   substitute  a token drawn from the training tokens (of rules that leave one out; sparse contexts hold their
               own tokens only)
   background  a foreign document's tokens: S_k is put into a foreign far context, and only what this
-              document's tokens add to it counts; means over --num-backgrounds foreign documents
+              document's tokens add to it counts; means over --num-backgrounds foreign documents; the default,
+              which stood the trial of the measures together with leave_one_out_divergence
 
 --judge-with CHECKPOINT …  also tells losses and divergences of these models with the tokens that the first
 chose: what a search fitted to one model, another does not have.
@@ -77,6 +78,7 @@ from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rule_refusals import refuse_candidates, refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
     BACKGROUND,
+    DEFAULT_INTERVENTION,
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
@@ -84,7 +86,6 @@ from pipeline.influence.rules import (
     LEARNING_CHUNKS,
     MOST_SUBSETS,
     NUM_SUBSETS,
-    REMOVE,
     RULES,
     SEARCH_BUDGET,
     SUBSTITUTE,
@@ -122,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
     add(
-        "--intervention", choices=INTERVENTIONS, default=REMOVE,
+        "--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
         help="what stands where a token is left out: nothing, a token drawn from the training tokens, or"
         " another document's in a foreign far context",
     )  # fmt: skip

@@ -13,45 +13,53 @@ from matplotlib.figure import Figure
 
 from analysis.figures import TEXT_WIDTH, panels
 from analysis.palette import BLUE, GREY, VERMILION
-from pipeline.results.names import LOSS
+from analysis.rules.measures import MEASURE, OLD_MEASURE
+from pipeline.influence.rules import CONTROLS
 
 _PANELS = (
-    ("excess", "4 tokens beyond\nthe null (nats)", 0.0),
-    ("foreign_excess", "the same where the far\ncontext is foreign (nats)", 0.0),
-    ("found", "planted signs\nfound (share)", None),
-    ("agreement", "k* of two seeds\n(rank correlation)", 0.0),
+    ("right_sparsity", "k* is the number\nof planted signs", "share", None),
+    ("agreement", "k* of two seeds\nagrees", "rank correlation", 0.0),
+    ("excess", "k tokens\nbeyond the null", "nats", 0.0),
 )
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.19, 1.3  # inches
+_MOST_ROWS = 14
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.2, 1.5  # inches
 
 
 def measures_figure(table: pd.DataFrame, k: int) -> Figure:
-    """A row a measure that is judged by the losses, in the table's order, the best at the top.
+    """The first measures of the table, the best at the top; and the old one, wherever it stands.
 
     Args:
-        table: of `compared_measures`.
+        table: of `compared_measures`. Of a rule, intervention and judge the better criterion is drawn.
         k: tokens chosen.
     """
-    rows = table[table["criterion"] == LOSS].iloc[::-1].reset_index(drop=True)
-    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = panels(1, len(_PANELS), TEXT_WIDTH, height)
-    stands = (rows["finds_nothing"] & rows["agrees"] & rows["helps"]).to_numpy()
-    for ax, (name, title, wanted) in zip(axes, _PANELS, strict=True):
+    is_old = (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
+    best = table[~table["rule"].isin(CONTROLS)]
+    best = pd.concat([best.drop_duplicates(MEASURE[:-1]).head(_MOST_ROWS - 1), table[is_old]])
+    rows = best.drop_duplicates(MEASURE).iloc[::-1].reset_index(drop=True)
+    figure, axes = panels(1, len(_PANELS), TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
+    stands = (rows["finds_nothing"] & rows["agrees"] & rows["helps"]).to_numpy(dtype=bool)
+    for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
         _draw(ax, rows, name, stands)
-        ax.set_title(title.replace("4 tokens", f"{k} tokens"), fontsize="small")
-        if wanted is not None:
-            ax.axvline(wanted, color=GREY, linewidth=0.8, linestyle=":")
+        ax.set_title(title.replace("k tokens", f"{k} tokens"), fontsize="small")
+        ax.set_xlabel(unit)
+        if chance is not None:
+            ax.axvline(chance, color=GREY, linewidth=0.8, linestyle=":")
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
-    names = [f"{row['rule']}, {row['intervention']}, {row['judge']}" for row in rows.to_dict("records")]
-    axes[0].set_yticks(np.arange(len(rows)), names, fontsize="x-small")
-    num_standing = int(stands.sum())
+    axes[0].set_xlim(0, 1.05)
+    axes[0].set_yticks(np.arange(len(rows)), [_name(row) for row in rows.to_dict("records")])
+    axes[0].tick_params(axis="y", labelsize="x-small")
+    first = table[~table["rule"].isin(CONTROLS)].iloc[0]
     figure.suptitle(
-        f"{num_standing} of {len(rows)} measures stand the trial"
-        f"\nfilled: nothing where the far context is foreign, an excess where it is not, and agreement;"
-        f" {rows['num_documents'].max()} documents of real text; bars: 95 % over documents",
-        fontsize="small",
+        f"k* is right most often, in {first['right_sparsity']:.0%} of the answers, by\n{_name(first)}",
+        fontsize="medium",
     )
     return figure
+
+
+def _name(row: Any) -> str:
+    judge = row["judge"].removeprefix("the ")
+    return f"{row['rule']}, {row['intervention']}, {judge}, {row['criterion']}"
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, name: str, stands: np.ndarray) -> None:

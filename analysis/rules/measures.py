@@ -2,8 +2,8 @@
 
 A measure is a rule, under an intervention, judged by the model that chose or by another. Asked of each:
 
-    foreign     text whose far context is another document's: k tokens must give nothing beyond the null, by
-                the losses. By the divergence a model may well heed tokens that are not worth it.
+    foreign     text whose far context is another document's: k tokens must give nothing beyond the null by
+                the losses, whatever k* is counted by. A divergence may be there: models heed foreign tokens.
     planted     answers that 1, 2 or 4 signs decide: which share of them are the rule's first as many, and of
                 how many answers k* is just that
     agreement   k* of the same targets by two models that differ in their seed: Spearman's rank correlation
@@ -83,7 +83,7 @@ def compared_measures(
     signs: Sequence[Mapping[str, Any]],
     k: int,
 ) -> pd.DataFrame:
-    """A row a measure, those first that stand more of the trial.
+    """A row a measure, those first that stand more of the trial, and then whose k* is right more often.
 
     Args:
         text, foreign, planted: what was measured on each.
@@ -100,12 +100,14 @@ def compared_measures(
     table = table.merge(sparsity_of_signs(planted, signs), how="left", on=MEASURE)
     table = table.merge(agreement(text), how="left", on=MEASURE)
     table = table.assign(**_widths(table, text, k))
-    table["finds_nothing"] = (table["foreign_excess_low"] <= 0) & (table["foreign_excess_high"] >= 0)
+    by_loss = table[table["criterion"] == LOSS].set_index(MEASURE[:-1])
+    finds_nothing = (by_loss["foreign_excess_low"] <= 0) & (by_loss["foreign_excess_high"] >= 0)
+    table = table.join(finds_nothing.rename("finds_nothing"), on=MEASURE[:-1])
     table["agrees"] = table["agreement_low"] > 0
     table["helps"] = table["excess_low"] > 0
-    stands = table[["finds_nothing", "agrees", "helps"]].sum(axis=1)
+    stands = table[["finds_nothing", "agrees", "helps"]].astype("float64").sum(axis=1)
     order = table.assign(stands=stands).sort_values(
-        ["stands", "found", "excess"], ascending=False, kind="stable"
+        ["stands", "right_sparsity", "found"], ascending=False, kind="stable"
     )
     return order.drop(columns="stands").reset_index(drop=True)
 

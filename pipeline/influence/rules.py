@@ -299,7 +299,9 @@ RULES: dict[str, Rule] = {
 """name -> rule."""
 
 CONTROLS = ("random", "nearest")
-DEFAULT_RULES = ("leave_one_out", *CONTROLS)
+DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
+"""First the one that stood the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
+DEFAULT_INTERVENTION = BACKGROUND
 DEFAULT_KS = (1, 2, 4, 8, 16)
 """Numbers of influential tokens studied, where nothing else is asked for."""
 NUM_SUBSETS = 64

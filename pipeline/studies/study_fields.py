@@ -92,7 +92,7 @@ class Evaluation:
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
     k: list[int] = field(default_factory=lambda: [*DEFAULT_KS])
     intervention: str | None = None
-    """What stands where a token is left out. None: nothing."""
+    """What stands where a token is left out. None: as influential_tokens.py takes it, another document's."""
     num_backgrounds: int | None = None
     """Foreign documents, under the intervention background. None: one."""
     num_subsets: int | None = None

@@ -12,10 +12,10 @@ from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.leave_one_out_search import refuse_small_budget
 from pipeline.influence.rule_refusals import refuse_candidates, refuse_intervention, refuse_subsets
 from pipeline.influence.rules import (
+    DEFAULT_INTERVENTION,
     INTERVENTIONS,
     MOST_SUBSETS,
     NUM_SUBSETS,
-    REMOVE,
     SEARCH_BUDGET,
     find_rule,
 )
@@ -138,7 +138,7 @@ def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
 
 def _refuse_intervention(evaluation: Evaluation) -> None:
     """Refuse an intervention that there is not, or that makes no sense for the rules; and odd subsets."""
-    intervention = evaluation.intervention or REMOVE
+    intervention = evaluation.intervention or DEFAULT_INTERVENTION
     if intervention not in INTERVENTIONS:
         raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_intervention(evaluation.rules, intervention)

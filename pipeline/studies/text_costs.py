@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, SEARCH_BUDGET
+from pipeline.influence.rules import BACKGROUND, DEFAULT_INTERVENTION, NUM_SUBSETS, SEARCH_BUDGET
 from pipeline.studies.command import Command, Measuring, Training
 from pipeline.studies.cost import Cost
 from pipeline.studies.forecast import Need
@@ -100,7 +100,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     length = evaluation.long_context_length
     costs = RuleCosts(
         s, length, m, SEARCH_BUDGET,
-        intervention=evaluation.intervention or REMOVE,
+        intervention=evaluation.intervention or DEFAULT_INTERVENTION,
         num_backgrounds=evaluation.num_backgrounds or 1,
         num_subsets=evaluation.num_subsets or NUM_SUBSETS,
         num_candidates=evaluation.num_candidates,
@@ -111,7 +111,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         num_readings = 1 if evaluation.reference_model is None else 2
         return m * s + num_readings * length + costs.foreign_context()
     selecting = 2 * costs.token_forwards_together(evaluation.rules, max(evaluation.k))
-    is_background = evaluation.intervention == BACKGROUND
+    is_background = (evaluation.intervention or DEFAULT_INTERVENTION) == BACKGROUND
     trying = 2 * costs.sparse_contexts(evaluation.rules, evaluation.k) + m * s
     trying += costs.num_backgrounds * costs.foreign_context() if is_background else 0
     return selecting + trying + len(evaluation.judge_with) * (trying + length)
