@@ -24,7 +24,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
 from pipeline.stage import folder_path, positive_int, stage_parser
@@ -107,7 +108,7 @@ def lines_of(table: "pd.DataFrame") -> str:
     return as_table(header, rows, widest_cell=None, num_left_columns=4)
 
 
-def _interval(row: dict[str, float], name: str) -> str:
+def _interval(row: Mapping[Hashable, Any], name: str) -> str:
     if row[name] != row[name]:
         return "-"
     return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"

@@ -13,7 +13,7 @@ A measure is a rule, under an intervention, judged by the model that chose or by
 Intervals are over documents. Nats.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,19 +123,19 @@ def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd
         rows = [truth.get(target) for target in targets]
         num = np.array([row["num_planted"] if row else 0 for row in rows])
         is_sign = [
-            bool(row) and position in row["planted_positions"]
+            row is not None and position in row["planted_positions"]
             for row, position in zip(rows, chosen["context_position"], strict=True)
         ]
         chosen = chosen.assign(num_planted=num, is_sign=is_sign, intervention=intervention)
         tables.append(chosen[(num > 0) & (chosen["rank"] <= num)])
-    rows = []
-    for (rule, intervention), of_rule in pd.concat(tables).groupby(["rule", "intervention"]):
-        row: dict[Any, Any] = {"rule": rule, "intervention": intervention}
+    table: list[dict[Hashable, Any]] = []
+    for key, of_rule in pd.concat(tables).groupby(["rule", "intervention"]):
+        row: dict[Hashable, Any] = dict(zip(("rule", "intervention"), key, strict=True))
         row |= interval_columns("found", interval_over_documents(of_rule["document_id"], of_rule["is_sign"]))
         for num_planted, of_k in of_rule.groupby("num_planted"):
             row[f"found_of_{num_planted}"] = of_k["is_sign"].mean()
-        rows.append(row)
-    return pd.DataFrame(rows)
+        table.append(row)
+    return pd.DataFrame(table)
 
 
 def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -86,6 +86,9 @@ def test_a_rule_that_fits_anything_needs_its_null(rule: str, is_seeing: bool, is
 
 
 def test_the_rule_shown_is_no_control() -> None:
-    assert shown_rule(["random", "add_one_in_divergence", "leave_one_out"]) == "leave_one_out"
+    every = ["random", "leave_one_out", "greedy_divergence", "leave_one_out_divergence"]
+    assert shown_rule(every) == "leave_one_out_divergence"
+    assert shown_rule(["random", "leave_one_out", "add_one_in_divergence"]) == "add_one_in_divergence"
+    assert shown_rule(["random", "leave_one_out", "gradient"]) == "leave_one_out"
     assert shown_rule(["random", "of another program"]) == "of another program"
     assert shown_rule(["random", "nearest"]) in RULES

@@ -283,3 +283,29 @@ def test_theory() -> None:
     )
     power = re.findall(r"to the power (\S+ \[.*?\])", text.replace("\n", " "))[0]
     agree(power, *interval(conditions["local-k2"], "growth_exponent"))
+
+
+def test_the_trial_of_the_measures() -> None:
+    text = section(FINDINGS, "Which measure can be trusted?")
+    table = pd.read_parquet(REFERENCE / "measures.parquet")
+    rows = by(table, "rule", "intervention", "judge", "criterion")
+    shown = {
+        "leave one out by divergence,": (
+            "leave_one_out_divergence",
+            "background",
+            "another seed",
+            "divergence",
+        ),
+        "the same,": ("leave_one_out_divergence", "background", "the same model", "divergence"),
+        "leave one out by loss,": ("leave_one_out", "remove", "the same model", "loss"),
+        "greedy by divergence,": ("greedy_divergence", "remove", "the same model", "divergence"),
+    }
+    for label, key in shown.items():
+        for cell, name in zip(cells_of(text, label), ("found", "right_sparsity", "agreement"), strict=True):
+            agree(cell, *interval(rows[key], name))
+    standing = re.findall(r"far contexts (\d+) of the (\d+) rows", text)
+    agree(" ".join(standing[0]), float(table["finds_nothing"].sum()), float(len(table)))
+    best = rows[shown["leave one out by divergence,"]]
+    agree(re.findall(r"best measure (\d+) %", text)[0], 100 * best["censored"])
+    both = table.loc[~table["rule"].isin(("random", "nearest")), "num_agreement_targets"]
+    agree(" ".join(re.findall(r"of few targets\*\*: (\d+) to (\d+)", text)[0]), both.min(), both.max())

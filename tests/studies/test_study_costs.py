@@ -27,7 +27,12 @@ from pipeline.text.tokenized_data import TokenizedData
 from pipeline.training.given_settings import AssumedData
 
 EVALUATION = Evaluation(
-    short_context_length=4, long_context_length=12, targets_per_chunk=3, rules=["leave_one_out"], k=[1, 2]
+    short_context_length=4,
+    long_context_length=12,
+    targets_per_chunk=3,
+    rules=["leave_one_out"],
+    k=[1, 2],
+    intervention="remove",
 )
 
 
