@@ -24,7 +24,16 @@ LONG, TARGETS, SHORT = 12, 3, 4
 LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
 FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
-    "influential_tokens": [*LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5"],
+    "influential_tokens": [
+        *LENGTHS,
+        "--short-context-length",
+        str(SHORT),
+        "--k",
+        "1",
+        "2",
+        "5",
+        *("--intervention", "remove", "--rules", "leave_one_out", "random", "nearest"),
+    ],
     "length_losses": [*LENGTHS, "--context-lengths", "2", "9"],
 }
 

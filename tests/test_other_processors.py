@@ -26,7 +26,7 @@ NUMBER_TESTS = [
         "theory",
     ),
     *("training", "analysis/test_long_perplexity.py"),
-    *("test_benchmarks_run.py", "test_every_rule.py", "test_export_huggingface.py"),
+    *("test_benchmarks_run.py", "test_explain.py", "test_every_rule.py", "test_export_huggingface.py"),
     *("test_found_dependencies.py", "test_influential_tokens.py", "test_length_losses.py"),
     *("test_loss_differences.py", "test_plant_needles.py", "test_pretrain.py"),
     *("test_sparse_functional_attention.py", "test_stage.py", "test_train_synthetic.py"),

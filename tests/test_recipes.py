@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     (folder / "my_documents").mkdir()
     (folder / "my_documents" / "a.jsonl").write_text(_documents(0, 4))
-    (folder / "english.jsonl").write_text(_documents(1, 2))
+    (folder / "english.jsonl").write_text(_documents(1, 3))
     (folder / "letter.txt").write_text(json.loads(_documents(2, 1))["text"][:200])
     tokenizer = train_bpe([_documents(3, 4), "magic number of Oslo is 48213"], 320)
     (folder / "runs" / "mine").mkdir(parents=True)
@@ -74,7 +74,7 @@ def test_every_recipe_runs(
     header, *rows = Path("runs/mine/ranked.csv").read_text().splitlines()
     gains = [float(row.split(",")[2]) for row in rows]
     assert header == "document_id,targets,gain_nats"
-    assert len(gains) == 2 and gains == sorted(gains, reverse=True)
+    assert len(gains) == 3 and gains == sorted(gains, reverse=True)
     assert "pythia-tiny" in Path("runs/mine/explorer.html").read_text()
     assert Path("explained.html").is_file()
     assert "depth" in said["Needles in my model"]

@@ -21,7 +21,8 @@ def refuse_intervention(rules: Collection[str], intervention: str) -> None:
         able = [name for name, rule in RULES.items() if BACKGROUND in rule.interventions]
         if unable := [name for name in rules if name not in able]:
             raise InputError(
-                f"--intervention background has no meaning for rule {unable[0]}; it is for {', '.join(able)}"
+                f"--intervention background has no meaning for rule {unable[0]}; it is for {', '.join(able)};"
+                " choose of these, or say --intervention remove"
             )
 
 

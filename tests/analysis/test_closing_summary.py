@@ -72,7 +72,7 @@ def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
     text = summary.closing_text(tmp_path, tmp_path / "figures", "leave_one_out")
     assert summary.models_table(tmp_path) in text
     assert "not measured: no influential tokens" in text
-    assert "run influential_tokens with --intervention background" in " ".join(text.split())
+    assert "run influential_tokens with its own choice of rules and intervention" in " ".join(text.split())
 
 
 def test_missing_results_are_one_sentence_and_code_two(tmp_path: Path) -> None:

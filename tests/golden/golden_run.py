@@ -95,7 +95,8 @@ def _run_stages(folder: Path) -> None:
     _run(pretrain, [str(TINY_YAML), "--data", data, "--save-folder", model, *PRETRAIN])
     measure = [*MEASURE, "--data", data, "--checkpoints", model, "--results", results]
     _run(loss_differences, [*measure, *SHORT, "--windowed-stride", "3"])
-    _run(influential_tokens, [*measure, *SHORT, "--k", "1", "4"])
+    chosen = ["--rules", "leave_one_out", "random", "nearest", "--intervention", "remove"]
+    _run(influential_tokens, [*measure, *SHORT, "--k", "1", "4", *chosen])
     _run(length_losses, measure)
 
 

@@ -310,7 +310,15 @@ def test_a_killed_study_takes_its_children_with_it(
             "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
         ),
         (["evaluation.dtype=float23"], "unknown dtype 'float23'; did you mean 'float32'"),
-        (["evaluation.rules=[leave_one_out_search]", "evaluation.k=[40]"], "does not pay for rule"),
+        (
+            [
+                "evaluation.rules=[leave_one_out_search]",
+                "evaluation.k=[40]",
+                "evaluation.intervention=remove",
+            ],
+            "does not pay for rule",
+        ),
+        (["evaluation.rules=[leave_one_out_search]"], "say --intervention remove"),
         (["sizes.tiny.overrides=['trackers=[wandbe]']"], "did you mean 'wandb'"),
         (["run=train.jsonl"], "cannot write into train.jsonl; choose another folder"),
         (["run=train.jsonl/run"], "cannot write into .*train.jsonl"),

@@ -182,7 +182,7 @@ def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
     of_examples = [length * (6 * num_weights + 12 * 16 * length) for length in lengths]
     assert cost.flops == pytest.approx(6 * 8 * sum(of_examples) / 10)
     assert cost.seconds == pytest.approx(cost.flops / 0.5e9)
-    assert forecast.need_of(commands[0].about) == (num_weights, 16 * num_weights)
+    assert forecast.need_of(commands[0].about) == (num_weights, 16 * num_weights, None)
 
 
 def test_token_forwards_of_an_example_by_hand() -> None:
@@ -191,7 +191,7 @@ def test_token_forwards_of_an_example_by_hand() -> None:
     assert batch.token_ids_BS.shape == (1, 9) and batch.num_prompt_tokens == 5
     assert token_forwards_of_example(batch, TaskTest(sizes=[4])) == 9
     removals = 8 + (7 + 6 + 5 + 4 + 3 + 2)
-    added = (3 + 4 + 5 + 6) * 3  # one far token beside the two
+    added = (3 + 4 + 5 + 6) * 2 + 6  # the two beside each far token, which is read alone once
     test = DependencyTest(sizes=[4], rules=["leave_one_out", "add_one_in", "random"], num_substitutes=2)
     assert token_forwards_of_example(batch, test) == 9 + added + removals + 2 * (removals + 6)
     assert token_forwards_of_example(batch, DependencyTest(sizes=[4], rules=["nearest"])) == 9
