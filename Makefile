@@ -1,4 +1,4 @@
-# make demo       the whole study on a laptop, from text to figures, in about a quarter of an hour
+# make demo       the whole study on a laptop, from text to figures, in about eight minutes
 # make reference  the reference study; C4=FOLDER holds files in C4's schema (some hours on 2 cores)
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
 # make test       ruff and the test suite, mypy in it; what continuous integration runs

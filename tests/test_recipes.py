@@ -21,7 +21,7 @@ PAGE = ROOT / "pipeline" / "RECIPES.md"
 RECIPES = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 ELSEWHERE = {"The question's figure", "All of C4 on a cluster"}
 SMALL = {
-    "EleutherAI/pythia-160m": "pythia-tiny", "runs/demo/models/long-seed0": "pythia-tiny", "100": "2",
+    "EleutherAI/pythia-160m": "pythia-tiny", "runs/demo/models/long-seed0": "pythia-tiny", "100": "3",
     "20": "2", "embedded": "english.jsonl", "LICENSE": "letter.txt",
 }  # fmt: skip
 """Words of the page, and what stands for them here: a model, numbers of documents, a text."""

@@ -8,7 +8,7 @@ from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.rules import find_rule
 
 SHORT_CONTEXT_LENGTH = 16
-DEFAULT_KS = (1, 2, 4)
+DEFAULT_KS = (1, 4)
 DEFAULT_RULES = ("leave_one_out_divergence",)
 """One pass a left-out token serves every target, and what it chooses, blind to the answer, needs no null."""
 _OF_STUDIES = {
