@@ -12,7 +12,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 PY := .venv/bin/python
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder  # a process a core, a file in one process
+# A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
+PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo reference study test test-all test-gpu lint ruff golden install
 

@@ -152,11 +152,11 @@ def test_the_work_is_counted_right_before_it_is_done(
 @pytest.mark.parametrize(
     ("num_tokens", "asked", "first", "first_target", "num_targets", "ks"),
     [
-        (40, {}, 0, 20, 20, (1, 2, 4)),
-        (32, {}, 0, 20, 12, (1, 2, 4)),
-        (3000, {"num_targets": 5}, 952, 2043, 5, (1, 2, 4)),
-        (3000, {"long_context_length": 100}, 2900, 20, 80, (1, 2, 4)),
-        (20, {"short_context_length": 10, "long_context_length": 14}, 6, 12, 2, (1, 2)),
+        (40, {}, 0, 20, 20, (1, 4)),
+        (32, {}, 0, 20, 12, (1, 4)),
+        (3000, {"num_targets": 5}, 952, 2043, 5, (1, 4)),
+        (3000, {"long_context_length": 100}, 2900, 20, 80, (1, 4)),
+        (20, {"short_context_length": 10, "long_context_length": 14}, 6, 11, 3, (1,)),
     ],
 )
 def test_which_tokens_are_measured(
