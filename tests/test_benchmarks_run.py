@@ -235,16 +235,19 @@ def test_querying_gives_the_answer_of_pandas(tmp_path: Path) -> None:
 def test_what_a_screen_spares_and_loses(
     tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_data(tmp_path / "data")
+    write_data(tmp_path / "data", train_token_ids=[[*range(1, 13), *range(7, 19)]])
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
     places = ["--data", str(tmp_path / "data"), "--checkpoint", str(tmp_path / "run"), "--device", "cpu"]
     sizes = ["--short-context-length", "2", "--long-context-length", "12", "--targets-per-chunk", "2"]
     asked = ["--num-candidates", "1", "20", "--k", "2", "--out", str(tmp_path / "out.json")]
+    asked += ["--learning-chunks", "2"]
     screened_greedy.main(screened_greedy.parser().parse_args([*places, *sizes, *asked]))
     table = json.loads((tmp_path / "out.json").read_text())["table"]
     # Far contexts of 8 and 9 tokens: 9 alone, then 17 beside 2 tokens and 15 beside 3.
     every, few = 9 + 17 * 2 + 15 * 3, 9 + 2 * (3 + 1) * (2 + 3)
+    by_attention = 9 + 11 + 2 * 1 * (2 + 3)  # a pass over what is before the last target, for both targets
     for rule in screened_greedy.RULES:
+        assert table[f"{rule}, 1 by learned attention"]["cost"] == f"{by_attention / every:.3f}"
         assert table[f"{rule}, 1"]["cost"] == f"{few / every:.3f}"
         # With more candidates than there are tokens nothing is screened, and nothing is lost.
         assert table[f"{rule}, 20"]["cost"] == "1.000" and table[f"{rule}, 20"]["same@2"] == "1.00"

@@ -5,6 +5,10 @@
     python tests/benchmarks/screened_greedy.py --data runs/wiki/data --targets-per-chunk 2 \\
         --checkpoint runs/wiki/models/long1024 --short-context-length 8 --long-context-length 1024
 
+--learning-chunks N screens by learned attention as well, whose weights are fitted to so many chunks of
+training tokens (not counted): the same candidates in every step, for one pass a chunk. No program offers
+that screen.
+
 One chunk a document. Every rule is run without a screen, then with each number of candidates; contexts are
 made anew each time, so that no run gains by another. Means over the targets, with 95 % intervals over
 documents:
@@ -21,9 +25,12 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -31,9 +38,12 @@ import numpy as np
 import torch
 from machine import machine, use_threads
 
+from pipeline.influence import additions
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.head_weights import fitted_head_weights
+from pipeline.influence.methods.learned_attention import learned_attention_divergence
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.measuring.flags import DTYPES
 from pipeline.models.loading import Loading, find_model, load_causal_lm
@@ -41,7 +51,10 @@ from pipeline.results.bootstrap import ratio_of_sums
 from pipeline.stage import positive_int, progress
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.training_chunks import training_chunks
 
+DERIVATIVES, LEARNED = "", " by learned attention"
+"""What the names of the table's lines end with."""
 RULES = ("greedy_divergence", "greedy")
 
 
@@ -60,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--num-candidates", type=positive_int, nargs="+", default=[8, 16, 32], help="of each step")
     add("--k", type=positive_int, nargs="+", default=[4, 8], help="numbers of tokens")
     add("--rules", nargs="+", choices=RULES, default=list(RULES), help="that are run")
+    add("--learning-chunks", type=positive_int, help="screen by learned attention too; not if not given")
     add("--null", action="store_true", help="choose from the other document's far context, not the own")
     add("--tokens-per-batch", type=positive_int, default=2048, help="tokens a forward pass may hold")
     add("--threads", type=positive_int, default=1, help="of the processor")
@@ -150,21 +164,31 @@ def main(arguments: argparse.Namespace) -> None:
     )
     loading = Loading(torch.device(arguments.device), getattr(torch, arguments.dtype), None, False)
     checkpoint = find_model(arguments.checkpoint, None, False)
-    model = CountingLM(load_causal_lm(checkpoint, loading, arguments.long_context_length))
-    documents = long_enough_documents(
-        TokenizedData.open(arguments.data), arguments.long_context_length, arguments.max_documents
-    )
-    numbers = [None, *arguments.num_candidates]
-    runs = {(rule, number): Run() for rule in arguments.rules for number in numbers}
+    plain_model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
+    model = CountingLM(plain_model)
+    data = TokenizedData.open(arguments.data)
+    documents = long_enough_documents(data, arguments.long_context_length, arguments.max_documents)
+    learned = Measurement(plain_model, lengths, Batching(arguments.tokens_per_batch))
+    screens = [DERIVATIVES]
+    if arguments.learning_chunks:
+        chunks = training_chunks(data, arguments.long_context_length, arguments.learning_chunks)
+        contexts = (far_contexts(learned, chunk_L, chunk_L)["own"] for chunk_L in chunks)
+        learned = replace(learned, head_weights=fitted_head_weights(contexts, "learned_attention"))
+        screens.append(LEARNED)
+    asked = [(None, DERIVATIVES), *((c, screen) for screen in screens for c in arguments.num_candidates)]
+    runs = {(rule, *one): Run() for rule in arguments.rules for one in asked}
     for index in progress(range(len(documents)), "screened_greedy", "document"):
         (chunk,) = chunks_of(documents, index, arguments.long_context_length, 1)
-        for (rule, number), run in runs.items():
+        for (rule, number, screen), run in runs.items():
             measurement = Measurement(
                 model, lengths, Batching(arguments.tokens_per_batch), num_candidates=number
             )
-            run.add(_far_context(measurement, chunk, arguments.null), rule, arguments.k)
+            by_attention = _screened_by_attention(model, _far_context(learned, chunk, arguments.null))
+            with by_attention if screen == LEARNED else nullcontext():
+                run.add(_far_context(measurement, chunk, arguments.null), rule, arguments.k)
     table = {
-        f"{rule}, {number or 'all'}": run.beside(runs[rule, None]) for (rule, number), run in runs.items()
+        f"{rule}, {number or 'all'}{screen}": run.beside(runs[rule, None, DERIVATIVES])
+        for (rule, number, screen), run in runs.items()
     }
     print(f"{len(documents)} documents; {machine(torch.device(arguments.device))}")
     columns = list(next(iter(table.values())))
@@ -175,6 +199,21 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out:
         report = {"settings": vars(arguments), "num_documents": len(documents), "table": table}
         arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
+
+
+@contextmanager
+def _screened_by_attention(model: CountingLM, watched: FarContext) -> Iterator[None]:
+    """Candidates are those of most learned attention, instead of the least derivative."""
+
+    def scores(context: FarContext, criterion: str, chosen_TK: np.ndarray) -> np.ndarray:
+        if not chosen_TK.shape[1]:
+            model.num_rows += watched.lengths.long_context_length - 1
+        scores_TF = -watched.once(learned_attention_divergence)
+        np.put_along_axis(scores_TF, chosen_TK, np.nan, axis=1)
+        return scores_TF
+
+    with mock.patch.object(additions, "derivatives_by_gates", scores):
+        yield
 
 
 def _far_context(measurement: Measurement, chunk: Chunk, is_null: bool) -> FarContext:
