@@ -19,11 +19,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis.palette import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS, RULE_MARKERS, VERMILION
+from analysis.titles import sample_size as sample_size
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.results.partial import partial_note
 
 BESIDE = 1.04  # factor on a logarithmic axis between marks drawn beside each other
-_SAMPLED = ("targets", "documents")
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 7.0  # inches, of a two-column page
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -76,13 +76,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     for path, metadata in zip(paths, undated.values(), strict=True):
         figure.savefig(path, dpi=200, metadata=metadata, bbox_inches="tight" if note else None)
     return paths
-
-
-def sample_size(rows: pd.DataFrame) -> str:
-    """The n of a title: targets and documents, from the fewest to the most where the rows drawn differ."""
-    sizes = [(int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())) for kind in _SAMPLED]
-    counts = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in sizes)
-    return "n = " + ", ".join(f"{count} {kind}" for count, kind in zip(counts, _SAMPLED, strict=True))
 
 
 def _errors(rows: pd.DataFrame, value: str) -> np.ndarray:
