@@ -14,6 +14,7 @@ its imports alone.
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
 # is imported, and so for the processes that tests start, too.
@@ -23,9 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["GIT_DIR"] = os.devnull
 
 import pytest
-import torch
-from olmo.config import ModelConfig
-from olmo.model import OLMo
+
+# torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
+if TYPE_CHECKING:
+    from olmo.model import OLMo
 
 LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
@@ -57,6 +59,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first; leave out, and say why, what needs a GPU where none can be used."""
+    import torch
+
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
         reason = "needs a GPU: make test-gpu" if hidden else "no GPU can be used here"
@@ -76,8 +80,11 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def make_olmo() -> Callable[..., OLMo]:
+def make_olmo() -> "Callable[..., OLMo]":
     """A function making a small random OLMo in float32: make_olmo(seed=0, **model_config_fields)."""
+    import torch
+    from olmo.config import ModelConfig
+    from olmo.model import OLMo
 
     def make(seed: int = 0, **fields: object) -> OLMo:
         torch.manual_seed(seed)
