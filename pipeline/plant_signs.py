@@ -7,15 +7,18 @@ is trained on such text, and then asked which tokens decide its answers:
   … text … sign … text … sign … text … question answer
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
-each of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one
-of --num-planted, or for none. <out>/foreign/data holds evaluation documents, nothing planted, whose far
-context is another document's: all but the last --short-context-length tokens and the last token, the target.
-There no far token is this document's own. They are as long as the text of a piece before its questions,
-since behind it a model trained on pieces expects questions.
+each of --num-planted and asks for all (or for --asked-per-piece of them); and evaluation documents of that
+length, which plant and ask for one of --num-planted, or for none. <out>/foreign/data holds evaluation
+documents, nothing planted, whose far context is another document's: all but the last --short-context-length
+tokens and the last token, the target. There no far token is this document's own. They are as long as the
+text of a piece before its questions, since behind it a model trained on pieces expects questions.
+<out>/planted-<length>/data holds evaluation documents of each of --document-lengths, planted like those of
+planted: what a model does with them beyond the length that it was trained at.
 
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
-writes   <out>/planted/data/, <out>/foreign/data/   as tokenize_c4, the latter without training tokens
-         <out>/planted/data/planted/*.parquet       where the signs are: pipeline/RESULTS.md
+writes   <out>/planted/data/                        as tokenize_c4
+         <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
+         <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md
 resumes  run the same command again; complete folders are kept, other settings are refused
 
 with the text of `make demo`; the study that uses it is olmo_configs/studies/measures.yaml:
@@ -89,13 +92,24 @@ def parser() -> argparse.ArgumentParser:
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once",
     )
+    add(
+        "--asked-per-piece",
+        type=positive_int,
+        help="of --num-planted in a training piece, drawn; all if not given",
+    )
+    add(
+        "--document-lengths",
+        type=positive_int,
+        nargs="+",
+        help="tokens of further evaluation documents, a folder each; none if not given",
+    )
     add("--max-documents", type=positive_int, default=400, help="evaluation documents of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
     return stage
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Plant, and write both folders.
+    """Plant, and write the folders.
 
     Raises:
         InputError: the data has no training tokens or too short documents, or the settings do not fit it.
@@ -106,25 +120,35 @@ def main(arguments: argparse.Namespace) -> None:
     signs = Signs.rarest(
         training_token_counts(data), data.eos_token_id, arguments.num_planted, arguments.num_answers
     )
-    texts = _long_enough(data, arguments)
-    planted, foreign = arguments.out / "planted" / "data", arguments.out / "foreign" / "data"
+    texts = _long_enough(data, arguments.context_length, arguments.max_documents)
+    planted, foreign = planted_folder(arguments.out), arguments.out / "foreign" / "data"
+    documents, rows = planted_documents(texts, signs, arguments, arguments.context_length)
+    further = {
+        planted_folder(arguments.out, length): planted_documents(
+            _long_enough(data, length, arguments.max_documents), signs, arguments, length
+        )
+        for length in arguments.document_lengths or ()
+    }
     configuration = configuration_of(data, arguments)
+    folders = planted, foreign, *further
     with ExitStack() as locks:
-        for folder in (planted, foreign):
+        for folder in folders:
             locks.enter_context(FolderLock(folder, "--out"))
-        to_write = [
-            folder for folder in (planted, foreign) if not is_complete(folder, configuration, verify=True)
-        ]
-        documents, rows = planted_documents(texts, signs, arguments)
+        to_write = [folder for folder in folders if not is_complete(folder, configuration, verify=True)]
         if planted in to_write:
             training = write_training_text(planted, data, signs, arguments)
             write_folder(
                 planted, documents, [*training, write_planted(planted, rows)], tokenizer, configuration
             )
+        # Counts of the text's training tokens, for --intervention substitute to draw from.
+        counts_V = training_token_counts(data)
         if foreign in to_write:
-            # Counts of the text's training tokens, for --intervention substitute to draw from.
-            counts = write_token_counts(foreign, training_token_counts(data))
+            counts = write_token_counts(foreign, counts_V)
             write_folder(foreign, foreign_documents(texts, arguments), [counts], tokenizer, configuration)
+        for folder in further.keys() & to_write:
+            longer, their_rows = further[folder]
+            files = [write_token_counts(folder, counts_V), write_planted(folder, their_rows)]
+            write_folder(folder, longer, files, tokenizer, configuration)
     logger.info(
         "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
         " --targets-per-chunk 1, and those of %s with --long-context-length %d",
@@ -133,9 +157,15 @@ def main(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def planted_folder(out: Path, length: int | None = None) -> Path:
+    """Of documents with signs: those as long as a training piece, or of another length."""
+    return out / ("planted" if length is None else f"planted-{length}") / "data"
+
+
 def configuration_of(data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
     """Settings and inputs that decide what is written."""
     settings = {name: value for name, value in vars(arguments).items() if name not in _NOT_THE_TEXT}
+    settings = {name: value for name, value in settings.items() if value is not None}
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
     return {
         "settings": settings,
@@ -144,14 +174,18 @@ def configuration_of(data: TokenizedData, arguments: argparse.Namespace) -> dict
 
 
 def planted_documents(
-    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace
+    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
 ) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
-    """The documents that plant one of the numbers of signs, or none; and their rows of `planted_signs`."""
+    """The documents that plant one of the numbers of signs, or none; and their rows of `planted_signs`.
+
+    Args:
+        length: tokens of each.
+    """
     documents, rows = [], []
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        piece = text.token_ids[: arguments.context_length]
+        piece = text.token_ids[:length]
         planted = plant_signs(piece, [k] if k else [], signs, generator, arguments.short_context_length)
         documents.append(document_of(planted.token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in planted.rows]
@@ -174,7 +208,8 @@ def foreign_documents(
 
 def foreign_context_length(arguments: argparse.Namespace) -> int:
     """Tokens of a document with a foreign far context: of a piece before its questions and its EOS."""
-    return int(arguments.context_length) - 2 * (len(arguments.num_planted) + 1)
+    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
+    return int(arguments.context_length) - 2 * (num_asked + 1)
 
 
 def write_training_text(
@@ -193,7 +228,7 @@ def write_training_text(
     with writer:
         pieces = _pieces(data, arguments.context_length - 1)
         for piece in progress(pieces, "planting", "piece", num_pieces):
-            asked = generator.permutation(arguments.num_planted).tolist()
+            asked = generator.permutation(arguments.num_planted)[: arguments.asked_per_piece].tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
             planted = plant_signs(piece, asked, signs, generator, arguments.short_context_length, num_copies)
             writer.add(planted.token_ids)
@@ -208,25 +243,25 @@ def _pieces(data: TokenizedData, length: int) -> Iterator[np.ndarray]:
             yield tokens[start : start + length]
 
 
-def _long_enough(data: TokenizedData, arguments: argparse.Namespace) -> list[EvaluationDocument]:
-    """Evaluation documents that hold a piece.
+def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[EvaluationDocument]:
+    """Evaluation documents of so many tokens or more, the first `max_documents`.
 
     Raises:
-        InputError: fewer than two do, or there is no training text.
+        InputError: there are fewer than two, or there is no training text.
     """
     documents = data.evaluation_documents()
-    texts = [document for document in documents if len(document.token_ids) >= arguments.context_length]
+    texts = [document for document in documents if len(document.token_ids) >= length]
     if len(texts) < 2:
         raise InputError(
-            f"{len(texts)} evaluation document(s) of {data.folder} have {arguments.context_length} tokens,"
-            " and two are needed; choose a smaller --context-length or longer documents"
+            f"{len(texts)} evaluation document(s) of {data.folder} have {length} tokens, and two are needed;"
+            " choose a smaller --context-length (or --document-lengths) or longer documents"
         )
-    if data.num_train_tokens < arguments.context_length:
+    if data.num_train_tokens < length:
         raise InputError(
             f"{data.folder} holds {data.num_train_tokens} training tokens, fewer than one piece of"
-            f" {arguments.context_length}; name a folder of tokenize_c4.py with training text"
+            f" {length}; name a folder of tokenize_c4.py with training text"
         )
-    return texts[: arguments.max_documents]
+    return texts[:max_documents]
 
 
 def write_folder(

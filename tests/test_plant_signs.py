@@ -152,6 +152,33 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
     assert contents(planted) == before
 
 
+def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: Path, tmp_path: Path) -> None:
+    lengths = (48, 80)
+    plant(data, tmp_path, "--asked-per-piece", "1", "--document-lengths", *map(str, lengths))
+    signs, opened = signs_of(data), TokenizedData.open(tmp_path / "planted" / "data")
+    tokens = np.concatenate([np.fromfile(path, dtype=opened.token_dtype) for path in opened.train_paths])
+    asked = [[t for t in piece if t in signs.question_ids.values()] for piece in tokens.reshape(-1, LENGTH)]
+    assert {len(of_piece) for of_piece in asked} == {1}
+    assert {token for (token,) in asked} == set(signs.question_ids.values())
+    for length in lengths:
+        opened = TokenizedData.open(tmp_path / f"planted-{length}" / "data")
+        documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
+        assert {len(token_ids) for token_ids in documents.values()} == {length}
+        for row in read_planted(opened.folder):
+            token_ids, k = documents[row["document_id"]], row["num_planted"]
+            choices = [
+                [i for i, sign in enumerate(of_place) if sign in token_ids[row["planted_positions"]]]
+                for of_place in signs.sign_ids[k]
+            ]
+            assert token_ids[-2:].tolist() == [
+                signs.question_ids[k],
+                signs.answer_of([i for (i,) in choices]),
+            ]
+            assert max(row["planted_positions"]) < length - 2 - SHORT
+    found = TokenizedData.open(tmp_path / "foreign" / "data").evaluation_documents()
+    assert {len(document.token_ids) for document in found} == {LENGTH - 4}  # one question, and EOS
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -159,6 +186,8 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a smaller --context-length"),
+        (("--document-lengths", "48", "5000"), r"5000 tokens, and two are needed; .*--document-lengths"),
+        (("--document-lengths", "12"), "no room for"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_before_anything_is_written(
