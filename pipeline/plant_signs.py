@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "--num-answers",
         type=positive_int,
         default=16,
-        help="answers, a k-th power for each k planted",
+        help="answers, a k-th power for each k planted; 2 to the power of k where that is more",
     )
     add(
         "--max-copies",

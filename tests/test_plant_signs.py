@@ -87,7 +87,7 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
             digits.append(digit)
         base = round(16 ** (1 / k))
         index = sum(digit * base ** (k - 1 - place) for place, digit in enumerate(digits))
-        assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids_A[index]]
+        assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
         untouched = np.setdiff1d(np.arange(LENGTH - 2), places)
         assert any(
             (tokens[untouched] == source[untouched]).all() for source in sources if len(source) >= LENGTH

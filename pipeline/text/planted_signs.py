@@ -3,9 +3,9 @@
     … text … sign 1 … text … sign 2 … text … question answer
 
 There are k places for signs; the sign of a place is one of `num_answers ** (1 / k)` that belong to it alone,
-so that all k together name one of the answers. Every k asks for as many nats, ln(num_answers), and no token
-but the k signs tells anything of the answer: k is the true dependency sparsity of that target, and the signs
-are its influential tokens.
+so that all k together name one of the answers. Every k asks for as many nats, ln(num_answers), but for k so
+large that two signs a place already tell more answers: 2 ** k then. No token but the k signs tells anything
+of the answer: k is the true dependency sparsity of that target, and the signs are its influential tokens.
 
 Signs, questions and answers are the vocabulary's rarest tokens: hardly any stands in a text by chance.
 """
@@ -28,9 +28,10 @@ PLANTED_FILE = "planted/00000-of-00001.parquet"
 
 @dataclass(frozen=True)
 class Signs:
-    """The token IDs that are planted. Shapes: A answers, k places, c = A ** (1 / k) signs a place."""
+    """The token IDs that are planted. Shapes: A answers of k, k places, c = A ** (1 / k) signs a place."""
 
-    answer_ids_A: np.ndarray
+    answer_ids: np.ndarray
+    """Of the k that has most; every k has the first A of them."""
     question_ids: Mapping[int, int]
     """k -> the token that asks for the answer that k signs tell."""
     sign_ids: Mapping[int, np.ndarray]
@@ -44,13 +45,14 @@ class Signs:
             counts_V: how often each token occurs in the training text.
             eos_token_id: never a sign.
             ks: numbers of signs.
-            num_answers: of the answers; for every k a k-th power.
+            num_answers: of the answers, at least; for every k whose 2 ** k is less, a k-th power.
 
         Raises:
             InputError: `num_answers` is no k-th power, or the vocabulary is too small.
         """
-        choices = {k: _root(num_answers, k) for k in ks}
-        num_needed = num_answers + sum(1 + k * choices[k] for k in ks)
+        choices = {k: _root(max(num_answers, 2**k), k) for k in ks}
+        num_of_all = max(choices[k] ** k for k in ks)
+        num_needed = num_of_all + sum(1 + k * choices[k] for k in ks)
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
@@ -64,7 +66,7 @@ class Signs:
             return np.array([next(rare) for _ in range(count)], dtype=np.int64)
 
         return cls(
-            take(num_answers),
+            take(num_of_all),
             {k: int(take(1)[0]) for k in ks},
             {k: take(k * choices[k]).reshape(k, choices[k]) for k in ks},
         )
@@ -75,7 +77,7 @@ class Signs:
         index = 0
         for choice in choices_k:
             index = index * num_choices + choice
-        return int(self.answer_ids_A[index])
+        return int(self.answer_ids[index])
 
 
 def _root(num_answers: int, k: int) -> int:
@@ -83,7 +85,8 @@ def _root(num_answers: int, k: int) -> int:
     if root**k != num_answers or root < 2:
         raise InputError(
             f"--num-answers {num_answers} is not a whole number to the power of {k}, so that {k} signs"
-            " cannot each tell as much; 16 serves 1, 2 and 4 signs, 256 also 8"
+            " cannot each tell as much; 16 serves 1, 2 and 4 signs (8 signs tell 256 answers then), and so"
+            " does 256"
         )
     return root
 
