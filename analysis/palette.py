@@ -94,7 +94,8 @@ def ink(color: str) -> str:
     rgb = np.array(to_rgb(color))
     while _contrast_with_white(rgb) < _READABLE:
         rgb = 0.95 * rgb
-    return to_hex(rgb)
+    red, green, blue = map(float, rgb)
+    return to_hex((red, green, blue))
 
 
 def _contrast_with_white(rgb: np.ndarray) -> float:

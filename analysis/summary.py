@@ -2,7 +2,8 @@
 
 python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 
-With --rule NAME also what k tokens of that selection rule recover, beside the rule's null.
+With --rule NAME also what k tokens of that selection rule recover, beside the rule's null. The page is kept
+in the folder of figures, and printed again where nothing has changed: results, code, versions of libraries.
 """
 
 import sys
@@ -15,12 +16,15 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import json
 import textwrap
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import unknown_name
 from pipeline.results.bootstrap import Interval
+from pipeline.results.files import write_json
 from pipeline.results.folder import artefacts_in, read_artefact, read_settings
 from pipeline.results.marks import exported_name
 from pipeline.results.names import OTHER_DOCUMENT, OWN
@@ -184,11 +188,48 @@ def _wrapped(sentence: str) -> str:
     )
 
 
+def page(results: Path, figures: Path, rule: str | None = None, *, is_partial_allowed: bool = False) -> str:
+    """`closing_text`, or what it was the last time, where nothing has changed that it was made from.
+
+    It is kept in the folder of figures, if there is one, as the notebooks keep theirs: a second `make demo`
+    ends in an instant.
+    """
+    from analysis.notebook_inputs import fingerprint  # late, for a --help at once
+
+    drawn = sorted(path.name for path in figures.glob("*.p[nd][gf]"))
+    decides = {
+        "paths": [str(results), str(figures)],
+        "drawn": drawn,
+        "rule": rule,
+        "is_partial_allowed": is_partial_allowed,
+    }
+    made_from = fingerprint(results, Path(__file__), decides, figures)
+    path = figures / ".summary.json"
+    kept = _kept(path)
+    if kept.get("made_from") == made_from:
+        return str(kept["text"])
+    text = closing_text(results, figures, rule)
+    if figures.is_dir():
+        with suppress(OSError):  # a folder that cannot be written to: the page is made anew each time
+            write_json(path, {"made_from": made_from, "text": text})
+    return text
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or damaged
+        return {}
+    return kept if isinstance(kept, dict) and "text" in kept else {}
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Print the page."""
     allow_partial(arguments.allow_partial)
     figures = arguments.figures or arguments.results.parent / "figures"
-    sys.stdout.write(closing_text(arguments.results, figures, arguments.rule))
+    sys.stdout.write(
+        page(arguments.results, figures, arguments.rule, is_partial_allowed=arguments.allow_partial)
+    )
 
 
 def parser() -> argparse.ArgumentParser:

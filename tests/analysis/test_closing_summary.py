@@ -82,6 +82,45 @@ def test_missing_results_are_one_sentence_and_code_two(tmp_path: Path) -> None:
     assert "holds no 'loss_differences' results; it holds nothing" in done.stderr
 
 
+def test_what_has_not_changed_is_printed_again_and_what_has_is_made_anew(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, figures = shutil.copytree(results, tmp_path / "results"), tmp_path / "figures"
+    assert summary.page(copy, figures) == summary.closing_text(copy, figures)
+    assert not figures.exists()  # nothing is kept where no figures are
+    figures.mkdir()
+    made: list[Path] = []
+    closing_text = summary.closing_text
+
+    def counted(results: Path, figures: Path, rule: str | None = None) -> str:
+        made.append(figures)
+        return closing_text(results, figures, rule)
+
+    monkeypatch.setattr(summary, "closing_text", counted)
+
+    def page(rule: str | None = None) -> str:
+        assert (text := summary.page(copy, figures, rule)) == closing_text(copy, figures, rule)
+        return text
+
+    first = page()
+    assert page() == first
+    assert len(made) == 1
+    (figures / "drawn.png").touch()
+    assert page() != first
+    assert page("leave_one_out") != page()
+    assert len(made) == 4
+    before = page()
+    model = next((copy / "loss_differences").glob("model=*"))
+    shutil.rmtree(model)
+    vouch_for(copy)
+    assert page() != before
+    assert len(made) == 5
+    for damaged in ("", "[]", "{}"):
+        (figures / ".summary.json").write_text(damaged)
+        page()
+    assert len(made) == 8
+
+
 def test_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "analysis.summary", "--help"], cwd=ROOT, capture_output=True, text=True
