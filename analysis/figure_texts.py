@@ -1,5 +1,6 @@
 """Words on a figure: its title and subtitle, the names of lines at their ends, of thresholds along them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,9 +52,9 @@ def put_title(figure: Figure, title: str, subtitle: str) -> None:
 
 
 def _wrap(text: Text, width: float) -> None:
-    """Break a text into lines of at most `width` inches, at spaces."""
+    """Break a text into lines of at most `width` inches, at spaces, but for that of "95 %"."""
     lines: list[str] = []
-    for word in text.get_text().split():
+    for word in re.split(r" (?!%)", text.get_text()):
         longer = f"{lines[-1]} {word}" if lines else word
         text.set_text(longer)
         if lines and _extent_inches(text)[0] <= width:

@@ -24,6 +24,7 @@ from pipeline.results.names import OTHER_DOCUMENT, OWN
 from pipeline.results.partial import partial_note
 
 BESIDE = 1.04  # factor on a logarithmic axis between marks drawn beside each other
+_DOTS_AN_INCH = 200
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 7.0  # inches, of a two-column page
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -40,7 +41,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "errorbar.capsize": 2,
-    "figure.dpi": 120,
+    "figure.dpi": _DOTS_AN_INCH,  # of screens as of files: text is not as wide at every resolution
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
 
@@ -74,7 +75,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     if note:  # below the figure, which grows by it
         figure.text(0.01, -0.02, note, color="red", va="top")
     for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=200, metadata=metadata, bbox_inches="tight" if note else None)
+        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata, bbox_inches="tight" if note else None)
     return paths
 
 

@@ -85,6 +85,20 @@ def test_panels_keep_their_height_under_a_title() -> None:
     assert heights[0] == pytest.approx(heights[1], abs=0.02)
 
 
+@pytest.mark.parametrize("num_letters", range(1, 30, 4))  # so that the line is full at several places
+def test_lines_of_titles_do_not_begin_with_a_percent_sign_and_fit_as_saved(num_letters: int) -> None:
+    figure, _ = panels(1, 1, 7.0, 1.0)
+    words = f"{'i' * num_letters} tokens of context; 2.3 M parameters" + "; more than 95 % over documents" * 4
+    put_title(figure, words, words)
+    figure.set_dpi(200)  # as `save` does
+    figure.canvas.draw()
+    for text in figure.texts:
+        lines = text.get_text().split("\n")
+        assert len(lines) > 1 and not any(line.startswith("%") for line in lines)
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+    plt.close(figure)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_names_move_apart_as_little_as_may_be(seed: int) -> None:
     generator = np.random.default_rng(seed)
