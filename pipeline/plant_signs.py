@@ -8,12 +8,13 @@ is trained on such text, and then asked which tokens decide its answers:
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
 each of --num-planted and asks for all (or for --asked-per-piece of them); and evaluation documents of that
-length, which plant and ask for one of --num-planted, or for none. <out>/foreign/data holds evaluation
-documents, nothing planted, whose far context is another document's: all but the last --short-context-length
-tokens and the last token, the target. There no far token is this document's own. They are as long as the
-text of a piece before its questions, since behind it a model trained on pieces expects questions.
-<out>/planted-<length>/data holds evaluation documents of each of --document-lengths, planted like those of
-planted: what a model does with them beyond the length that it was trained at.
+length, which plant and ask for one of --num-planted, or for none (with --every-number each text is planted
+for each of them in turn). <out>/foreign/data holds evaluation documents, nothing planted, whose far context
+is another document's: all but the last --short-context-length tokens and the last token, the target. There
+no far token is this document's own. They are as long as the text of a piece before its questions, since
+behind it a model trained on pieces expects questions. <out>/planted-<length>/data holds evaluation documents
+of each of --document-lengths, planted like those of planted: what a model does with them beyond the length
+that it was trained at.
 
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/                        as tokenize_c4
@@ -103,7 +104,13 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         help="tokens of further evaluation documents, a folder each; none if not given",
     )
-    add("--max-documents", type=positive_int, default=400, help="evaluation documents of each kind, at most")
+    add(
+        "--every-number",
+        action="store_true",
+        default=None,
+        help="a document of each text for each of --num-planted; one of them, or none, is drawn if not given",
+    )
+    add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
     return stage
 
@@ -184,11 +191,12 @@ def planted_documents(
     documents, rows = [], []
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
-        k = int(generator.choice([0, *arguments.num_planted]))
-        piece = text.token_ids[:length]
-        planted = plant_signs(piece, [k] if k else [], signs, generator, arguments.short_context_length)
-        documents.append(document_of(planted.token_ids, text.url))
-        rows += [{"document_id": documents[-1].document_id, **row} for row in planted.rows]
+        drawn = [int(generator.choice([0, *arguments.num_planted]))]
+        for k in arguments.num_planted if arguments.every_number else drawn:
+            piece = text.token_ids[:length]
+            planted = plant_signs(piece, [k] if k else [], signs, generator, arguments.short_context_length)
+            documents.append(document_of(planted.token_ids, text.url))
+            rows += [{"document_id": documents[-1].document_id, **row} for row in planted.rows]
     return documents, rows
 
 

@@ -152,6 +152,21 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
     assert contents(planted) == before
 
 
+def test_each_text_may_be_planted_for_every_number(data: Path, planted: Path, tmp_path: Path) -> None:
+    plant(data, tmp_path, "--every-number", "--num-planted", "1", "4")
+    opened = TokenizedData.open(tmp_path / "planted" / "data")
+    documents, rows = opened.evaluation_documents(), read_planted(opened.folder)
+    num_texts = len(TokenizedData.open(planted / "planted" / "data").evaluation_documents())
+    num_planted = {row["document_id"]: row["num_planted"] for row in rows}
+    assert len(documents) == 2 * num_texts == len(num_planted)
+    by_text: dict[str | None, list[np.ndarray]] = {}
+    for document in sorted(documents, key=lambda document: num_planted[document.document_id]):
+        by_text.setdefault(document.url, []).append(document.token_ids)
+    for first, second in by_text.values():  # the same text, but for its signs, question and answer
+        assert (first != second).sum() <= 1 + 4 + 2
+    assert sorted(num_planted.values()) == [1] * num_texts + [4] * num_texts
+
+
 def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: Path, tmp_path: Path) -> None:
     lengths = (48, 80)
     plant(data, tmp_path, "--asked-per-piece", "1", "--document-lengths", *map(str, lengths))

@@ -92,11 +92,11 @@ class Command:
 
 
 def flags(settings: object, names: Sequence[str] | None = None, leave_out: Collection[str] = ()) -> list[str]:
-    """`--name value …` of every field that is not None, or of those of `names`."""
+    """`--name value …` of every field that is not None, or of those of `names`; `--name` where it is true."""
     words = []
     for name in names or [known.name for known in fields(settings)]:  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if value is not None and name not in leave_out:
-            values = value if isinstance(value, list) else [value]
+        if value is not None and value is not False and name not in leave_out:
+            values = value if isinstance(value, list) else [value] if value is not True else []
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return words

@@ -13,7 +13,7 @@ from pipeline.influence.rules import DEFAULT_KS, DEFAULT_RULES
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "summary")
 OF_PLANTED = ("planted", "foreign")
-"""The kinds of documents that plant_signs.py writes."""
+"""The kinds of documents that plant_signs.py always writes."""
 
 
 @dataclass
@@ -39,7 +39,17 @@ class PlantedText:
     short_context_length: int = MISSING
     num_planted: list[int] | None = None
     num_answers: int | None = None
+    max_copies: int | None = None
+    asked_per_piece: int | None = None
+    document_lengths: list[int] | None = None
+    """Of documents beside those as long as a piece; `of_planted` calls theirs planted-<length>."""
+    every_number: bool | None = None
     max_documents: int | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of documents, as `of_planted` may name them."""
+        return [*OF_PLANTED, *(f"planted-{length}" for length in self.document_lengths or ())]
 
 
 @dataclass
@@ -74,7 +84,7 @@ class Evaluation:
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
     of_planted: str | None = None
-    """Of `planted`, the documents to measure on: `planted`, or `foreign`. None: the study's, as they are."""
+    """Of `planted`, the documents to measure on: `planted`, `planted-<length>`, `foreign`. None: text."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from pipeline.errors import InputError, unknown_name
-from pipeline.studies.study_fields import ANALYSING, MEASURING, OF_PLANTED, Evaluation, Study, TextStudy
+from pipeline.studies.study_fields import ANALYSING, MEASURING, Evaluation, Study, TextStudy
 from pipeline.studies.synthetic_fields import SyntheticStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -55,10 +55,10 @@ def _refuse_of_planted(prefix: str, study: TextStudy, evaluation: Evaluation) ->
     kind = evaluation.of_planted
     if kind is None:
         return
-    if kind not in OF_PLANTED:
-        raise unknown_name(f"kind of {prefix}of_planted", kind, OF_PLANTED)
     if study.planted is None:
         raise InputError(f"{prefix}of_planted is {kind}, but the study plants nothing; give it `planted`")
+    if kind not in study.planted.kinds:
+        raise unknown_name(f"kind of {prefix}of_planted", kind, study.planted.kinds)
     if evaluation.data is not None:
         raise InputError(f"{prefix}of_planted and {prefix}data are both given; leave one of them out")
 

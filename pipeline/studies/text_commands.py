@@ -3,7 +3,7 @@
 <run>/data, <run>/models/<model>                the study's
 <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size, as notebooks show a whole folder
 <run>/<name>/data, results, figures             of a further evaluation, likewise
-<run>/signs/planted/data, signs/foreign/data    where signs are planted: what is trained on, and measured
+<run>/signs/<kind>/data                         where signs are planted: what is trained on, and measured
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _plant(planted: PlantedText, run: Path, tokenize: Command) -> Command:
         arguments=("--data", str(run / "data"), "--out", str(out), *flags(planted)),
         needs=(tokenize.name,),
         reads=(str(run / "data"),),
-        writes=tuple(out / kind / "data" / "manifest.json" for kind in OF_PLANTED),
+        writes=tuple(out / kind / "data" / "manifest.json" for kind in planted.kinds),
     )
 
 
