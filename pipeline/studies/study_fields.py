@@ -84,7 +84,7 @@ class Evaluation:
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
     of_planted: str | None = None
-    """Of `planted`, the documents to measure on: `planted`, `planted-<length>`, `foreign`. None: text."""
+    """Of `planted`, the documents to measure on: `planted`, `planted-<length>`, `foreign`. None: its text."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
