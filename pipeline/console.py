@@ -26,6 +26,7 @@ PROGRAMS = (
     "analysis.explorer",
     "analysis.measures",
     "analysis.methods",
+    "analysis.planted_lengths",
     "pipeline.explain",
     "pipeline.query",
     "pipeline.plant_needles",

@@ -1,0 +1,98 @@
+"""Answers that k planted tokens decide, beyond the trained length: a line a k and length, a table, a figure.
+
+  python analysis/planted_lengths.py --run runs/planted_lengths --figures runs/planted_lengths/figures
+
+Reads a run of olmo_configs/studies/planted_lengths.yaml: the losses of answers planted in real text, in
+documents of several lengths, the shortest of which the models were trained at. Of each number of planted
+tokens only models count that have learnt its answers at that length; others are named. Writes
+planted_lengths.parquet (pipeline/RESULTS.md) and the figure.
+
+on a laptop, minutes on the text of `make demo`, in which models this small learn few answers:
+  python pipeline/study.py olmo_configs/studies/planted_lengths.yaml run=runs/demo/lengths \\
+      'data.source=[embedded]' data.further_source=null data.evaluation_source=null \\
+      data.evaluation_fraction=0.15 sizes.tiny.max_duration=600
+  python analysis/planted_lengths.py --run runs/demo/lengths --figures runs/demo/lengths/figures
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.start import start
+
+    start(__file__)
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipeline.errors import InputError
+from pipeline.stage import folder_path, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--run", type=folder_path, required=True, help="the study's run folder")
+    add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
+    return program
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the table, write it, and draw what was learnt.
+
+    Raises:
+        InputError: no planted answer was measured.
+    """
+    # Imported late, for a --help at once.
+    from analysis.derived_tables import write_derived_table
+    from analysis.figures import save
+    from analysis.tokens.planted_length_figures import planted_lengths_figure
+    from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models
+    from pipeline.results.folder import artefacts_in
+
+    run: Path = arguments.run
+    folders = [folder for folder in (run / "results", *sorted(run.glob("*/results"))) if folder.is_dir()]
+    results = [folder for folder in folders if "loss_differences" in artefacts_in(folder)]
+    planted = sorted(run.glob("signs/planted*/data"))
+    if not (results and planted):
+        raise InputError(
+            f"{run} holds no losses of planted answers; run the study first, as in"
+            f" python pipeline/study.py olmo_configs/studies/planted_lengths.yaml run={run}"
+        )
+    answers = answers_at_lengths(results, planted)
+    known = learnt(answers)
+    arguments.figures.mkdir(parents=True, exist_ok=True)
+    write_derived_table(answers, "planted_lengths", arguments.figures)
+    sys.stdout.write(f"{lines_of(answers)}\n{_not_learnt(answers, known)}")
+    if not known.empty:
+        save(planted_lengths_figure(over_models(known)), arguments.figures, "planted_lengths")
+
+
+def lines_of(answers: "pd.DataFrame") -> str:
+    """The table as text."""
+    from pipeline.results.terminal_table import as_table
+
+    header = ["model", "deciding tokens", "document tokens", "texts", "right", "loss (nats)"]
+    rows = [
+        [row["model"], str(row["num_planted"]), str(row["test_length"]), str(row["num_documents"]),
+         *(f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+           for name in ("right_share", "loss"))]
+        for row in answers.to_dict("records")
+    ]  # fmt: skip
+    return as_table(header, rows, widest_cell=None, num_left_columns=1)
+
+
+def _not_learnt(answers: "pd.DataFrame", known: "pd.DataFrame") -> str:
+    """A sentence for each number of tokens whose answers some models have not learnt."""
+    lines = []
+    for num_planted, of_number in answers.groupby("num_planted"):
+        those = set(of_number["model"]) - set(known.loc[known["num_planted"] == num_planted, "model"])
+        if those:
+            names = ", ".join(sorted(those))
+            lines.append(f"\nNot learnt, and left out of the figure: {num_planted} deciding, {names}")
+    return "".join(lines) + "\n"

@@ -1,0 +1,109 @@
+"""Planted answers beyond the trained length: whether those hold longer that fewer tokens decide.
+
+Signs are planted in real text (`pipeline/plant_signs.py`), k of which decide an answer, in documents of
+several lengths. An answer is right where the model gives it more than half of the probability.
+
+Means are over texts; of several models of one training also their range.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.paired_targets import joined_on_common
+from pipeline.errors import InputError
+from pipeline.results.folder import read_artefact
+from pipeline.text.planted_signs import read_planted
+
+LEARNT = 0.9
+"""The share of right answers at the trained length from which on a model has learnt them."""
+_CELL = ["num_planted", "test_length"]
+
+
+def answers_at_lengths(results: Sequence[Path], planted: Sequence[Path]) -> pd.DataFrame:
+    """How often each model's answers are right, and what they cost: a row a model, k and length.
+
+    Args:
+        results: folders of loss_differences on planted documents, one a length.
+        planted: the data folders that those documents are from.
+
+    Returns:
+        The columns of the schema `planted_lengths`.
+
+    Raises:
+        InputError: no planted answer was measured.
+    """
+    measured = pd.concat(
+        [
+            read_artefact(folder, "loss_differences", ["document_id", "target_position", "long_context_loss"])
+            for folder in results
+        ]
+    )
+    truth = pd.DataFrame([row for folder in planted for row in read_planted(folder)])
+    if not truth["document_id"].isin(measured["document_id"]).any():
+        raise InputError(
+            f"none of {', '.join(map(str, results))} measured a planted answer of"
+            f" {', '.join(map(str, planted))}; run olmo_configs/studies/planted_lengths.yaml"
+        )
+    keys = ["document_id", "target_position"]
+    answers = joined_on_common(measured, truth, keys, "planted answers and their losses")
+    answers["test_length"] = answers["target_position"] + 1
+    answers["is_right"] = answers["long_context_loss"] < np.log(2)
+    rows = []
+    for (model, num_planted, test_length), cell in answers.groupby(["model", *_CELL]):
+        values = {"loss": cell["long_context_loss"], "right_share": cell["is_right"]}
+        row = {"model": model, "num_planted": num_planted, "test_length": test_length, **sample_counts(cell)}
+        for name, column in values.items():
+            row |= interval_columns(name, interval_over_documents(cell["document_id"], column))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def learnt(answers: pd.DataFrame) -> pd.DataFrame:
+    """The rows of models and k that are right at the shortest length, the one trained at."""
+    shortest = answers[answers["test_length"] == answers["test_length"].min()]
+    known = shortest.loc[shortest["right_share"] >= LEARNT, ["model", "num_planted"]]
+    return answers.merge(known, on=["model", "num_planted"])
+
+
+def over_models(answers: pd.DataFrame) -> pd.DataFrame:
+    """Mean and range over models of the share of right answers and of the loss: a row a k and length."""
+    return (
+        answers.groupby(_CELL)
+        .agg(
+            right_share=("right_share", "mean"), right_share_low=("right_share", "min"),
+            right_share_high=("right_share", "max"), loss=("loss", "mean"), loss_low=("loss", "min"),
+            loss_high=("loss", "max"), num_models=("model", "nunique"),
+            num_documents=("num_documents", "min"),
+        )
+        .reset_index()
+    )  # fmt: skip
+
+
+def title_of_lengths(cells: pd.DataFrame) -> str:
+    """What the figure shows: whether answers of few signs hold longer than those of many.
+
+    "Longer" is said only where the ranges of the models lie apart at the longest length.
+
+    Args:
+        cells: of `over_models`, of answers that were learnt.
+    """
+    longest, shortest = cells["test_length"].max(), cells["test_length"].min()
+    at_end = cells[cells["test_length"] == longest].sort_values("num_planted")
+    few, many = at_end.iloc[0], at_end.iloc[-1]
+    shares = [f"{100 * row['right_share']:.0f} %" for row in (few, many)]
+    times = f"at {longest / shortest:g} times the trained length"
+    counts = [_signs(int(row["num_planted"])) for row in (few, many)]
+    numbers = f"{shares[0]} of {counts[0]} are right, {shares[1]} of {counts[1]}"
+    if few["right_share_low"] > many["right_share_high"]:
+        return f"Answers that fewer tokens decide hold longer: {times} {numbers}"
+    if many["right_share_low"] > few["right_share_high"]:
+        return f"Answers that more tokens decide hold longer: {times} {numbers}"
+    return f"{times[0].upper()}{times[1:]} {numbers}: no clear difference"
+
+
+def _signs(count: int) -> str:
+    return f"those that {count} token{'' if count == 1 else 's'} decide{'s' if count == 1 else ''}"

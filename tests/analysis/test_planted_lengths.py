@@ -1,0 +1,125 @@
+"""Planted answers beyond the trained length: shares and losses by hand, and a title that says no more."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from legible_figures import assert_legible
+from written_results import write_rows
+
+from analysis import planted_lengths
+from analysis.tokens.planted_length_figures import planted_lengths_figure
+from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models, title_of_lengths
+from pipeline.errors import InputError
+from pipeline.results.parquet import read_parquet
+from pipeline.text.planted_signs import write_planted
+
+LENGTHS, KS, MODELS, NUM_TEXTS = (64, 128), (1, 8), ("seed0", "seed1"), 4
+LOSSES = {  # by model, k and length: of the four texts
+    ("seed0", 1, 64): [0.1, 0.1, 0.1, 0.1], ("seed0", 1, 128): [0.1, 0.1, 0.1, 3.0],
+    ("seed0", 8, 64): [0.2, 0.2, 0.2, 0.2], ("seed0", 8, 128): [3.0, 3.0, 3.0, 0.1],
+    ("seed1", 1, 64): [0.0, 0.0, 0.0, 0.0], ("seed1", 1, 128): [0.0, 0.0, 0.0, 0.0],
+    ("seed1", 8, 64): [0.1, 0.1, 3.0, 3.0], ("seed1", 8, 128): [3.0, 3.0, 3.0, 3.0],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lengths")
+    for length in LENGTHS:
+        is_shortest = length == LENGTHS[0]
+        results = folder / ("results" if is_shortest else f"at{length}/results")
+        data = folder / "signs" / ("planted" if is_shortest else f"planted-{length}") / "data"
+        documents = [(k, f"{length}-{k}-{text}") for k in KS for text in range(NUM_TEXTS)]
+        data.mkdir(parents=True)
+        write_planted(
+            data,
+            [
+                {
+                    "document_id": name,
+                    "target_position": length - 1,
+                    "num_planted": k,
+                    "planted_positions": [3],
+                }
+                for k, name in documents
+            ],
+        )
+        rows = [
+            {
+                "model": model, "document_id": name, "target_position": length - 1,
+                "long_context_loss": LOSSES[model, k, length][int(name[-1])],
+            }
+            for model in MODELS
+            for k, name in documents
+        ]  # fmt: skip
+        write_rows(results, "loss_differences", "loss_differences", pd.DataFrame(rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(run: Path) -> pd.DataFrame:
+    return answers_at_lengths([run / "results", run / "at128/results"], sorted(run.glob("signs/*/data")))
+
+
+def test_right_answers_and_losses_are_those_of_the_texts(answers: pd.DataFrame) -> None:
+    assert len(answers) == len(LOSSES)
+    for row in answers.to_dict("records"):
+        losses = np.array(LOSSES[row["model"], row["num_planted"], row["test_length"]])
+        assert row["right_share"] == (losses < np.log(2)).mean()
+        assert row["loss"] == pytest.approx(losses.mean())
+        assert row["num_targets"] == row["num_documents"] == NUM_TEXTS
+
+
+def test_what_was_not_learnt_at_the_trained_length_is_left_out(answers: pd.DataFrame) -> None:
+    known = learnt(answers)
+    left = set(zip(known["model"], known["num_planted"], strict=True))
+    assert left == {("seed0", 1), ("seed0", 8), ("seed1", 1)}
+    cells = over_models(known).set_index(["num_planted", "test_length"])
+    assert cells.loc[(1, 128), ["right_share", "right_share_low", "right_share_high"]].tolist() == [
+        0.875,
+        0.75,
+        1.0,
+    ]
+    assert cells.loc[(8, 128), "num_models"] == 1
+
+
+def test_the_title_says_longer_only_where_the_models_lie_apart(answers: pd.DataFrame) -> None:
+    cells = over_models(learnt(answers))
+    assert title_of_lengths(cells) == (
+        "Answers that fewer tokens decide hold longer: at 2 times the trained length 88 % of those that 1"
+        " token decides are right, 25 % of those that 8 tokens decide"
+    )
+    touching = cells.assign(right_share_high=1.0)
+    assert title_of_lengths(touching).startswith("At 2 times the trained length 88 %")
+    assert title_of_lengths(touching).endswith("no clear difference")
+    turned = cells.assign(num_planted=-cells["num_planted"])
+    assert title_of_lengths(turned).startswith("Answers that more tokens decide hold longer")
+
+
+def test_the_figure_can_be_read(answers: pd.DataFrame) -> None:
+    figure = planted_lengths_figure(over_models(learnt(answers)))
+    assert_legible(figure)
+    assert figure.axes[0].get_ylim() == (-0.03, 1.05)
+    assert len(figure.axes[0].lines) == len(KS)
+    plt.close(figure)
+
+
+def test_the_program_writes_the_table_and_names_what_was_not_learnt(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_lengths.main(planted_lengths.parser().parse_args(["--run", str(run), "--figures", str(tmp_path)]))
+    assert "Not learnt, and left out of the figure: 8 deciding, seed1" in capsys.readouterr().out
+    assert read_parquet(tmp_path / "planted_lengths.parquet").num_rows == len(LOSSES)
+    assert (tmp_path / "planted_lengths.png").is_file()
+
+
+def test_a_run_without_planted_answers_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(InputError, match="holds no losses of planted answers; run the study first"):
+        planted_lengths.main(
+            planted_lengths.parser().parse_args(["--run", str(tmp_path / "run"), "--figures", str(tmp_path)])
+        )
+    with pytest.raises(InputError, match="measured a planted answer"):
+        answers_at_lengths([run / "results"], [run / "signs/planted-128/data"])
