@@ -14,8 +14,7 @@ from pipeline.models.divergence import Predictions
 
 def any_reference(model: CausalLM, num_targets: int) -> Predictions:
     """Predictions that find all tokens equally likely: how far others are from them is not looked at."""
-    logits_TV = torch.zeros(num_targets, model.vocabulary_size)
-    return Predictions(logits_TV, logits_TV.logsumexp(-1), logits_TV.softmax(-1))
+    return Predictions.of_logits(torch.zeros(num_targets, model.vocabulary_size))
 
 
 def window_losses(

@@ -27,7 +27,7 @@ def rationale_sizes(context: FarContext, positions_TK: np.ndarray) -> list[int |
     Returns:
         For each target 0 to K, or None where K tokens do not reach it.
     """
-    wanted_T = context.reference.logits_TV.argmax(-1).cpu().numpy()
+    wanted_T = context.reference.log_probs_TV.argmax(-1).cpu().numpy()
     sizes: list[int | None] = [None] * len(positions_TK)
     rest_N = np.arange(len(positions_TK))
     for size in range(positions_TK.shape[1] + 1):

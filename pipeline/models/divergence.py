@@ -1,9 +1,9 @@
 """How far predictions move from a reference, as whole distributions.
 
-    KL(reference || prediction) = sum_v p(v) (z_ref(v) - z(v)) + ln sum_v exp z(v) - ln sum_v exp z_ref(v)
+    KL(reference || prediction) = sum_v p(v) (ln p(v) - ln q(v))
 
-with logits z: written so, it is 0 where the logits are the same, and small numbers are not rounded away. The
-second term is what the loss needs anyway, so a divergence costs one product more than a loss; there is no
+with logarithms from log-softmax: so it is 0 where the logits are the same, and small numbers are not rounded
+away. They are what the loss needs anyway, so a divergence costs one product more than a loss; there is no
 tensor of a vocabulary a context.
 
 Shapes: B batch, S rows, K rows to look at, T references or query rows, V vocabulary, D width, N any number of
@@ -18,46 +18,48 @@ import torch
 from pipeline.models.causal_lm import CausalLM, Prefix, refuse_not_finite, rows_per_block
 from pipeline.models.transfers import to_device
 
+_LOGITS_COMPARED = 1 << 19
+"""Of a block that are compared at a time on a CPU: in float32 they stay in its caches, 2 MiB, through the
+passes over them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """What a model predicts at T places, as whole distributions."""
 
-    logits_TV: torch.Tensor
+    log_probs_TV: torch.Tensor
     """float32."""
-    log_sum_exp_T: torch.Tensor
-    """Of them: float32."""
     probs_TV: torch.Tensor
     """float32."""
 
     @classmethod
     def of(cls, model: CausalLM, hidden_TD: torch.Tensor) -> "Predictions":
         """Those of the states that predict."""
-        logits_TV = model.logits(hidden_TD).float()
-        log_sum_exp_T = logits_TV.logsumexp(-1)
-        return cls(logits_TV, log_sum_exp_T, (logits_TV - log_sum_exp_T[:, None]).exp())
+        return cls.of_logits(model.logits(hidden_TD))
+
+    @classmethod
+    def of_logits(cls, logits_TV: torch.Tensor) -> "Predictions":
+        """Those that these logits are."""
+        log_probs_TV = logits_TV.log_softmax(-1, dtype=torch.float32)
+        return cls(log_probs_TV, log_probs_TV.exp())
 
     @classmethod
     def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Those of several, one after another."""
         return cls(
-            torch.cat([part.logits_TV for part in parts]),
-            torch.cat([part.log_sum_exp_T for part in parts]),
+            torch.cat([part.log_probs_TV for part in parts]),
             torch.cat([part.probs_TV for part in parts]),
         )
 
     def at(self, places: slice) -> "Predictions":
         """Those at some of the places."""
-        return Predictions(self.logits_TV[places], self.log_sum_exp_T[places], self.probs_TV[places])
+        return Predictions(self.log_probs_TV[places], self.probs_TV[places])
 
-    def divergences(
-        self, logits_NV: torch.Tensor, log_sum_exp_N: torch.Tensor, index_N: torch.Tensor
-    ) -> torch.Tensor:
+    def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """KL(reference || prediction) of N predictions, equal indices side by side: float32 [N], nats.
 
         Args:
-            logits_NV: float32.
-            log_sum_exp_N: of each row of it.
+            log_probs_NV: float32.
             index_N: int64, on the CPU; which reference each is compared with.
         """
         indices, counts = torch.unique_consecutive(index_N, return_counts=True)
@@ -66,15 +68,22 @@ class Predictions:
         if bool((counts == num_each).all()) and torch.equal(indices, references):
             # As many predictions for each of neighbouring references: one product, where a GPU would have to
             # be told of two small ones for each.
-            places, rows_IRV = slice(first, first + num_references), logits_NV.unflatten(0, (-1, num_each))
-            falls_IR1 = (self.logits_TV[places, None] - rows_IRV) @ self.probs_TV[places, :, None]
-            falls_N = falls_IR1.flatten()
+            places, rows_IRV = slice(first, first + num_references), log_probs_NV.unflatten(0, (-1, num_each))
+            divergences_N = self._divergences(rows_IRV, places).flatten()
         else:
-            pairs = zip(indices.tolist(), logits_NV.split(counts.tolist()), strict=True)
-            falls = [(self.logits_TV[index] - rows_RV) @ self.probs_TV[index] for index, rows_RV in pairs]
-            falls_N = torch.cat(falls)
-        reference_sum_N = self.log_sum_exp_T[to_device(index_N, logits_NV.device)]
-        return (falls_N + (log_sum_exp_N - reference_sum_N)).clamp(min=0)  # rounding may take it below
+            pairs = zip(indices.tolist(), log_probs_NV.split(counts.tolist()), strict=True)
+            of_each = [
+                self._divergences(rows_RV[None], slice(index, index + 1))[0] for index, rows_RV in pairs
+            ]
+            divergences_N = torch.cat(of_each)
+        return divergences_N.clamp(min=0)  # rounding may take it below
+
+    def _divergences(self, log_probs_IRV: torch.Tensor, places: slice) -> torch.Tensor:
+        """Of R predictions for each of I references: [I, R]."""
+        falls_IRV = self.log_probs_TV[places, None] - log_probs_IRV
+        if falls_IRV.device.type == "cpu":  # where many small matrices times a vector each are slower
+            return falls_IRV.mul_(self.probs_TV[places, None]).sum(-1)
+        return (falls_IRV @ self.probs_TV[places, :, None])[..., 0]
 
 
 def losses_and_divergences(
@@ -125,15 +134,23 @@ def unchecked_losses_and_divergences(
     if reference_index_BT is None:
         reference_index_BT = torch.arange(shape[1]).expand(shape)
     index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
-    num_rows = rows_per_block(model, device)
     num_of_first = int((index_N == index_N[0]).sum())
-    num_rows = num_rows // num_of_first * num_of_first or num_rows  # of whole references, where one fits
+    num_rows = num_compared = _whole(rows_per_block(model, device), num_of_first)
+    if device.type == "cpu":
+        num_compared = _whole(min(num_rows, _LOGITS_COMPARED // model.vocabulary_size), num_of_first)
     hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
     losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
     blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
-    for rows, index in blocks:
-        logits_NV = model.logits(hidden_ND[rows]).float()
-        log_sum_exp_N = logits_NV.logsumexp(-1)
-        losses_N[rows] = log_sum_exp_N - logits_NV.gather(-1, target_ids_N[rows, None])[:, 0]
-        divergences_N[rows] = reference.divergences(logits_NV, log_sum_exp_N, index)
+    for block_rows, block_index in blocks:
+        block_NV = model.logits(hidden_ND[block_rows])
+        parts = (part.split(num_compared) for part in (block_rows, block_index, block_NV))
+        for rows, index, logits_NV in zip(*parts, strict=True):
+            log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
+            losses_N[rows] = -log_probs_NV.gather(-1, target_ids_N[rows, None])[:, 0]
+            divergences_N[rows] = reference.divergences(log_probs_NV, index)
     return losses_N.reshape(shape), divergences_N.reshape(shape)
+
+
+def _whole(num_rows: int, num_of_each: int) -> int:
+    """So many rows, at least one, and of whole references where one fits."""
+    return num_rows // num_of_each * num_of_each or max(1, num_rows)

@@ -40,8 +40,7 @@ def contexts(stock: OLMo, chunks: tuple[np.ndarray, np.ndarray], num_answers: in
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
-    logits_TV = torch.tensor(probs).log()
-    return Predictions(logits_TV, logits_TV.logsumexp(-1), logits_TV.softmax(-1))
+    return Predictions.of_logits(torch.tensor(probs).log())
 
 
 def test_answers_are_drawn_as_often_as_they_are_likely() -> None:

@@ -49,7 +49,7 @@ def far_lm(
 
 def _predictions(lm: OLMoCausalLM, num_targets: int) -> Predictions:
     logits_TV = torch.empty(num_targets, lm.vocabulary_size, device=lm.device)
-    return Predictions(logits_TV, logits_TV[:, 0], logits_TV)
+    return Predictions.of_logits(logits_TV)
 
 
 @pytest.fixture

@@ -55,9 +55,7 @@ def measured_from_each_start(context: FarContext) -> Measured:
     num_far_T = context.num_far_tokens_T
     of_fills = [_behind_first(context, fill_L) for fill_L in context.fills]
     predictions, every_T = context.predictions, torch.arange(len(num_far_T), device=context.model.device)
-    long_divergences_T = context.reference.divergences(
-        predictions.logits_TV, predictions.log_sum_exp_T, every_T
-    )
+    long_divergences_T = context.reference.divergences(predictions.log_probs_TV, every_T)
     ends = zip(
         (context.long_losses_T, long_divergences_T.cpu().numpy()),
         context.background or context.short,
