@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING
 
 from analysis.measured_text import data_of
 from pipeline.errors import InputError
-from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, page_of, to_json
+from pipeline.explorer_page.writing import (
+    NATS,
+    Record,
+    bytes_of_parts,
+    numbers_of,
+    page_of,
+    to_json,
+)
 from pipeline.results.files import write_atomically
 from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
 from pipeline.stage import file_path, folder_path, logger, positive_int, progress, stage_parser
@@ -41,6 +48,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 20_000_000
 _HEADER_BYTES = 50_000
 """Room for all but the page itself and the documents."""
+_BYTES_OF_ELEMENT = 64
+"""What the page takes around a document."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
         "results": str(arguments.results), "models": shown.models, "rules": shown.rules, **shown.settings,
         "unit_nats": NATS, "left_out": left_out, "null_pieces": null_pieces,
     }  # fmt: skip
-    text = page_of(header, [encoded for _, encoded in documents])
+    text = page_of(header, documents)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     logger.info(
         "%s: %d documents, %.1f MB. Left out: %s",
@@ -109,7 +118,8 @@ def fitting(
     for record in every:
         encoded = to_json(record)
         new = {id_: tokenizer.pieces([id_])[0] for id_ in sorted(null_token_ids(record) - null_pieces.keys())}
-        max_bytes -= len(encoded.encode()) + len(to_json(new).encode())
+        parts = encoded, to_json(numbers_of(record)), to_json(new)
+        max_bytes -= _BYTES_OF_ELEMENT + sum(len(part.encode()) for part in parts)
         if max_bytes < 0:
             break
         documents.append((record, encoded))

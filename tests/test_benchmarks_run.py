@@ -1,5 +1,6 @@
 """The benchmark scripts run, on a tiny model, and refuse to time numbers that differ from ours."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ sys.path.append(str(BENCHMARKS))
 import accounting
 import agreement
 import bfloat16_agreement
+import explain_seconds
 import gpu
 import leave_one_out
 import matrix_product_peak
@@ -253,3 +255,24 @@ def test_what_a_screen_spares_and_loses(
         assert table[f"{rule}, 20"]["cost"] == "1.000" and table[f"{rule}, 20"]["same@2"] == "1.00"
         assert table[f"{rule}, 20"]["lost@2"] == table[f"{rule}, all"]["lost@2"]
     assert "| greedy_divergence, 1 |" in capsys.readouterr().out
+
+
+def test_explaining_a_text_is_counted_and_timed(tmp_path: Path) -> None:
+    words = "--num-tokens", "40", "--layers", "1", "--width", "64", "--out", str(tmp_path / "out.json")
+    explain_seconds.main(explain_seconds.parser().parse_args(words))
+    report = json.loads((tmp_path / "out.json").read_text())
+    # 20 targets with 16 tokens right before them, and a pass for each of the last one's 23 far tokens.
+    of_short_contexts, of_removals = 20 * 16, sum(40 - 1 - first for first in range(23))
+    assert report["token_forwards"] > of_short_contexts + of_removals
+    assert report["vocabulary_projections"] > sum(range(4, 24))
+    assert report["seconds"] > 0 and report["processor_seconds"] > 0
+
+
+def test_loading_a_page_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    explorer_load = importlib.import_module("explorer_load")  # skips without playwright
+    if explorer_load.CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    explorer_load.main(explorer_load.parser().parse_args(["--megabytes", "0.8", "--loads", "3"]))
+    report = json.loads(capsys.readouterr().out)
+    assert 0.5 < report["megabytes"] <= 0.8 and report["loads"] == 2
+    assert report["load_seconds"] > 0 and report["processor_seconds"] > 0

@@ -28,7 +28,7 @@ def explorer_page(explanation: Explanation, name: str) -> str:
         "unit_nats": NATS, "left_out": _left_out(explanation),
         "null_pieces": _null_pieces(explanation),
     }  # fmt: skip
-    return page_of(header, [to_json(record)])
+    return page_of(header, [(record, to_json(record))])
 
 
 def _record(explanation: Explanation, name: str) -> Record:

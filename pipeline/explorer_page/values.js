@@ -1,7 +1,9 @@
-// What was measured, by name: of a target, of all targets. The record of a document is described in writing.py.
+// What was measured, by name: of a target, of all targets. The record of a document is described in writing.py: of all
+// documents the targets' own numbers are there from the start, the rest is read where a document is wanted whole.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const unit = data.unit_nats;
+const unread = document.getElementsByClassName("document"); // a record's JSON each, in the order of data.documents
 const at = (id) => document.getElementById(id);
 const state = {
   document: null, chunk: 0, target: 0, model: data.models[0], rule: data.rules[0], far: "own", criterion: "loss", kIndex: 0,
@@ -15,6 +17,12 @@ const columnAt = (column, index) => inNats(column?.[index]);
 const everyTarget = data.documents.flatMap((record) => record.chunks.flatMap(
   (chunk, chunkIndex) => chunk.targets.map((_, index) => ({ record, chunkIndex, index })),
 ));
+
+/** The record with its text, and what rules chose: read when it is first wanted. */
+function whole(record) {
+  if (record.chunks[0].pieces === undefined) Object.assign(record, JSON.parse(unread[data.documents.indexOf(record)].textContent));
+  return record;
+}
 
 const measuredOf = (target, model = state.model) => target.record.chunks[target.chunkIndex].models[model];
 

@@ -1,5 +1,8 @@
 """The explorer's page as one HTML file, from a header and a record a document, all JSON values.
 
+A browser reads 20 MB of numbers in half a second and more. So each record stands apart, and the page reads it
+when its document is opened, or searched; what lists and figures ask of all documents stands in the header.
+
 The header says what all documents share:
 
 {"results": "runs/demo/results",                  where this comes from, in words
@@ -38,6 +41,8 @@ from typing import Any
 
 NATS = 1e-3
 Record = dict[str, Any]
+_BEGINNING = 60
+"""Characters that lists.js shows of a document."""
 _PARTS = Path(__file__).resolve().parent
 _SCRIPTS = (
     "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
@@ -56,15 +61,40 @@ def to_json(value: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def page_of(header: dict[str, Any], documents: Sequence[str]) -> str:
-    """The page's HTML, from its header and the JSON of each document.
+def numbers_of(record: Record) -> Record:
+    """The part of a record that is read at once: its targets' own numbers, and the beginning of its text."""
+    text = "\n".join("".join(chunk["pieces"]) for chunk in record["chunks"])
+    chunks = [
+        {
+            "start": chunk["start"],
+            "targets": chunk["targets"],
+            "models": {model: _without_choices(measured) for model, measured in chunk["models"].items()},
+        }
+        for chunk in record["chunks"]
+    ]
+    return {
+        "id": record["id"], "num_tokens": record["num_tokens"], "beginning": text[:_BEGINNING],
+        "chunks": chunks,
+    }  # fmt: skip
+
+
+def _without_choices(measured: Record) -> Record:
+    k_stars = {rule: {"k_star": of_rule["k_star"]} for rule, of_rule in measured["rules"].items()}
+    return measured | {"rules": k_stars}
+
+
+def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> str:
+    """The page's HTML, from its header and each document with its JSON.
 
     Only this very script and style may run: the page's content security policy names their hashes and allows
     nothing else, neither a script in a document's text nor any request.
     """
     script = "".join(_part(name) for name in _SCRIPTS)
     style = _part(_STYLE)
-    data = f'{to_json(header)[:-1]},"documents":[{",".join(documents)}]}}'
+    at_once = to_json(header | {"documents": [numbers_of(record) for record, _ in documents]})
+    data = f'<script type="application/json" id="data">{at_once}</script>\n' + "\n".join(
+        f'<script type="application/json" class="document">{encoded}</script>' for _, encoded in documents
+    )
     html = _part(_HTML)
     # The data comes last: texts may hold the very words that stand for the parts.
     for place, content in (

@@ -56,7 +56,7 @@ def test_the_text_is_shown_as_text(page: "sync_api.Page") -> None:
     assert page.locator("#text .chunk").evaluate(
         "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
     )
-    assert page.locator("script").count() == 2
+    assert page.locator("script").count() == 3
 
 
 def test_the_page_shows_what_the_frame_says(page: "sync_api.Page", written: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from exported_results import vouch_for
 from analysis import explorer
 from analysis.explorer_records import choose, records
 from pipeline.errors import InputError
-from pipeline.explorer_page.writing import NATS, page_of, to_json
+from pipeline.explorer_page.writing import NATS, numbers_of, page_of, to_json
 from pipeline.results.folder import read_artefact
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
@@ -49,10 +50,27 @@ def run_explorer(folder: Path, *flags: str | Path) -> Path:
 
 
 def embedded(page: Path) -> dict:
+    """The header, with the documents' whole records, of which it holds the numbers."""
     html = page.read_text(encoding="utf-8")
-    return json.loads(
-        html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    )
+    element = r'<script type="application/json" {}>(.*?)</script>'
+    (header,) = map(json.loads, re.findall(element.format('id="data"'), html))
+    documents = [json.loads(found) for found in re.findall(element.format('class="document"'), html)]
+    assert header["documents"] == [numbers_of(document) for document in documents]
+    return header | {"documents": documents}
+
+
+def test_numbers_are_a_record_without_texts_and_choices() -> None:
+    chosen = {"k_star": {"loss": [4]}, "own": {"loss": [[1, 2]], "distance": [[3, 4]]}}
+    measured = {"short": [5], "long": [6], "rules": {"nearest": chosen}}
+    chunks = [
+        {"start": start, "pieces": ["ab", " cd"], "targets": [1], "models": {"m": measured}}
+        for start in (0, 2)
+    ]
+    numbers = {"short": [5], "long": [6], "rules": {"nearest": {"k_star": {"loss": [4]}}}}
+    assert numbers_of({"id": "0f", "num_tokens": 4, "chunks": chunks}) == {
+        "id": "0f", "num_tokens": 4, "beginning": "ab cd\nab cd",
+        "chunks": [{"start": start, "targets": [1], "models": {"m": numbers}} for start in (0, 2)],
+    }  # fmt: skip
 
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
@@ -191,11 +209,16 @@ def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
 
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
-    encoded = to_json({"text": hostile})
+    record = {
+        "id": hostile,
+        "num_tokens": 1,
+        "chunks": [{"start": 0, "pieces": [hostile], "targets": [], "models": {}}],
+    }
+    encoded = to_json(record)
     assert "<" not in encoded
-    assert json.loads(encoded) == {"text": hostile}
-    page = page_of({"text": hostile}, [encoded])
-    assert page.count("<script") == page.count("</script>") == 2
+    assert json.loads(encoded) == record
+    page = page_of({"text": hostile}, [(record, encoded)])
+    assert page.count("<script") == page.count("</script>") == 3
 
 
 def test_other_data_is_refused(explorable: Path, tmp_path: Path) -> None:
