@@ -52,45 +52,29 @@ class WatchedLM:
     """A model that tells of every pass what it was, once it is done. Its numbers are the model's own."""
 
     def __init__(self, model: CausalLM, done: Callable[[Work], None]) -> None:
-        self._model, self._done = model, done
+        self._done = done
         self.vocabulary_size, self.num_parameters = model.vocabulary_size, model.num_parameters
         self.device, self.sequence_bytes = model.device, model.sequence_bytes
+        self.read, self.hidden_states = (
+            self._told(read, lambda token_ids_BS: Work(num_tokens=token_ids_BS.numel()))
+            for read in (model.read, model.hidden_states)
+        )
+        self.logits = self._told(model.logits, lambda hidden_ND: Work(num_projections=len(hidden_ND)))
         if isinstance(model, InspectableLM):  # else rules that look inside are to find that it is not
             self.embed = model.embed
             self.watch_attention = self._watched(model.watch_attention, 0)
             self.gate_gradients = self._watched(model.gate_gradients, _BACKWARD)
             self.losses_of_embeddings = self._watched(model.losses_of_embeddings, 1)
 
-    def read(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_1T: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Prefix]:
-        """See `CausalLM`."""
-        answer = self._model.read(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T)
-        self._done(Work(num_tokens=token_ids_1S.numel()))
-        return answer
+    def _told(self, compute: Callable[..., Any], work: Callable[[torch.Tensor], Work]) -> Callable[..., Any]:
+        """The same, told of: the work that the first argument makes."""
 
-    def hidden_states(
-        self,
-        token_ids_BS: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-    ) -> torch.Tensor:
-        """See `CausalLM`."""
-        answer = self._model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
-        self._done(Work(num_tokens=token_ids_BS.numel()))
-        return answer
+        def told(rows: torch.Tensor, *more: Any, **named: Any) -> Any:
+            answer = compute(rows, *more, **named)
+            self._done(work(rows))
+            return answer
 
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """See `CausalLM`."""
-        answer = self._model.logits(hidden_ND)
-        self._done(Work(num_projections=len(hidden_ND)))
-        return answer
+        return told
 
     def _watched(self, inspect: Callable[..., Any], num_backward: int) -> Callable[..., Any]:
         """The same, told of: rows forward, and as often as that for each query row backward."""
