@@ -14,6 +14,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 PY := .venv/bin/python
 # Python keeps what it has compiled, whatever the shell says: a start with torch takes 5 s instead of 12 s.
 export PYTHONDONTWRITEBYTECODE :=
+# Compiled once, at installation: else each of the processes that start together would compile them for itself.
+IMPORTED := olmo.model, accelerate, transformers, sklearn.linear_model, statsmodels.api, matplotlib.pyplot, nbclient
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
@@ -50,4 +52,5 @@ install: .venv/.installed
 	@echo "installing into .venv; the first time this takes a minute or two"
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --disable-pip-version-check --no-compile --editable '.[analysis,test]'
+	@$(PY) -W ignore -c 'import $(IMPORTED)'
 	@touch $@

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it would be another once the tree is edited, or committed to, while the tests run.
 os.environ["GIT_DIR"] = os.devnull
 
+import forked_stages
 import pytest
 
 # torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
@@ -47,9 +48,14 @@ MOST_PROCESSES = 8  # of about half a GiB each
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine."""
+    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine.
+
+    The processes of pytest-xdist share the one that forks programs.
+    """
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.getoption("numprocesses", None):  # None in those that run tests
+        forked_stages.share_one_server()
 
 
 def pytest_xdist_auto_num_workers() -> int:

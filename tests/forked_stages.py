@@ -6,8 +6,10 @@ starts the stage here: the same file is run as `__main__`, with its own folder, 
 handlers. Only libraries are imported beforehand, nothing of the repository. What this cannot show, that a
 stage brings along all it imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py do.
 
+Where pytest-xdist has several processes of tests, they share that first process (`share_one_server`).
+
 Run as a program, this file is one of two: that first process, which forks for each request through its
-socket, and ends with the process of the tests; or what stands in for `python` and `torchrun` where others
+socket, and ends with the process that started it; or what stands in for `python` and `torchrun` where others
 start them (`stand_ins`), and passes on signals and the exit code.
 """
 
@@ -22,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,7 +36,10 @@ LIBRARIES = (
     "olmo.model", "olmo.optim", "torch.distributed.fsdp", "torch.distributed.run", "pyarrow.parquet",
     "pandas", "rich.progress", "nbclient",
 )  # fmt: skip
+_MOST_SECONDS_OF_IMPORTS = 240
 _LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
+_SHARED = "FORKING_SERVER"
+"""The variable that tells processes of tests the address of the one that forks for all of them."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -136,15 +142,29 @@ def stand_ins(folder: Path) -> Path:
     return folder
 
 
+def share_one_server() -> None:
+    """Start the process that forks, for all processes that this one will start; it ends with this one."""
+    os.environ[_SHARED], _ = _begun_server()
+
+
 @cache
 def _server() -> str:
-    """The address of the process that forks, which is started when it is first wanted."""
-    address = f"{tempfile.mkdtemp(prefix='forking-')}/socket"
-    server = subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)  # fmt: skip
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
+    """The address of the process that forks: the shared one, or one that is started when first wanted."""
+    address = os.environ.get(_SHARED)
+    if address is None:
+        address, _ = _begun_server()
+    deadline = time.monotonic() + _MOST_SECONDS_OF_IMPORTS
+    while not Path(address).exists():
+        assert time.monotonic() < deadline, "the process that forks has not begun"
+        time.sleep(0.02)
     return address
+
+
+@cache
+def _begun_server() -> tuple[str, "subprocess.Popen[bytes]"]:
+    """Its address, and it, which lives as long as its standard input is open: as this process does."""
+    address = f"{tempfile.mkdtemp(prefix='forking-')}/socket"
+    return address, subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE)
 
 
 def _request(
@@ -179,9 +199,9 @@ def _serve(address: str) -> None:
     """Fork for each request, until the standard input ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the programs
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
+        listener.bind(f"{address}.part")
         listener.listen(64)
-        os.write(1, b"ready\n")
+        Path(f"{address}.part").rename(address)  # whoever sees it can connect
         while 0 not in select.select([0, listener], [], [])[0]:
             connection, _ = listener.accept()
             if os.fork() == 0:

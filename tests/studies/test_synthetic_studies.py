@@ -1,9 +1,9 @@
 """Studies of synthetic tasks: which runs a grid means, what is refused, what is estimated, what runs."""
 
 import subprocess
-import sys
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pytest
 
@@ -216,8 +216,7 @@ def test_each_run_is_a_job_and_a_test_waits_for_its_models(
 
 
 def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, str(ROOT / "pipeline" / "study.py"), path.name, *words]
-    return subprocess.run(program, cwd=path.parent, capture_output=True, text=True, timeout=600)
+    return forked_stages.run("pipeline/study.py", path.name, *words, cwd=path.parent)
 
 
 def test_runs_are_trained_once_and_not_on_another_configuration(study_file: Path) -> None:
