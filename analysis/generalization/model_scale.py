@@ -17,8 +17,8 @@ from analysis.document_intervals import interval_columns, interval_over_document
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.gaps import generalization_gaps
-from analysis.generalization.sparsity_measures import sparsity_measures
-from analysis.own_measurements import needs_null, read_sparse_losses, read_sparsity
+from analysis.generalization.sparsity_measures import read_sparsity_measures
+from analysis.own_measurements import needs_null, read_sparse_losses
 from analysis.paired_targets import TARGET, joined_on_common
 from analysis.recovered_gain import recovered_losses
 from pipeline.errors import InputError
@@ -218,10 +218,8 @@ def _measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[i
     model = next((model for model in group.long_models if model in settings), None)
     if model is None or "dependency_sparsity" not in artefacts_in(group.results):
         return None
-    only = {"model": [model]}
-    sparse = read_sparse_losses(group.results, only=only)
-    sparsity = read_sparsity(group.results, only=only)
-    return model, sparsity_measures(sparsity, sparse, settings[model]), sorted(sparse["k"].unique())
+    measured, sparse = read_sparsity_measures(group.results, model)
+    return model, measured, sorted(sparse["k"].unique())
 
 
 def _middle(studied_ks: Sequence[int]) -> int:
