@@ -153,7 +153,8 @@ def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
             losses = read_sparse_losses(group.results, only={"model": [found[0]]})
             is_shown = (losses["k"] == found[2][-1]) & ~losses["rule"].map(needs_null).astype(bool)
             rows = recovered_losses(losses[is_shown])
-            tables.append(rows[rows["far_context"] == OWN].assign(**group.labels))
+            own = rows[rows["far_context"] == OWN]
+            tables.append(own.assign(num_parameters=group.num_parameters, train_step=group.train_step))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
