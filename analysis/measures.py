@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write(f"{lines_of(table)}\n\nLoss differences of the two models agree by {gains}.\n")
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "measures", arguments.figures)
-    save(measures_figure(table, arguments.k), arguments.figures, "measures")
+    save(measures_figure(table), arguments.figures, "measures")
 
 
 def _folders(run: Path, kind: str) -> list[Path]:

@@ -4,8 +4,10 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from analysis.tokens.token_categories import CATEGORIES_FILE
 from pipeline.influence.rules import CONTROLS
 from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
+from pipeline.text.manifest import MANIFEST_FILE
 
 _Need = Callable[[argparse.Namespace], str | None]
 """What lacks, for the arguments of run_notebooks.py; None where nothing does."""
@@ -66,10 +68,16 @@ def _artefact(artefact: str) -> _Need:
     return lacks
 
 
-def _text(arguments: argparse.Namespace) -> str | None:
-    if arguments.data is not None or (arguments.results.parent / "data").is_dir():
-        return None
-    return "no tokenized data beside the results; name it with --data"
+def _text_as(*files: str) -> _Need:
+    """The text that was measured, or what is kept in its place: a folder of data that holds one of these."""
+
+    def lacks(arguments: argparse.Namespace) -> str | None:
+        beside = arguments.results.parent / "data"
+        if arguments.data is not None or any((beside / file).is_file() for file in files):
+            return None
+        return "no tokenized data beside the results; name it with --data"
+
+    return lacks
 
 
 def _planted_needles(arguments: argparse.Namespace) -> str | None:
@@ -92,7 +100,7 @@ _NEEDS: dict[str, _Need] = {
     "sparse_functional_attention": _artefact("sparse_functional_attention"),
     "synthetic_tasks": _artefact("synthetic_accuracy"),
     "found_dependencies": _artefact("found_dependencies"),
-    "token_categories": _all(_text, _artefact("sparse_context_losses")),
-    "influential_places": _all(_text, _artefact("influential_tokens")),
+    "token_categories": _all(_text_as(MANIFEST_FILE, CATEGORIES_FILE), _artefact("sparse_context_losses")),
+    "influential_places": _all(_text_as(MANIFEST_FILE), _artefact("influential_tokens")),
     "needles": _planted_needles,
 }

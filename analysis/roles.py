@@ -30,9 +30,7 @@ class Role:
     """Such as "trained at 64, PoSE", with its seed where another model was trained alike."""
     look: Look
     num_parameters: int | None
-    """None where the results do not tell, as of the length."""
-    train_context_length: int | None
-    """Tokens that it saw at once in training."""
+    """None where the results do not tell."""
 
 
 def model_roles(results: Path, artefact: str) -> dict[str, Role]:
@@ -49,8 +47,7 @@ def model_roles(results: Path, artefact: str) -> dict[str, Role]:
     roles = {}
     for model, of_model in facts.items():
         look = _look(of_model, max(lengths), sorted(facts).index(model))
-        told = (of_model.get(name) for name in ("num_parameters", "train_context_length"))
-        roles[model] = Role(_words(model, facts), look, *told)
+        roles[model] = Role(_words(model, facts), look, of_model.get("num_parameters"))
     return roles
 
 

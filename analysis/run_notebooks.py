@@ -8,8 +8,8 @@ A notebook is skipped where nothing has changed since its last execution: what i
 code and the versions of libraries that it uses, its parameters, and the figures that it left. It is skipped
 too where something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
 (selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the
-tokenized data, beside the results or as --data (token_categories, influential_places), planted needles, as
---needles (needles).
+tokenized data, beside the results or as --data (influential_places; token_categories, which takes a table of
+its own in that place too), planted needles, as --needles (needles).
 
 To execute some notebooks only, which must then lack nothing:
 

@@ -1,7 +1,7 @@
 """The drawing of the trial of the measures: the table of `analysis.rules.measures` in, a Figure out.
 
-A row is a measure, a panel a question; a bar is the 95 % interval over documents. Filled marks are measures
-that stand the whole trial. No number is computed here.
+A row is a measure, in the colour and marker of its rule, the best at the top; a bar is the 95 % interval over
+documents. Measures that do not stand the whole trial say so. No number is computed here.
 """
 
 from typing import Any
@@ -11,61 +11,97 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.figure_texts import name_place, put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLUE, GREY, VERMILION
-from analysis.rules.measures import MEASURE, OLD_MEASURE
-from pipeline.influence.rules import CONTROLS
+from analysis.palette import rule_look
+from analysis.roles import rule_words
+from analysis.rules.measures import MEASURE, OLD_MEASURE, OTHER
+from analysis.titles import BARS, lie_apart, percent, sample_size, subtitle
+from pipeline.influence.rules import BACKGROUND, CONTROLS, REMOVE, SUBSTITUTE
 
+_IN_THE_PLACE = {
+    REMOVE: "nothing in its place",
+    SUBSTITUTE: "a token in its place",
+    BACKGROUND: "in a background",
+}
 _PANELS = (
-    ("right_sparsity", "k* is the number\nof planted signs", "share", None),
-    ("agreement", "k* of two seeds\nagrees", "rank correlation", 0.0),
-    ("excess", "k tokens\nbeyond the null", "nats", 0.0),
+    ("right_sparsity", "k* is the number of planted signs", "share of the answers", None),
+    ("agreement", "k* of two seeds agrees", "rank correlation", 0.0),
 )
-_MOST_ROWS = 14
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.2, 1.5  # inches
+_MOST_ROWS = 10
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.36, 0.9  # inches
 
 
-def measures_figure(table: pd.DataFrame, k: int) -> Figure:
-    """The first measures of the table, the best at the top; and the old one, wherever it stands.
+def measure_words(row: Any, between: str = ", ") -> str:
+    """A measure in words: its rule, what stands in a token's place, and who judges."""
+    judge = "judged by another seed" if row["judge"] == OTHER else "judged by itself"
+    return f"{rule_words(row['rule'])},{between[1:]}{_IN_THE_PLACE[row['intervention']]}, {judge}"
+
+
+def shown_measures(table: pd.DataFrame) -> pd.DataFrame:
+    """The first measures of the table, the best first; and the old one, wherever it stands.
 
     Args:
         table: of `compared_measures`. Of a rule, intervention and judge the better criterion is drawn.
-        k: tokens chosen.
     """
-    is_old = (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
-    best = table[~table["rule"].isin(CONTROLS)]
-    best = pd.concat([best.drop_duplicates(MEASURE[:-1]).head(_MOST_ROWS - 1), table[is_old]])
-    rows = best.drop_duplicates(MEASURE).iloc[::-1].reset_index(drop=True)
+    best = table[~table["rule"].isin(CONTROLS)].drop_duplicates(MEASURE[:-1])
+    rows = pd.concat([best.head(_MOST_ROWS - 1), table[_is_old(table)]])
+    return rows.drop_duplicates(MEASURE).reset_index(drop=True)
+
+
+def _is_old(table: pd.DataFrame) -> pd.Series:
+    return (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
+
+
+def measures_title(table: pd.DataFrame) -> str:
+    """How often the k* of the best measure is right, and that of the old one, where their intervals part.
+
+    Args:
+        table: of `compared_measures`.
+    """
+    rows = shown_measures(table)
+    best = rows.iloc[0]
+    title = f"“{measure_words(best)}” counts the right k* in {percent(best['right_sparsity'])} of the answers"
+    for old in rows[_is_old(rows)].to_dict("records"):
+        ends = [[row["right_sparsity_low"], row["right_sparsity_high"]] for row in (best, old)]
+        if lie_apart(*ends):
+            return f"{title}, the paper's kind in {percent(old['right_sparsity'])}"
+    return title
+
+
+def measures_figure(table: pd.DataFrame) -> Figure:
+    """Whether k* is right where it is known, and whether two seeds agree: a row a measure.
+
+    Args:
+        table: of `compared_measures`.
+    """
+    rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
     figure, axes = panels(1, len(_PANELS), TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
-    stands = (rows["finds_nothing"] & rows["agrees"] & rows["helps"]).to_numpy(dtype=bool)
     for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
-        _draw(ax, rows, name, stands)
-        ax.set_title(title.replace("k tokens", f"{k} tokens"), fontsize="small")
+        _draw(ax, rows, name)
+        ax.set_title(title, fontsize=8.5, pad=14)
         ax.set_xlabel(unit)
         if chance is not None:
-            ax.axvline(chance, color=GREY, linewidth=0.8, linestyle=":")
+            name_place(ax, chance, "chance")
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     axes[0].set_xlim(0, 1.05)
-    axes[0].set_yticks(np.arange(len(rows)), [_name(row) for row in rows.to_dict("records")])
-    axes[0].tick_params(axis="y", labelsize="x-small")
-    first = table[~table["rule"].isin(CONTROLS)].iloc[0]
-    figure.suptitle(
-        f"k* is right most often, in {first['right_sparsity']:.0%} of the answers, by\n{_name(first)}",
-        fontsize="medium",
-    )
+    axes[0].set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
+    agreed = rows["num_agreement_targets"].agg(["min", "max"])
+    told = f"agreement of {agreed['min']:.0f} to {agreed['max']:.0f} of these targets"
+    put_title(figure, measures_title(table), subtitle(sample_size(rows), told, BARS))
     return figure
 
 
-def _name(row: Any) -> str:
-    judge = row["judge"].removeprefix("the ")
-    return f"{row['rule']}, {row['intervention']}, {judge}, {row['criterion']}"
+def _label(row: Any) -> str:
+    stands = row["finds_nothing"] and row["agrees"] and row["helps"]
+    is_old = all(row[name] == value for name, value in OLD_MEASURE.items())
+    note = " (the paper's kind)" if is_old else "" if stands else " (fails elsewhere)"
+    return f"{measure_words(row, between=',' + chr(10))}{note}"
 
 
-def _draw(ax: Axes, rows: pd.DataFrame, name: str, stands: np.ndarray) -> None:
-    places = np.arange(len(rows))
-    for place, is_standing, row in zip(places, stands, rows.to_dict("records"), strict=True):
-        color = BLUE if is_standing else VERMILION
-        style: dict[str, Any] = {"color": color, "markerfacecolor": color if is_standing else "white"}
+def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
+    for place, row in enumerate(rows.to_dict("records")):
+        look = rule_look(row["rule"])
         ends = [[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]]
-        ax.errorbar(row[name], place, xerr=np.abs(ends), fmt="o", markersize=3.5, linewidth=0.9, **style)
+        ax.errorbar(row[name], place, xerr=np.abs(ends), color=look.color, marker=look.marker, linewidth=1)

@@ -1,27 +1,47 @@
 """The drawing of the benchmark of methods: the table of `analysis.rules.methods` in, a Figure out.
 
-A row is a method, the best at the top; a panel a question; a bar the 95 % interval over documents. No number
-is computed here.
+A row is a method, in its colour and marker, the best at the top; a panel a question; a bar the 95 % interval
+over documents, or examples. No number is computed here.
 """
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.figure_texts import put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLACK, BLUE, GREY, ORANGE, VERMILION
+from analysis.palette import GREY, rule_look
+from analysis.roles import rule_words
+from analysis.rules.measures import OTHER
 from analysis.rules.methods import SORTED_AT_K
+from analysis.titles import BARS, counted, is_above, sample_size, subtitle
 
-_SEES_COLORS = {"answer": VERMILION, "prediction": BLUE, "attention": ORANGE, "nothing": BLACK}
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.19, 1.4  # inches
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.21, 1.2  # inches
 _PANELS = (
-    ("divergence_effect", "{k} tokens beyond the null,\nby the divergence (nats)"),
-    ("loss_effect", "the same by\nthe losses (nats)"),
-    ("found_dependencies", "synthetic dependencies\nfound (share)"),
-    ("found_signs", "planted signs\nfound (share)"),
-    ("token_forwards_per_target", "token-forwards\na target"),
+    ("divergence_effect", "worth by the\ndivergence\n(nats)"),
+    ("loss_effect", "worth by\nthe losses\n(nats)"),
+    ("found_dependencies", "synthetic\ntokens found\n(share)"),
+    ("found_signs", "planted\nsigns found\n(share)"),
+    ("token_forwards_per_target", "token-\nforwards\na target"),
 )
+
+
+def methods_title(rows: pd.DataFrame) -> str:
+    """Which method's tokens are worth most to the prediction; what is shown, where that is not above 0.
+
+    Args:
+        rows: of `methods_table`, one intervention and k, the best first.
+    """
+    best, k = rows.iloc[0], int(rows["k"].iloc[0])
+    if not is_above(best["divergence_effect_low"]):
+        return f"What the {counted(k, 'token')} of each method are worth to the prediction"
+    return (
+        f"The {counted(k, 'token')} of “{rule_words(best['rule'])}” are worth most to the prediction:"
+        f" {best['divergence_effect']:.2f} nats beyond the null"
+    )
 
 
 def methods_figure(table: pd.DataFrame) -> Figure:
@@ -31,27 +51,26 @@ def methods_figure(table: pd.DataFrame) -> Figure:
         table: of `methods_table`, one intervention.
     """
     k = max((k for k in table["k"].unique() if k <= SORTED_AT_K), default=table["k"].min())
-    rows = table[table["k"] == k].iloc[::-1].reset_index(drop=True)
+    of_k = table[table["k"] == k]
+    rows = of_k.iloc[::-1].reset_index(drop=True)
     shown = [panel for panel in _PANELS if rows[panel[0]].notna().any()]
     figure, axes = panels(1, len(shown), TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
-    for ax, (name, title) in zip(np.atleast_1d(axes), shown, strict=True):
+    for ax, (name, label) in zip(np.atleast_1d(axes), shown, strict=True):
         _draw(ax, rows, name)
-        ax.set_title(title.format(k=k), fontsize="small")
+        ax.set_xlabel(label)
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     first = np.atleast_1d(axes)[0]
-    first.set_yticks(np.arange(len(rows)), rows["rule"], fontsize="x-small")
-    best = rows.iloc[-1]
-    for sees, color in _SEES_COLORS.items():
-        first.plot([], [], "o", color=color, markersize=3.5, label=f"sees {sees}")
-    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=len(_SEES_COLORS))
-    figure.suptitle(
-        f"{best['rule']} stands first: by what {k} tokens are worth to the prediction\n{best['model']},"
-        f" {best['intervention']}, tried by {best['judge']}; {rows['num_documents'].max()} documents,"
-        f" {rows['num_targets'].max():,} targets; bars: 95 % over documents",
-        fontsize="small",
-    )
+    first.set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
+    best = of_k.iloc[0]
+    judge = "another seed" if best["judge"] == OTHER else "the model that chose"
+    told = f"tried by {judge}", f"intervention: {best['intervention']}", "in brackets: what the choice sees"
+    put_title(figure, methods_title(of_k), subtitle(sample_size(rows), *told, BARS))
     return figure
+
+
+def _label(row: Any) -> str:
+    return f"{rule_words(row['rule'])} ({row['sees']})"
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
@@ -62,8 +81,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
     for place, row in enumerate(rows.to_dict("records")):
         if row[name] != row[name] or (name == "token_forwards_per_target" and not row[name]):
             continue
-        color = _SEES_COLORS[row["sees"]]
-        ends = None
+        look, ends = rule_look(row["rule"]), None
         if f"{name}_low" in row:
             ends = np.abs([[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]])
-        ax.errorbar(row[name], place, xerr=ends, fmt="o", markersize=3.5, linewidth=0.9, color=color)
+        ax.errorbar(row[name], place, xerr=ends, color=look.color, marker=look.marker, linewidth=0.9)

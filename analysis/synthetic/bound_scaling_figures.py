@@ -1,76 +1,111 @@
-"""The drawing of the theory's numerical check: tables of `analysis.synthetic.bound_scaling` in, Axes out.
+"""The drawing of the theory's numerical check: tables of `analysis.synthetic.bound_scaling` in, a Figure out.
 
-A colour is a law of the planted tokens and their position IDs, a marker and dash how far the keys reach.
-Lines are medians, bands the range over seeds. No number is computed here.
+A line is a case in words, its median over seeds; its band is their range. The lengths of training are shaded.
 """
-
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from analysis.palette import BLACK, GREY, OTHER_MODELS, POSITION_LOOKS, Look
+from analysis.synthetic.bound_scaling import KEPT
+from analysis.titles import counted, percent, subtitle
 
-COLORS = {"local": BLUE, "uniform": ORANGE, "halves": VERMILION, "halves_coupled": GREEN}
-KEY_STYLES: dict[str, dict[str, Any]] = {
-    "": {"marker": "o", "linestyle": "-"},
-    "_trained_keys": {"marker": "s", "linestyle": "--"},
-    "_all_keys": {"marker": "^", "linestyle": ":"},
+CASES = {
+    "local": ("close together", Look(BLACK, "o")),
+    "halves_coupled": ("far apart\nbut coupled", POSITION_LOOKS["coupled"]),
+    "halves_trained_keys": ("far apart\nand uncoupled", POSITION_LOOKS["contiguous"]),
 }
-OF_THE_THEOREMS = ("local", "halves_coupled")
+"""Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
+_GUESSED = 0.5  # of labels -1 and 1
+_HEIGHT = 2.8  # inches
 
 
-def bound_scaling_figure(by_length: pd.DataFrame, fits: pd.DataFrame) -> Figure:
-    """Three panels: squared error and wrong answers against length, and the error against delta.
+def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Look]]:
+    """Model -> its name in words and its look: those of `CASES`, or the first four where none of these is."""
+    models = list(dict.fromkeys(by_length["model"]))
+    named = {model: CASES[case] for case in CASES for model in models if _condition(model) == case}
+    others = {
+        model: (_condition(model).replace("_", " "), look)
+        for model, look in zip(models, OTHER_MODELS, strict=False)
+    }
+    return named or others
+
+
+def bound_scaling_title(by_length: pd.DataFrame) -> str:
+    """Where answers stay right at the longest test length, and what is wrong elsewhere.
+
+    It says what is shown where no case keeps its answers, or all do.
 
     Args:
         by_length: `bound_scaling.errors_by_length`, one k.
-        fits: `bound_scaling.with_bounds`, the same k.
     """
-    figure, (error_ax, rate_ax, delta_ax) = panels(1, 3, TEXT_WIDTH, 3.4)
-    against_length(by_length, "squared_error", error_ax)
-    bounds_against_length(by_length, error_ax)
-    error_ax.set(yscale="log", ylabel="squared error", title="beyond the training length")
-    against_length(by_length, "error_rate", rate_ax)
-    rate_ax.set(ylim=(-0.02, 0.6), ylabel="wrong answers, fraction", title="wrong answers")
-    longest = fits[fits["test_length"] == fits["test_length"].max()]
-    against_delta(longest, delta_ax)
-    of_line = {
-        label: handle
-        for ax in (error_ax, delta_ax)
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(of_line.values(), of_line.keys(), loc="outside lower center", ncols=3)
+    cases = drawn_cases(by_length)
+    longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
+    kept = [model for model in cases if longest["error_rate_high"][model] < KEPT]
+    lost = [model for model in cases if longest["error_rate_low"][model] > KEPT]
+    if not kept or not lost:
+        return "Wrong answers and squared error beyond the training lengths"
+    words = {model: name.replace("\n", " ") for model, (name, _) in cases.items()}
+    return (
+        f"At {longest['length_ratio'].iloc[0]:.0f} times the training length answers hold for deciding tokens"
+        f" {', or '.join(words[model] for model in kept)}; {', or '.join(words[model] for model in lost)},"
+        f" {percent(longest['error_rate'][lost].max())} are wrong"
+    )
+
+
+def bound_scaling_figure(by_length: pd.DataFrame, num_seeds: int, num_sequences: int) -> Figure:
+    """Two panels: wrong answers, and the squared error beside the bound, against the test length.
+
+    Args:
+        by_length: `bound_scaling.errors_by_length`, one k.
+        num_seeds: of the range.
+        num_sequences: a length.
+    """
+    figure, (rate_ax, error_ax) = panels(1, 2, TEXT_WIDTH, _HEIGHT)
+    ends = against_length(by_length, "error_rate", rate_ax)
+    rate_ax.set(ylim=(-0.02, 0.62), ylabel="wrong answers (share)")
+    name_level(rate_ax, _GUESSED, "guessing", side="left")
+    label_line_ends(rate_ax, ends)
+    ends = against_length(by_length, "squared_error", error_ax)
+    ends += bound_against_length(by_length, error_ax)
+    error_ax.set(yscale="log", ylabel="squared error (1: always saying 0)")
+    label_line_ends(error_ax, ends)
+    sample = f"n = {counted(num_seeds, 'seed')}, {counted(num_sequences, 'sequence')} a length"
+    told = "lines: medians; bands: range of seeds; grey: trained"
+    put_title(figure, bound_scaling_title(by_length), subtitle("Sparse functional attention", sample, told))
     return figure
 
 
-def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> Axes:
-    """A line a condition from the shortest training length to the longest test length.
+def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[LineEnd]:
+    """A line a case from the shortest training length to the longest test length; what each is called.
 
     Args:
         by_length: `bound_scaling.errors_by_length`, one k.
         value: a column that has a range.
         ax: to draw on.
     """
-    for model, line in by_length.groupby("model", sort=False):
-        style = _style(str(model))
-        ax.plot(line["test_length"], line[value], label=_condition(str(model)), **style)
+    ends = []
+    for model, (words, look) in drawn_cases(by_length).items():
+        line = by_length[by_length["model"] == model]
+        ax.plot(line["test_length"], line[value], **look.measured | {"markersize": 3})
         low, high = line[f"{value}_low"], line[f"{value}_high"]
-        ax.fill_between(line["test_length"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+        ax.fill_between(line["test_length"], low, high, color=look.color, alpha=0.15, linewidth=0)
+        ends.append(LineEnd(line["test_length"].iloc[-1], line[value].iloc[-1], words, look.color))
     train = by_length.loc[by_length["length_ratio"] == 1, "test_length"].iloc[0]
     ax.axvspan(by_length["test_length"].min(), train, color=GREY, alpha=0.12, linewidth=0)
     ticks = [train // 2, *sorted(set(by_length.loc[by_length["length_ratio"] >= 1, "test_length"]))]
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.tick_params(axis="x", which="minor", bottom=False)
-    ax.set_xlabel("test length (grey: training)")
-    return ax
+    ax.set_xlabel("test length (tokens)")
+    return ends
 
 
-def bounds_against_length(by_length: pd.DataFrame, ax: Axes) -> Axes:
-    """Both bounds, from the condition of Theorem 4.3, with all constants 1.
+def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[LineEnd]:
+    """The improved bound of the case of Theorem 4.3, with its constant 1: compare slopes, not heights.
 
     Args:
         by_length: `bound_scaling.errors_by_length`, one k.
@@ -78,42 +113,14 @@ def bounds_against_length(by_length: pd.DataFrame, ax: Axes) -> Axes:
     """
     is_local = by_length["model"].map(_condition) == "local"
     line = by_length[is_local & (by_length["length_ratio"] >= 1)]
-    for bound, label, width in (
-        ("improved_bound", "(L̄/L)² δ of local, constant 1", 1.2),
-        ("published_bound", "L L̄² δ of local, constants and η 1", 2.2),
-    ):
-        if len(line):
-            ax.plot(line["test_length"], line[bound], color=BLACK, linewidth=width, label=label, zorder=1)
-    return ax
-
-
-def against_delta(longest: pd.DataFrame, ax: Axes) -> Axes:
-    """Each fit of the theorems' conditions at the longest test length, one dot a measured training step.
-
-    Args:
-        longest: rows of `bound_scaling.with_bounds` at that length, one k.
-        ax: to draw on.
-    """
-    for model, dots in longest.groupby("model", sort=False):
-        if _condition(str(model)) in OF_THE_THEOREMS:
-            dots = dots.sort_values("in_distribution_error")
-            style = _style(str(model)) | {"linestyle": ""}
-            ax.plot(dots["in_distribution_error"], dots["squared_error"], alpha=0.6, **style)
-            ax.plot(dots["in_distribution_error"], dots["improved_bound"], color=BLACK, linewidth=1.2)
-            ax.plot(dots["in_distribution_error"], dots["published_bound"], color=BLACK, linewidth=2.2)
-    ax.set(
-        xscale="log", yscale="log", xlabel="δ, error in distribution",
-        ylabel=f"squared error at {longest['test_length'].max()} tokens", title="as training goes on",
-    )  # fmt: skip
-    return ax
+    if line.empty:
+        return []
+    ax.plot(line["test_length"], line["improved_bound"], color=GREY, linewidth=1, linestyle=":")
+    bound = line["improved_bound"].iloc[-1]
+    return [
+        LineEnd(line["test_length"].iloc[-1], bound, "bound, close together\n(constant taken as 1)", GREY)
+    ]
 
 
 def _condition(model: str) -> str:
     return model.rpartition("-k")[0]
-
-
-def _style(model: str) -> dict[str, Any]:
-    condition = _condition(model)
-    keys = next((keys for keys in ("_trained_keys", "_all_keys") if condition.endswith(keys)), "")
-    color = COLORS.get(condition.removesuffix(keys), BLACK)
-    return {"color": color, "markersize": 3, **KEY_STYLES[keys]}

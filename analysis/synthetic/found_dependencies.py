@@ -5,10 +5,27 @@ true dependencies that are selected; over targets, sums are divided by sums. Eac
 three seeds bear no interval, so the range over the seeds stands beside the mean.
 """
 
+from collections.abc import Callable
+
 import pandas as pd
 
 CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
 SELECTION = ["rule", "intervention"]
+_TOKENS_OF_ASSIGNMENT = 3  # left side, =, right side; the prompt begins with one
+PARTS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
+    "sparse_parity": {
+        "bits": lambda rows: rows["context_token"] != "*",
+        "marks": lambda rows: rows["context_token"] == "*",
+    },
+    "variable_assignment": {
+        "right sides": lambda rows: rows["context_position"] % _TOKENS_OF_ASSIGNMENT != 0,
+        "left sides": lambda rows: rows["context_position"] % _TOKENS_OF_ASSIGNMENT == 0,
+    },
+}
+"""Task -> the parts that its dependencies play: of a marked bit, of an assignment that is followed."""
+_OF_OTHER_TASKS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "true tokens": lambda rows: rows["is_dependency"]
+}
 
 
 def by_k(rows: pd.DataFrame) -> pd.DataFrame:
@@ -65,26 +82,39 @@ def at_their_number(rows: pd.DataFrame) -> pd.DataFrame:
     return found.groupby([*CONDITION, *SELECTION], dropna=False).mean().unstack(SELECTION)
 
 
-def by_token(rows: pd.DataFrame) -> pd.DataFrame:
-    """Which of the true dependencies are found, by what token they are, where a rule ranked every far token.
+def by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Which of the true dependencies are found, by the part they play, over seeds.
+
+    Found is what is among the first as many tokens as the target has dependencies. These come in pairs, one
+    of each part of the task; what lies in the short context must be whole pairs.
+
+    Args:
+        rows: `found_dependencies` as `read_artefact` reads it.
 
     Returns:
-        A row a condition, token, rule and intervention, with `found` (share of the true dependencies with
-        that token whose rank is within their target's number of them) and `num_dependencies`.
+        A row a condition, rule, intervention and part, with `found`, the share of the dependencies of that
+        part, `found_lowest` and `found_highest` over the seeds, `chance` (as many tokens drawn uniformly),
+        `num_seeds` and `num_targets` (of a seed, the fewest).
     """
-    is_whole = rows.groupby(CONDITION, dropna=False)["rank"].transform("max") >= rows["num_far_tokens"]
-    true_ones = rows[is_whole & rows["is_dependency"]]
-    found = true_ones.assign(found=true_ones["rank"] <= true_ones["num_dependencies"])
-    return (
-        found.groupby([*CONDITION, "context_token", *SELECTION], dropna=False)["found"]
-        .agg(found="mean", num_dependencies="size")
-        .reset_index()
+    within = rows[rows["rank"] <= rows["num_dependencies"]]
+    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    tables = []
+    for task, of_task in within.groupby("task"):
+        parts = PARTS.get(str(task), _OF_OTHER_TASKS)
+        for part, is_part in parts.items():
+            # A target has as many rows here as dependencies, and a part of these each.
+            found = (of_task["is_dependency"] & is_part(of_task)) * len(parts)
+            tables.append(of_task.assign(part=part, found=found))
+    keys = [*CONDITION, *SELECTION, "part"]
+    of_models = pd.concat(tables).groupby([*keys, "model"], dropna=False, sort=False)
+    shares = of_models.agg(
+        found=("found", "mean"), chance=("chance", "mean"), targets=("rank", lambda ranks: (ranks == 1).sum())
     )
-
-
-def selection_name(rule: str, intervention: object) -> str:
-    """A rule as legends and tables name it."""
-    return f"{rule} ({intervention})" if isinstance(intervention, str) else rule
+    table = shares.groupby(keys, dropna=False, sort=False).agg(
+        found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
+        chance=("chance", "mean"), num_seeds=("found", "size"), num_targets=("targets", "min"),
+    )  # fmt: skip
+    return table.reset_index()
 
 
 def sample_size(cells: pd.DataFrame) -> str:

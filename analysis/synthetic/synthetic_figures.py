@@ -1,108 +1,178 @@
-"""Figures of the synthetic tasks: tables of `analysis.synthetic.synthetic_accuracy` in, Axes out.
+"""Figures of the synthetic tasks: tables of `analysis.synthetic.synthetic_accuracy` in, a Figure out.
 
-A line is the mean over seeds, its band their range; a line is dashed where a seed has not learnt the task in
-distribution, for what it does beyond then shows nothing. A dotted upright line is the largest training size.
+A line is the mean over seeds, its band their range; the sizes of training are shaded. What is not learnt in
+distribution by every seed shows nothing beyond it: it is drawn thin and grey, and named so.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLUE, GREEN, GREY, MODEL_COLORS, MODEL_MARKERS, ORANGE, VERMILION
+from analysis.palette import GREY, POSITION_LOOKS, Look, graded
+from analysis.synthetic.synthetic_accuracy import largest_solved_sizes, sample_size
+from analysis.titles import counted, lie_apart, subtitle
 
-POSITION_COLORS = {
-    "contiguous": GREY, "pose": VERMILION, "randomized": ORANGE, "coupled": GREEN, "predicted": BLUE,
+POSITION_WORDS = {
+    "predicted": "predicted position IDs (PPC)", "coupled": "position IDs given", "pose": "PoSE",
+    "randomized": "randomized positions", "contiguous": "contiguous positions",
 }  # fmt: skip
+"""Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
+GUESSED = {"sparse_parity": 0.5}
+"""Exact match of guessing, where the answer is one of two."""
+_MOST_PANELS, _HEIGHT = 2, 2.8  # inches
+_MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
+_BANDS = "bands: range of seeds"
 
 
-def rows_of_panels(num_panels: int, per_row: int) -> tuple[Figure, list[Axes]]:
-    """A figure at text width of so many panels, with no empty ones.
+def task_words(task: str) -> str:
+    """A task's name in figures."""
+    return {"parity_scratchpad": "parity with scratchpad"}.get(task, task.replace("_", " "))
+
+
+def positions_title(cells: pd.DataFrame) -> str:
+    """How far the best scheme's tasks are solved, and which schemes learn none.
 
     Args:
-        num_panels: at least one.
-        per_row: at most.
+        cells: of `over_seeds`, tasks without a k.
     """
-    num_columns = min(num_panels, per_row)
-    num_rows = -(-num_panels // num_columns)
-    figure, axes = panels(num_rows, num_columns, TEXT_WIDTH, 0.4 + 2.6 * num_rows)  # inches
-    of_all = np.atleast_1d(axes).ravel()
-    for ax in of_all[num_panels:]:
-        ax.remove()
-    return figure, list(of_all[:num_panels])
+    shown, unlearnt = _schemes(cells)
+    if not shown:
+        return "No task is learnt in distribution, so that larger sizes show nothing"
+    of_scheme = cells[cells["positions"] == shown[0]]
+    solved = largest_solved_sizes(of_scheme)
+    times = (solved["largest_solved_size"] / solved["largest_train_size"]).astype("float64")
+    times = times[_is_learnt(of_scheme).reindex(solved["task"]).to_numpy() & (times > 1).to_numpy()]
+    tail = f"; with {' or '.join(POSITION_WORDS[scheme] for scheme in unlearnt)} none is learnt"
+    name = f"With {POSITION_WORDS[shown[0]]}"
+    number = f"{len(times) or 'none'} of {len(solved)} tasks"
+    ends = " to ".join(dict.fromkeys(f"{end:.1f}" for end in (times.min(), times.max())))
+    where = f"up to {ends} times the training size" if len(times) else "beyond the training size"
+    is_are = "is" if len(times) < 2 else "are"
+    return f"{name} {number} {is_are} solved {where}{tail if unlearnt else ''}"
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes], num_columns: int = 5) -> None:
-    """One legend below all panels: every label of any of them, once."""
-    handles: dict[str, Artist] = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=num_columns)
+def _is_learnt(cells: pd.DataFrame) -> "pd.Series[bool]":
+    """Task -> whether every seed has learnt it; `cells` are of one scheme."""
+    return cells.groupby("task")["is_learnt"].all()
 
 
-def accuracy_by_sparsity(cells: pd.DataFrame, ax: Axes) -> None:
-    """Exact match against size, a line a k: of one training, which has a K_train."""
-    _mark_training(cells, ax)
-    for index, (sparsity, of_k) in enumerate(cells.groupby("sparsity")):
-        colour, marker = _look(index)
-        _line(of_k, ax, f"k = {int(float(str(sparsity)))}", colour, marker)
-    _finish(ax, f"$K_{{train}}$ = {int(cells['largest_train_sparsity'].iloc[0])}")
+def _schemes(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """The schemes under which some task is learnt, and those under which none is."""
+    present = [scheme for scheme in POSITION_WORDS if scheme in set(cells["positions"])]
+    learnt = [scheme for scheme in present if _is_learnt(cells[cells["positions"] == scheme]).any()]
+    return learnt, [scheme for scheme in present if scheme not in learnt]
 
 
-def accuracy_by_positions(cells: pd.DataFrame, ax: Axes) -> None:
-    """Exact match against size, a line a position scheme: of one task."""
-    _mark_training(cells, ax)
-    for positions, marker in zip(POSITION_COLORS, MODEL_MARKERS, strict=False):
-        of_scheme = cells[cells["positions"] == positions]
-        if len(of_scheme):
-            _line(of_scheme, ax, positions, POSITION_COLORS[positions], marker)
-    _finish(ax, str(cells["task"].iloc[0]))
+def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
+    """Exact match against size, in multiples of the training size: a panel a scheme, a line a task.
+
+    Args:
+        cells: of `over_seeds`, tasks without a k.
+        num_examples: a size.
+    """
+    learnt, unlearnt = _schemes(cells)
+    shown = learnt[:_MOST_PANELS] or unlearnt[:1]
+    figure, axes = panels(1, len(shown), TEXT_WIDTH, _HEIGHT)
+    tasks = sorted(cells["task"].unique())
+    for scheme, ax in zip(shown, [axes] if len(shown) == 1 else axes, strict=True):
+        of_scheme = cells[cells["positions"] == scheme]
+        ends = []
+        for task, line in of_scheme.groupby("task"):
+            look = Look(POSITION_LOOKS[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)])
+            times = line.assign(size=line["size"] / line["largest_train_size"])
+            ends.append(_draw_line(times, ax, task_words(str(task)), look))
+        _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
+        ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
+        label_line_ends(ax, ends)
+    solved = "solved: 90 %, learnt: 99 % in the sizes of training, guessing: about 0 %"
+    put_title(figure, positions_title(cells), subtitle(sample_size(cells, num_examples), _BANDS, solved))
+    return figure
 
 
-def largest_solved_size(solved: pd.DataFrame, ax: Axes) -> None:
-    """A heat map, K_train by k, of the largest solved size; a dash: not even the smallest is."""
-    table = solved.pivot(index="largest_train_sparsity", columns="sparsity", values="largest_solved_size")
-    numbers = table.astype("float64").to_numpy()
-    image = ax.imshow(numbers, cmap="cividis", origin="lower", aspect="auto")
-    middle = sum(image.get_clim()) / 2
-    for (row, column), number in np.ndenumerate(numbers):
-        text = "-" if np.isnan(number) else f"{int(number)}"
-        color = "white" if number < middle else "black"  # white on the dark half of the colours
-        ax.text(column, row, text, ha="center", va="center", color=color)
-    ax.set_xticks(range(len(table.columns)), [f"{int(k)}" for k in table.columns])
-    ax.set_yticks(range(len(table.index)), [f"{int(k)}" for k in table.index])
-    ax.set_xlabel("k in testing")
-    ax.set_ylabel("$K_{train}$")
-    ax.set_title("Largest size solved")
+def sparsity_title(cells: pd.DataFrame) -> str:
+    """Whether training on fewer bits generalizes farther, and whether k matters within one training.
 
+    Both are read at the largest size: a difference is one where the ranges of the seeds do not touch.
 
-def _look(index: int) -> tuple[str, str]:
-    return MODEL_COLORS[index % len(MODEL_COLORS)], MODEL_MARKERS[index % len(MODEL_MARKERS)]
-
-
-def _line(cells: pd.DataFrame, ax: Axes, label: str, colour: str, marker: str) -> None:
-    ascending = cells.sort_values("size")
-    style = "-" if ascending["is_learnt"].all() else "--"
-    ax.plot(ascending["size"], ascending["exact_match"], style, color=colour, marker=marker, label=label)
-    ax.fill_between(
-        ascending["size"], ascending["lowest"], ascending["highest"], color=colour, alpha=0.2, linewidth=0
+    Args:
+        cells: of `over_seeds`, one task and scheme with a k.
+    """
+    longest = cells[cells["size"] == cells["size"].max()]
+    own = longest[longest["sparsity"] == longest["largest_train_sparsity"]].sort_values("sparsity")
+    is_ordered = len(own) > 1 and own["is_learnt"].all() and own["exact_match"].is_monotonic_decreasing
+    if not is_ordered or own["lowest"].iloc[0] <= own["highest"].iloc[-1]:
+        return "Exact match against size, by the number of bits that count"
+    within = _of_most_bits(longest)
+    widest = within["lowest"].max(), within["lowest"].max()
+    alike = not lie_apart(widest, (within["lowest"].min(), within["highest"].min()))
+    return "Trained on fewer bits, models generalize farther" + (
+        "; within one training the number of bits makes no clear difference" if alike else ""
     )
 
 
-def _mark_training(cells: pd.DataFrame, ax: Axes) -> None:
-    for size in cells["largest_train_size"].unique():
-        ax.axvline(size, color=GREY, linestyle=":", linewidth=1)
+def _of_most_bits(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of the training with the largest K_train, what it was trained for: k up to K_train."""
+    most = cells[cells["largest_train_sparsity"] == cells["largest_train_sparsity"].max()]
+    return most[most["sparsity"] <= most["largest_train_sparsity"]]
 
 
-def _finish(ax: Axes, title: str) -> None:
+def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
+    """Exact match against size: across trainings, each at its own most bits; and within the last one, by k.
+
+    Args:
+        cells: of `over_seeds`, one task and scheme with a k.
+        num_examples: a size.
+    """
+    own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
+    within, most = _of_most_bits(cells), int(cells["largest_train_sparsity"].max())
+    shown = [("sparsity", within, f"one training, on up to {counted(most, 'bit')}", "{}")]
+    if own["largest_train_sparsity"].nunique() > 1:
+        shown.insert(0, ("largest_train_sparsity", own, "each training at its most bits", "up to {}"))
+    figure, axes = panels(1, len(shown), TEXT_WIDTH, _HEIGHT)
+    colors = graded(most)
+    for (column, lines, title, words), ax in zip(shown, [axes] if len(shown) == 1 else axes, strict=True):
+        ends = []
+        for bits, line in lines.groupby(column):
+            number = int(float(str(bits)))
+            look = Look(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
+            ends.append(_draw_line(line, ax, words.format(counted(number, "bit")), look))
+        _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
+        ax.set_xlim(0, 1.03 * cells["size"].max())
+        for level in {task: GUESSED[task] for task in cells["task"].unique() if task in GUESSED}.values():
+            name_level(ax, level, "guessing")
+        label_line_ends(ax, ends)
+    names = f"{task_words(cells['task'].iloc[0])}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
+    parts = names, sample_size(cells, num_examples), _BANDS
+    put_title(figure, sparsity_title(cells), subtitle(*parts))
+    return figure
+
+
+def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Look) -> LineEnd:
+    ascending = cells.sort_values("size")
+    is_learnt = bool(ascending["is_learnt"].all())
+    style = (
+        look.measured if is_learnt else look.measured | {"color": GREY, "linewidth": 0.7, "markersize": 2.5}
+    )
+    ax.plot(ascending["size"], ascending["exact_match"], **style)
+    band = ascending["lowest"], ascending["highest"]
+    ax.fill_between(ascending["size"], *band, color=style["color"], alpha=0.15, linewidth=0)
+    last = ascending.iloc[-1]
+    named = words if is_learnt else f"{words}:\nnot learnt by every seed"
+    return LineEnd(last["size"], last["exact_match"], named, style["color"])
+
+
+def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
+    ax.axvspan(0, trained, color=GREY, alpha=0.12, linewidth=0)
+    ax.annotate(
+        "trained", (trained / 2, 0), (0, 2), xycoords="data", textcoords="offset points", ha="center",
+        va="bottom", fontsize=8, color=GREY,
+    )  # fmt: skip
     ax.set_title(title)
-    ax.set_xlabel("size of test examples")
-    ax.set_ylabel("exact match")
+    ax.set_xlabel(label)
+    if ax.get_subplotspec().is_first_col():
+        ax.set_ylabel("exact match (share)")
     ax.set_ylim(-0.03, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

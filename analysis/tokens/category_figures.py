@@ -1,139 +1,117 @@
-"""The drawing of token categories: tables of `analysis.tokens.category_statistics` in, Axes out.
+"""The gain by kind of token: tables of `analysis.tokens.category_statistics` in, a Figure out.
 
-A row is a category, in blocks an aspect; a point is a mean and its bar the 95 % interval over documents.
+A row is a kind, a point its mean gain and its bar the 95 % interval over documents. Two aspects are shown,
+ten kinds; parts of words and parts of speech stand in the notebook's tables.
 """
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from analysis.figure_texts import name_place, put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.generalization.sparsity_classes import NO_GAIN
-from analysis.palette import BLACK, GREY, MODEL_COLORS, MODEL_MARKERS
+from analysis.palette import BLACK, GREY
+from analysis.roles import Role, size_words
+from analysis.titles import BARS, FEWEST_TARGETS, is_above, lie_apart, percent, sample_size, subtitle
+from analysis.tokens.token_categories import (
+    NEW,
+    PUNCTUATION,
+    REPEATED,
+    REPEATED_BIGRAM,
+    REPEATED_TRIGRAM,
+    SHORT_ONLY,
+)
+from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
 
-_BETWEEN_ASPECTS = 0.8  # rows left empty
-_ASIDE = 0.22  # of a row, between models
-
-
-def rows_of_categories(table: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """(aspect, category) -> its height in a panel, from 0 downwards, with a gap between aspects."""
-    pairs = list(dict.fromkeys(zip(table["aspect"], table["category"], strict=True)))
-    heights, height, before = {}, 0.0, None
-    for aspect, category in pairs:
-        height -= _BETWEEN_ASPECTS if before not in (None, aspect) else 0
-        heights[aspect, category] = height
-        height, before = height - 1, aspect
-    return heights
-
-
-def label_categories(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Name the rows of a panel, with the number of targets of each.
-
-    Args:
-        table: any of `category_statistics`, one that holds every category.
-        ax: the panel to the left.
-    """
-    heights = rows_of_categories(table)
-    sizes = table.groupby(["aspect", "category"])["num_targets"].max()
-    ax.set_yticks(list(heights.values()), [f"{pair[1]} ({sizes[pair]:,})" for pair in heights])
-    ax.set_ylim(min(heights.values()) - 0.6, 0.6)
-    return ax
+KINDS = {
+    ("repetition", REPEATED_TRIGRAM): "ends of repeated trigrams",
+    ("repetition", REPEATED_BIGRAM): "ends of repeated bigrams",
+    ("repetition", REPEATED): "repeated tokens",
+    ("repetition", SHORT_ONLY): "seen in the short context only",
+    ("repetition", NEW): "new tokens",
+    ("word_kind", NAME): "capitalized names",
+    ("word_kind", NUMBER): "numbers",
+    ("word_kind", CONTENT_WORD): "content words",
+    ("word_kind", FUNCTION_WORD): "function words",
+    ("word_kind", PUNCTUATION): "punctuation",
+}
+"""(aspect, category) -> what a row is called, from the top."""
+_ROW_HEIGHT, _FRAME_HEIGHT, _BETWEEN_ASPECTS = 0.25, 0.75, 0.7  # inches; rows left empty
 
 
-def means_by_category(table: pd.DataFrame, value: str, label: str, ax: Axes) -> Axes:
-    """A point a category and model.
-
-    Args:
-        table: of `category_statistics`, one row a category and model.
-        value: a column with an interval.
-        label: of the horizontal axis.
-        ax: to draw on.
-    """
-    heights = rows_of_categories(table)
-    models = list(dict.fromkeys(table["model"]))
-    for index, model in enumerate(models):
-        rows = table[table["model"] == model]
-        aside = _ASIDE * ((len(models) - 1) / 2 - index)
-        y = [heights[pair] + aside for pair in zip(rows["aspect"], rows["category"], strict=True)]
-        errors = np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
-        color, marker = (palette[index % len(palette)] for palette in (MODEL_COLORS, MODEL_MARKERS))
-        ax.errorbar(rows[value], y, xerr=errors, fmt=marker, color=color, elinewidth=0.9, label=model)
-    ax.axvline(0, color=BLACK, linewidth=0.6)
-    ax.set_xlabel(label)
-    return ax
-
-
-def sparsity_shares(shares: pd.DataFrame, ax: Axes) -> Axes:
-    """Share of the targets of each category with each k*, as parts of a bar: dark where few tokens suffice.
-
-    Args:
-        shares: `category_statistics.sparsity_by_category`, one model and rule.
-        ax: to draw on.
-    """
-    heights = rows_of_categories(shares)
-    colors = sparsity_colors(shares)
-    for pair in heights:
-        rows = shares[(shares["aspect"] == pair[0]) & (shares["category"] == pair[1])]
-        left = 0.0
-        for row in rows.to_dict("records"):
-            ax.barh(heights[pair], row["share"], 0.8, left, color=colors[row["k_star"]], linewidth=0)
-            left += row["share"]
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("share with this k*")
-    return ax
-
-
-def sparsity_colors(shares: pd.DataFrame) -> dict[str, str | tuple[float, float, float, float]]:
-    """k* -> its colour: a scale that is as dark in grey as in colour, and light grey for no gain."""
-    names = list(dict.fromkeys(shares["k_star"]))
-    scale = plt.get_cmap("cividis")(np.linspace(0, 0.95, len(names) - 1))
-    reached = [name for name in names if name != NO_GAIN]
-    colors = {name: tuple(color) for name, color in zip(reached, scale, strict=True)}
-    return colors | {NO_GAIN: "#DDDDDD"}
-
-
-def categories_figure(
-    differences: pd.DataFrame, excess: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame
-) -> Figure:
-    """Four panels beside each other: the long context's gain, k tokens beyond the null, k*, and the gap.
+def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the figure draws: of `KINDS`, in their order, with `words`; none of too few targets.
 
     Args:
         differences: `loss_differences_by_category`, one model.
-        excess: `excess_by_category`, the same model, one rule and k.
-        shares: `sparsity_by_category`, the same model and rule.
-        gaps: `gaps_by_category`, any number of short-trained models; may be empty.
     """
-    num_rows = len(rows_of_categories(differences))
-    figure, axes = panels(1, 4, TEXT_WIDTH, 1.5 + 0.19 * num_rows)
-    gain_ax, excess_ax, shares_ax, gap_ax = axes
-    means_by_category(differences, "loss_difference", "gain of the long\ncontext (nats)", gain_ax)
-    label = f"{excess['k'].iloc[0]} tokens, beyond\nthe null (nats)" if len(excess) else "not measured"
-    means_by_category(excess, "excess_loss", label, excess_ax)
-    sparsity_shares(shares, shares_ax)
-    means_by_category(gaps, "generalization_gap", "generalization\ngap (nats)", gap_ax)
-    label_categories(differences, gain_ax)
-    for ax in axes[1:]:
-        ax.set_yticks([])
-        ax.set_ylim(gain_ax.get_ylim())
-    for ax in axes:
-        ax.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.5)
-        ax.set_axisbelow(True)
-        ax.tick_params(axis="both", labelsize=7)
-    _legend(figure, shares, gap_ax)
+    pairs = list(zip(differences["aspect"], differences["category"], strict=True))
+    rows = differences.assign(words=[KINDS.get(pair) for pair in pairs])
+    rows = rows[rows["words"].notna() & (rows["num_targets"] >= FEWEST_TARGETS)]
+    order = {words: place for place, words in enumerate(KINDS.values())}
+    return rows.sort_values("words", key=lambda words: words.map(order), ignore_index=True)
+
+
+def kinds_title(kinds: pd.DataFrame, overall: "pd.Series[float]") -> str:
+    """Which kind holds how much of the gain; what is shown, where no kind's interval lies above that of all.
+
+    Args:
+        kinds: `kinds_of`, with `share_of_gain` and `share_of_targets`.
+        overall: the row of `summarize_models` of the same model.
+    """
+    shown = "What the far context is worth, by kind of token"
+    if kinds.empty or not is_above(overall["loss_difference_low"]):
+        return shown
+    most = kinds.loc[kinds["loss_difference"].idxmax()]
+    ends = [(row["loss_difference_low"], row["loss_difference_high"]) for row in (most, overall)]
+    if not lie_apart(*ends):
+        return shown
+    return (
+        f"{percent(most['share_of_gain'])} of the gain falls to {percent(most['share_of_targets'])} of the"
+        f" tokens: {most['words']}"
+    )
+
+
+def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", role: Role) -> Figure:
+    """A row a kind of token: the gain of the long context, and the share of all gain that falls to it.
+
+    Args:
+        kinds, overall: as `kinds_title` takes them.
+        role: of the model.
+    """
+    heights = _heights(kinds)
+    figure, ax = panels(1, 1, TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
+    gains = kinds["loss_difference"]
+    ends = np.array([gains - kinds["loss_difference_low"], kinds["loss_difference_high"] - gains])
+    ax.errorbar(gains, heights, xerr=ends, fmt=role.look.marker, color=role.look.color, elinewidth=1.2)
+    ax.axvline(0, color=BLACK, linewidth=0.6)
+    name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
+    sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
+    ax.set_yticks(heights, sizes)
+    ax.set_ylim(min(heights, default=0) - 0.6, 0.6)
+    ax.set_xlabel("gain of the long context (nats a token)")
+    if is_above(overall["loss_difference_low"]):
+        _write_shares(kinds, heights, ax)
+    n = f"{sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
+    put_title(
+        figure, kinds_title(kinds, overall), subtitle(n, role.words, size_words(role.num_parameters), BARS)
+    )
     return figure
 
 
-def _legend(figure: Figure, shares: pd.DataFrame, gap_ax: Axes) -> None:
-    """One below all: what colours mean in the panel of k*, and the short-trained models of the gap."""
-    parts = [
-        Patch(color=color, label=name if name == NO_GAIN else f"k* {name}")
-        for name, color in sparsity_colors(shares).items()
-    ]
-    handles, labels = gap_ax.get_legend_handles_labels()
-    figure.legend(
-        [*parts, *handles], [*(str(part.get_label()) for part in parts), *labels],
-        loc="outside lower center", ncols=5, fontsize=7,
-    )  # fmt: skip
+def _heights(kinds: pd.DataFrame) -> list[float]:
+    """Of each row in the panel, from 0 downwards, with a gap between aspects."""
+    is_next = (kinds["aspect"] != kinds["aspect"].shift()).cumsum() - 1
+    return [-place - _BETWEEN_ASPECTS * gap for place, gap in enumerate(is_next)]
+
+
+def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
+    """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
+    head = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    ax.annotate("share of all gain", (1, 1), (2, 2), color=GREY, ha="center", annotation_clip=False, **head)
+    for share, height in zip(kinds["share_of_gain"], heights, strict=True):
+        ax.annotate(
+            percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center", color=GREY,
+            annotation_clip=False,
+        )  # fmt: skip

@@ -53,6 +53,18 @@ def loss_differences_by_category(loss_differences: pd.DataFrame, categories: pd.
     return by_category(loss_differences, categories, summarize_models)
 
 
+def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.DataFrame:
+    """What part of the targets and of their whole gain a category is: `share_of_targets`, `share_of_gain`.
+
+    Args:
+        differences: `loss_differences_by_category`, one model.
+        overall: the row of `summarize_models` of the same model and targets.
+    """
+    share_of_targets = differences["num_targets"] / overall["num_targets"]
+    share_of_gain = share_of_targets * differences["loss_difference"] / overall["loss_difference"]
+    return differences.assign(share_of_targets=share_of_targets, share_of_gain=share_of_gain)
+
+
 def excess_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
     """What k tokens recover beyond the null: a row a category, model, rule and k, as `excess_over_null`."""
     return by_category(sparse_context_losses, categories, excess_over_null)

@@ -1,95 +1,164 @@
-"""The drawing of needles in haystacks: tables of `analysis.tokens.needles` in, Axes out."""
+"""The drawing of needles in haystacks: tables of `analysis.tokens.needles` in, a Figure out.
+
+Solid and filled is what was measured, dashed and hollow the null: the same rule's choice at the same
+positions of another document. Bars are 95 % intervals over haystacks.
+"""
+
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLACK, GREY, RULE_COLORS
-from pipeline.results.names import OWN
+from analysis.figure_texts import LineEnd, label_line_ends, put_title
+from analysis.figures import BESIDE, TEXT_WIDTH, panels
+from analysis.palette import BLACK, GREY, rule_look
+from analysis.roles import Role, rule_words, size_words
+from analysis.titles import is_above, percent, sample_size, subtitle
+from pipeline.influence.rules import CONTROLS, RULES
+from pipeline.results.names import OTHER_DOCUMENT, OWN
+
+OVER_HAYSTACKS = "bars: 95 % over haystacks"
+_TOLD_AT_K = 4
+_STEP_ASIDE = 0.012  # of the depth, between models
 
 
-def retrieval_heat_map(retrieval: pd.DataFrame, value: str, label: str, ax: Axes) -> Axes:
-    """Depth against context length, the value as colour and, with its interval, as a number.
+def _sample(rows: pd.DataFrame) -> str:
+    return sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
+
+
+def _errors(rows: pd.DataFrame, value: str) -> np.ndarray:
+    return np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
+
+
+def retrieval_title(retrieval: pd.DataFrame) -> str:
+    """From where the needle clearly helps, how much at most, and whether its answer is retrieved.
 
     Args:
-        retrieval: `needles.retrieval_losses`, one model.
-        value: a column with an interval.
-        label: of the panel, with the unit.
-        ax: to draw on.
+        retrieval: `needles.retrieval_losses`, one context length.
     """
-    means = retrieval.pivot(index="depth", columns="context_length", values=value)
-    low, high = (
-        retrieval.pivot(index="depth", columns="context_length", values=f"{value}_{end}")
-        for end in ("low", "high")
+    helped = retrieval[retrieval["retrieval_gain_low"] > 0]
+    best = retrieval["retrieved_share"].max()
+    retrieved = f"at best {percent(best)} of them are retrieved" if best else "none is retrieved"
+    if helped.empty:
+        return f"A needle makes the tokens of its answer clearly cheaper from no depth; {retrieved}"
+    where = "every depth" if len(helped) == len(retrieval) else "some depths"
+    most = helped["retrieval_gain"].max()
+    return (
+        f"A needle makes the tokens of its answer cheaper from {where}, by at most {most:.2f} nats;"
+        f" {retrieved}"
     )
-    image = ax.imshow(means.to_numpy(), cmap="cividis", aspect="auto")
-    middle = float(np.nanmean([image.get_clim()[0], image.get_clim()[1]]))
-    for row, depth in enumerate(means.index):
-        for column, length in enumerate(means.columns):
-            mean = means.loc[depth, length]
-            text = f"{mean:.2f}\n[{low.loc[depth, length]:.2f}, {high.loc[depth, length]:.2f}]"
-            color = "white" if mean < middle else "black"
-            ax.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
-    ax.set_xticks(range(means.shape[1]), [str(length) for length in means.columns])
-    ax.set_yticks(range(means.shape[0]), [f"{depth:g}" for depth in means.index])
-    ax.set_xlabel("context (tokens)")
-    ax.set_ylabel("depth of the needle")
-    ax.set_title(label, fontsize=8)
-    return ax
 
 
-def retrieval_figure(retrieval: pd.DataFrame) -> Figure:
-    """Two heat maps: the answer's loss, and how much less it costs than without the needle.
+def retrieval_figure(retrieval: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+    """How much less the answer costs with the needle, by its depth: a line a model, all on one scale.
 
     Args:
-        retrieval: `needles.retrieval_losses`, one model.
+        retrieval: `needles.retrieval_losses`, one context length.
+        roles: of the models.
     """
-    figure, (loss_ax, gain_ax) = panels(1, 2, TEXT_WIDTH, 1.2 + 0.42 * retrieval["depth"].nunique())
-    retrieval_heat_map(retrieval, "loss", "loss of the answer (nats a token)", loss_ax)
-    retrieval_heat_map(retrieval, "retrieval_gain", "gain from the needle (nats a token)", gain_ax)
+    figure, ax = panels(1, 1, TEXT_WIDTH, 2.9)
+    ends = []
+    models = list(dict.fromkeys(retrieval["model"]))
+    for index, model in enumerate(models):
+        line, look = retrieval[retrieval["model"] == model].sort_values("depth"), roles[model].look
+        depths = line["depth"] + _STEP_ASIDE * (index - (len(models) - 1) / 2)
+        gains = line["retrieval_gain"]
+        ax.errorbar(depths, gains, yerr=_errors(line, "retrieval_gain"), elinewidth=0.9, **look.measured)
+        ends.append(LineEnd(depths.iloc[-1], gains.iloc[-1], roles[model].words, look.color))
+    ax.axhline(0, color=BLACK, linewidth=0.6)
+    depths = sorted(retrieval["depth"].unique())
+    ax.set_xticks(depths, [f"{depth:g}" for depth in depths])
+    ax.set_xlabel("depth of the needle (0: where the context begins, 1: just before the question)")
+    ax.set_ylabel("gain from the needle\n(nats a token)")
+    label_line_ends(ax, ends)
+    sizes = dict.fromkeys(size_words(roles[model].num_parameters) for model in models)
+    told = ["retrieved: more than half of the probability", OVER_HAYSTACKS]
+    sample = f"{_sample(retrieval)} a point"
+    put_title(figure, retrieval_title(retrieval), subtitle(sample, _length(retrieval), *sizes, *told))
     return figure
 
 
-def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> Axes:
-    """Precision, recall or hits of S_k against k, a line a rule; its null dashed, chance dotted.
+def _length(rows: pd.DataFrame) -> str:
+    return f"{rows['context_length'].iloc[0]:,} tokens of context"
+
+
+def found_title(found: pd.DataFrame) -> str:
+    """How often a rule's first tokens hold the very token of the needle, beside its null and chance.
+
+    Of four tokens, or the largest k below; of the best rule among those that do not see the answer, where
+    there is one. It says what is shown where that is not clearly above the null, or has no null.
+
+    Args:
+        found: `needles.found_needles`, one model and length.
+    """
+    k = _told_k(found)
+    rows = found[(found["k"] == k) & ~found["rule"].isin(CONTROLS)]
+    own, null = (rows[rows["far_context"] == far].set_index("rule") for far in (OWN, OTHER_DOCUMENT))
+    own = own[own.index.isin(null.index)].sort_values("hit_share")
+    blind = own[[rule in RULES and RULES[rule].sees != "answer" for rule in own.index]]
+    best = (own if blind.empty else blind).tail(1)
+    if best.empty or not is_above(best["hit_share_low"].iloc[0], null["hit_share_high"][best.index[0]]):
+        return "How often the needle's copy of an answer token is among the selected"
+    hits, chance = (best[name].iloc[0] for name in ("hit_share", "chance_hit_share"))
+    return (
+        f"For {percent(hits)} of the answer's tokens the needle's copy is among the first {k} of"
+        f" “{rule_words(str(best.index[0]))}”; null {percent(null['hit_share'][best.index[0]])},"
+        f" chance {percent(chance)}"
+    )
+
+
+def _told_k(found: pd.DataFrame) -> int:
+    ks = found["k"].unique()
+    return int(max((k for k in ks if k <= _TOLD_AT_K), default=min(ks)))
+
+
+def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd]:
+    """Precision, recall or hits of S_k against k, a line a rule beside its null; what each is called.
+
+    A choice at random is drawn as what it has on average, chance.
 
     Args:
         found: `needles.found_needles`, one model and length.
         measure: one of `needles.MEASURES`.
         ax: to draw on.
     """
+    ends = []
     for (rule, far_context), line in found.groupby(["rule", "far_context"]):
-        line = line.sort_values("k")
-        color = RULE_COLORS.get(str(rule), BLACK)
-        errors = np.array([line[measure] - line[f"{measure}_low"], line[f"{measure}_high"] - line[measure]])
-        is_own = far_context == OWN
-        ax.errorbar(
-            line["k"], line[measure], yerr=errors, color=color, linestyle="-" if is_own else "--", marker="o",
-            markerfacecolor=color if is_own else "white", elinewidth=0.9,
-            label=f"{rule}" if is_own else f"{rule}, its null",
-        )  # fmt: skip
+        is_null = far_context == OTHER_DOCUMENT
+        if rule == "random" or (is_null and rule in CONTROLS):
+            continue
+        line, look = line.sort_values("k"), rule_look(str(rule))
+        x = line["k"] * (BESIDE if is_null else 1 / BESIDE)
+        style = look.null if is_null else look.measured
+        ax.errorbar(x, line[measure], yerr=_errors(line, measure), elinewidth=0.9, **style)
+        words = f"{rule_words(str(rule))}{': null' if is_null else ''}"
+        ends.append(LineEnd(x.iloc[-1], line[measure].iloc[-1], words, look.color))
     chance = found.groupby("k")[f"chance_{measure}"].mean()
-    ax.plot(chance.index, chance, color=GREY, linestyle=":", label="chance")
+    ax.plot(chance.index, chance, color=GREY, linestyle=":")
+    ends.append(LineEnd(chance.index[-1], chance.iloc[-1], "chance", GREY))
     ks = sorted(found["k"].unique())
     ax.set_xscale("log", base=2)
     ax.set_xticks(ks, [str(k) for k in ks])
     ax.minorticks_off()
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("k influential tokens")
-    ax.set_ylabel(measure.replace("_", " "))
-    return ax
+    return ends
 
 
-def found_figure(found: pd.DataFrame) -> Figure:
-    """Precision, recall and hits beside each other.
+def found_figure(found: pd.DataFrame, role: Role) -> Figure:
+    """For how much of the answer the very token of the needle is among the k, a line a rule.
 
     Args:
         found: `needles.found_needles`, one model and length.
+        role: of the model.
     """
-    figure, axes = panels(1, 3, TEXT_WIDTH, 2.6)
-    for measure, ax in zip(("precision", "recall", "hit_share"), axes, strict=True):
-        found_against_k(found, measure, ax)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure, ax = panels(1, 1, TEXT_WIDTH, 2.9)
+    ends = found_against_k(found, "hit_share", ax)
+    ax.set_ylabel("answer tokens whose copy in the\nneedle is among the k (share)")
+    label_line_ends(ax, ends)
+    size = size_words(role.num_parameters)
+    parts = _sample(found), _length(found), role.words, size, OVER_HAYSTACKS
+    put_title(figure, found_title(found), subtitle(*parts))
     return figure

@@ -1,71 +1,102 @@
-"""The drawing of where influential tokens are: tables of `analysis.tokens.influential_places` in, Axes out.
+"""Where influential tokens are: tables of `analysis.tokens.influential_places` in, a Figure out.
 
-Filled marks are the document's own far context, hollow ones the null; a grey tick is what a choice at random
+Solid and filled is the document's own far context, hollow the null; a grey tick is what a choice at random
 among the same far positions has on average. Bars are 95 % intervals over documents.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from analysis.figure_texts import put_title
 from analysis.figures import TEXT_WIDTH, panels
-from analysis.palette import BLUE, GREY, VERMILION
-from analysis.tokens.influential_places import OTHER, RELATIONS
+from analysis.palette import GREY, rule_look
+from analysis.roles import Role, rule_words, size_words
+from analysis.titles import BARS, is_above, percent, sample_size, subtitle
+from analysis.tokens.influential_places import OTHER
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 
-_STYLE: dict[str, dict[str, Any]] = {
-    OWN: {"color": BLUE, "marker": "o"},
-    OTHER_DOCUMENT: {"color": VERMILION, "marker": "s", "markerfacecolor": "white"},
-}
 _ASIDE = 0.13
 
 
-def _bars(rows: pd.DataFrame) -> np.ndarray:
-    return np.array([rows["chosen"] - rows["chosen_low"], rows["chosen_high"] - rows["chosen"]])
+def places_title(relation: pd.DataFrame) -> str:
+    """Which relation the k tokens have most beyond chance; what is shown, where none is clearly above.
+
+    Args:
+        relation: `relation_shares`, one model, rule and k.
+    """
+    own = relation[(relation["far_context"] == OWN) & (relation["relation"] != OTHER)]
+    own = own.sort_values("chosen_beyond_available")
+    if own.empty or not is_above(own["chosen_beyond_available_low"].iloc[-1]):
+        return "What the influential tokens have to do with their targets, and how far they are"
+    most = own.iloc[-1]
+    share, chance = (f"{100 * most[name]:.1f} %" for name in ("chosen", "available"))
+    rest = relation[(relation["far_context"] == OWN) & (relation["relation"] == OTHER)]["chosen"].sum()
+    return (
+        f"{share} of the first {most['k']} tokens are “{most['relation']}”, {chance} by chance;"
+        f" {percent(rest)} have none of the relations looked for"
+    )
 
 
-def shares_of(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
-    """Share of the k tokens with each value, own beside null, each with its tick for a choice at random.
+def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, role: Role) -> Figure:
+    """Two panels on one scale: relations, and distances.
+
+    Args:
+        relation, distance: `relation_shares` and `distance_shares`, one model, rule and k.
+        role: of the model.
+    """
+    figure, axes = panels(1, 2, TEXT_WIDTH, 2.6)
+    relations_to_target(relation, axes[0])
+    distances(distance, axes[1])
+    right = max(ax.get_xlim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_xlim(0, right)
+        ax.set_xlabel("share of the k tokens")
+    rule = rule_words(relation["rule"].iloc[0])
+    told = "hollow: the null", "grey: chance", BARS
+    parts = sample_size(relation), rule, role.words, size_words(role.num_parameters), *told
+    put_title(figure, places_title(relation), subtitle(*parts))
+    return figure
+
+
+def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes) -> None:
+    """Share of the k tokens with each value, own above null, each with its tick for a choice at random.
 
     Args:
         table: `relation_shares` or `distance_shares`, one model, rule and k.
-        column: "relation" or "from_distance".
-        ax: to draw on; values go along the horizontal axis.
+        column: "relation" or "from_distance"; a row a value, from the top.
+        labels: of the rows.
+        ax: to draw on.
     """
     values = list(dict.fromkeys(table[column]))
-    for far_context, aside in ((OWN, -_ASIDE), (OTHER_DOCUMENT, _ASIDE)):
+    look = rule_look(str(table["rule"].iloc[0]))
+    for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
         rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
-        x = np.arange(len(values)) + aside
-        ax.errorbar(
-            x, rows["chosen"], yerr=_bars(rows), linestyle="none", elinewidth=0.9, **_STYLE[far_context]
-        )
-        ax.hlines(rows["available"], x - 0.1, x + 0.1, color=GREY, linewidth=1.6, zorder=0)
-    ax.set_xlim(-0.5, len(values) - 0.5)
-    return ax
+        y = aside - np.arange(len(values))
+        ends = np.array([rows["chosen"] - rows["chosen_low"], rows["chosen_high"] - rows["chosen"]])
+        ax.errorbar(rows["chosen"], y, xerr=ends, elinewidth=0.9, **style | {"linestyle": "none"})
+        ax.vlines(rows["available"], y - 0.12, y + 0.12, color=GREY, linewidth=1.6, zorder=0)
+    ax.set_yticks(-np.arange(len(values)), labels)
+    ax.set_ylim(0.5 - len(values), 0.5)
 
 
-def distances(table: pd.DataFrame, ax: Axes) -> Axes:
+def distances(table: pd.DataFrame, ax: Axes) -> None:
     """How far the k tokens are from their targets.
 
     Args:
         table: `distance_shares`, one model, rule and k.
         ax: to draw on.
     """
-    shares_of(table, "from_distance", ax)
     bins = table.drop_duplicates("from_distance")
     labels = [f"{row.from_distance}–{row.to_distance}" for row in bins.itertuples()]
-    ax.set_xticks(range(len(labels)), labels, fontsize=7, rotation=35, ha="right")
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("distance (tokens)")
-    ax.set_ylabel("share of the k tokens")
-    return ax
+    shares_of(table, "from_distance", labels, ax)
+    ax.set_ylabel("distance (tokens)")
 
 
-def relations_to_target(table: pd.DataFrame, ax: Axes) -> Axes:
+def relations_to_target(table: pd.DataFrame, ax: Axes) -> None:
     """What the k tokens have to do with their targets; the share of "other" is what is left to 1.
 
     Args:
@@ -73,55 +104,4 @@ def relations_to_target(table: pd.DataFrame, ax: Axes) -> Axes:
         ax: to draw on.
     """
     table = table[table["relation"] != OTHER]
-    shares_of(table, "relation", ax)
-    names = [name for name in RELATIONS if name != OTHER]
-    ax.set_xticks(range(len(names)), names, fontsize=7, rotation=35, ha="right")
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("share of the k tokens")
-    return ax
-
-
-def copies_by_rank(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Share of copies of the target, with or without its predecessor, at each rank of the choice.
-
-    Args:
-        table: `influential_places.copies_by_rank`, one model and rule.
-        ax: to draw on.
-    """
-    for far_context in (OWN, OTHER_DOCUMENT):
-        rows = table[table["far_context"] == far_context].sort_values("rank")
-        style = _STYLE[far_context] | {"markersize": 3}
-        ax.plot(rows["rank"], rows["chosen"], **style)
-        ax.fill_between(
-            rows["rank"],
-            rows["chosen_low"],
-            rows["chosen_high"],
-            color=style["color"],
-            alpha=0.15,
-            linewidth=0,
-        )
-        ax.plot(rows["rank"], rows["available"], color=GREY, linestyle="-" if far_context == OWN else ":")
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("rank among the k")
-    ax.set_ylabel("share of copies")
-    return ax
-
-
-def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, by_rank: pd.DataFrame) -> Figure:
-    """Three panels: relations, distances, and copies by rank.
-
-    Args:
-        relation, distance: `relation_shares` and `distance_shares`, one model, rule and k.
-        by_rank: as `copies_by_rank` takes it, the same model and rule.
-    """
-    figure, axes = panels(1, 3, TEXT_WIDTH, 2.9)
-    relations_to_target(relation, axes[0])
-    distances(distance, axes[1])
-    copies_by_rank(by_rank, axes[2])
-    handles = [
-        *(Line2D([], [], linestyle="none", **_STYLE[far_context]) for far_context in (OWN, OTHER_DOCUMENT)),
-        Line2D([], [], color=GREY, linewidth=1.6),
-    ]
-    labels = ["own far context", "the null's choice", "any far token (dotted: the null's)"]
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    shares_of(table, "relation", list(dict.fromkeys(table["relation"])), ax)

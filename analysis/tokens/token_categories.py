@@ -24,6 +24,8 @@ from analysis.derived_tables import write_derived_table
 from analysis.measured_text import MeasuredText
 from analysis.tokens import parts_of_speech
 from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, Word, first_characters, words_of
+from pipeline.results.parquet import read_parquet
+from pipeline.results.schemas import SCHEMAS
 
 WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"
 PUNCTUATION, WHITE_SPACE = "punctuation", "white space"
@@ -36,6 +38,7 @@ ASPECTS: dict[str, list[str]] = {
     "part_of_speech": list(parts_of_speech.CLASSES),
 }
 """Aspect -> its categories, in the order of tables and figures."""
+CATEGORIES_FILE = "token_categories.parquet"
 _TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
 
 
@@ -109,6 +112,25 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
+    """The categories of the targets that `loss_differences` measured.
+
+    Where the text is not kept, the table that stands in its place is read: `token_categories.parquet` in the
+    folder of the data, as `write_categories` wrote it.
+
+    Args:
+        results: the results folder.
+        data: the folder of the tokenized data; `data` beside the results where None.
+
+    Raises:
+        InputError: there is neither, or the data is not that which was measured.
+    """
+    kept = (data or results.parent / "data") / CATEGORIES_FILE
+    if kept.is_file():
+        return read_parquet(kept, SCHEMAS["token_categories"].names).to_pandas()
+    return categories_of_targets(MeasuredText.open(results, "loss_differences", data))
 
 
 def write_categories(categories: pd.DataFrame, folder: Path) -> Path:

@@ -2,10 +2,10 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import assert_legible
 
 from analysis.synthetic import bound_scaling, bound_scaling_figures
 from pipeline.results.schemas import SCHEMAS
@@ -96,21 +96,47 @@ def test_the_range_of_seeds_covers_the_median_as_often_as_it_says(num_seeds: int
     assert abs(covered - expected) < 5 * math.sqrt(expected * (1 - expected) / 4000)
 
 
-def test_the_figure_draws_the_table(fits: pd.DataFrame) -> None:
-    by_length = bound_scaling.errors_by_length(fits)
-    figure = bound_scaling_figures.bound_scaling_figure(by_length, fits)
-    error_ax, rate_ax, delta_ax = figure.axes
-    of_label = {line.get_label(): line for line in error_ax.lines}
+def lengths_of(error_rates: dict[str, float]) -> pd.DataFrame:
+    """The errors by length of these conditions, each with its rate of wrong answers beyond training."""
+    errors = [planted_errors(f"{name}-k2", 2.0, rate) for name, rate in error_rates.items()]
+    return bound_scaling.errors_by_length(bound_scaling.with_bounds(pd.concat(errors, ignore_index=True)))
+
+
+THREE_CASES = {"local": 0.0, "halves_coupled": 0.0, "halves_trained_keys": 0.5}
+
+
+def test_the_figure_draws_the_table() -> None:
+    by_length = lengths_of(THREE_CASES)
+    figure = bound_scaling_figures.bound_scaling_figure(by_length, 3, 500)
+    rate_ax, error_ax = figure.axes
     drawn = by_length[by_length["model"] == "local-k2"]
-    assert list(of_label["local"].get_ydata()) == drawn["squared_error"].tolist()
-    bound = next(line for label, line in of_label.items() if str(label).startswith("(L̄/L)²"))
+    assert list(error_ax.lines[0].get_ydata()) == drawn["squared_error"].tolist()
+    bound = error_ax.lines[3]
     assert list(bound.get_xdata()) == [8, 16, 64]
     assert list(bound.get_ydata()) == drawn["improved_bound"].tolist()[2:]
-    assert max(rate_ax.lines[1].get_ydata()) == 0.5
-    dots = delta_ax.lines[0]
-    at_longest = fits.query("model == 'local-k2' and test_length == 64")
-    assert sorted(dots.get_ydata()) == sorted(at_longest["squared_error"])
-    plt.close(figure)
+    assert [max(line.get_ydata()) for line in rate_ax.lines[:3]] == [0, 0, 0.5]
+    assert_legible(figure)
+
+
+@pytest.mark.parametrize(
+    ("error_rates", "title"),
+    [
+        (
+            THREE_CASES,
+            "At 8 times the training length answers hold for deciding tokens close together, or far apart but"
+            " coupled; far apart and uncoupled, 50 % are wrong",
+        ),
+        (dict.fromkeys(THREE_CASES, 0.5), "Wrong answers and squared error beyond the training lengths"),
+        (dict.fromkeys(THREE_CASES, 0.0), "Wrong answers and squared error beyond the training lengths"),
+        (
+            {"uniform_all_keys": 0.4, "other": 0.0},
+            "At 8 times the training length answers hold for deciding tokens other; uniform all keys, 40 %"
+            " are wrong",
+        ),
+    ],
+)
+def test_the_title_says_which_cases_hold(error_rates: dict[str, float], title: str) -> None:
+    assert bound_scaling_figures.bound_scaling_title(lengths_of(error_rates)) == title
 
 
 def test_fits_and_seeds_that_are_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,13 +1,15 @@
 """Statistics by category against means taken by hand, and their figure against what it is drawn from."""
 
-import numpy as np
+from pathlib import Path
+
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from legible_figures import assert_legible
 
 from analysis.generalization.sparsity_classes import NO_GAIN
+from analysis.mean_losses import summarize_models
 from analysis.paired_targets import TARGET
+from analysis.roles import model_roles
 from analysis.tokens import category_figures, category_statistics
 from analysis.tokens.token_categories import ASPECTS
 
@@ -122,34 +124,74 @@ def test_the_sentence_tells_what_the_table_holds(
     assert "their intervals not clearly apart" in category_statistics.extremes(noisy, "loss_difference")
 
 
-def test_the_figure_draws_each_number(
-    loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, categories: pd.DataFrame, ax: Axes
+def gains_of(loss_differences: pd.DataFrame, categories: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """The table of the figure, and its row of all targets."""
+    long = loss_differences[loss_differences["model"] == "long"]
+    overall = summarize_models(long).iloc[0]
+    table = category_statistics.loss_differences_by_category(long, categories)
+    return category_statistics.with_shares(table, overall), overall
+
+
+def test_shares_of_targets_and_of_the_gain_by_hand(
+    loss_differences: pd.DataFrame, categories: pd.DataFrame
 ) -> None:
-    gains = category_statistics.loss_differences_by_category(loss_differences, categories)
-    category_figures.means_by_category(gains, "loss_difference", "nats", ax)
-    category_figures.label_categories(gains, ax)
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "word start (9)", "content word (6)", "number (3)", "new (9)",
+    table, _ = gains_of(loss_differences, categories)
+    # Gains of 0.5, 0.25 and -0.5 sum to 0.25 a document; the number has 0.5 of them.
+    assert of(table, "number", "share_of_targets") == pytest.approx([1 / 3])
+    assert of(table, "number", "share_of_gain") == pytest.approx([2])
+    assert of(table, "content word", "share_of_gain") == pytest.approx([-1])
+
+
+def ten_kinds(num_targets: int = 40) -> pd.DataFrame:
+    """A row a kind, in another order than the figure's; the repeated trigrams have all of the gain."""
+    rows = [
+        {
+            "aspect": aspect, "category": category, "num_targets": num_targets, "num_documents": 9,
+            "loss_difference": gain, "loss_difference_low": gain - 0.1, "loss_difference_high": gain + 0.1,
+            "share_of_targets": 0.1, "share_of_gain": gain / 2,
+        }
+        for (aspect, category) in reversed(category_figures.KINDS)
+        for gain in [2.0 if category == "repeated trigram" else 0.0]
     ]  # fmt: skip
-    means = [container.lines[0].get_xdata().tolist() for container in ax.containers]
-    assert means == [
-        gains.loc[gains["model"] == model, "loss_difference"].tolist() for model in ("long", "short")
+    return pd.DataFrame(rows)
+
+
+OVERALL = pd.Series(
+    {"loss_difference": 0.4, "loss_difference_low": 0.3, "loss_difference_high": 0.5, "num_targets": 400,
+     "num_documents": 9},
+)  # fmt: skip
+
+
+def test_ten_kinds_are_drawn_in_order_and_none_of_few_targets() -> None:
+    kinds = category_figures.kinds_of(pd.concat([ten_kinds(), ten_kinds().assign(aspect="part_of_speech")]))
+    assert kinds["words"].tolist() == list(category_figures.KINDS.values()) and len(kinds) == 10
+    assert category_figures.kinds_of(ten_kinds(num_targets=29)).empty
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "title"),
+    [
+        (0.3, 0.5, "100 % of the gain falls to 10 % of the tokens: ends of repeated trigrams"),
+        (0.3, 1.95, "What the far context is worth, by kind of token"),  # not clearly more than all
+        (-0.1, 0.5, "What the far context is worth, by kind of token"),  # of no clear gain there is no share
+    ],
+)
+def test_the_title_says_where_the_gain_is(low: float, high: float, title: str) -> None:
+    overall = OVERALL.copy()
+    overall[["loss_difference_low", "loss_difference_high"]] = low, high
+    assert category_figures.kinds_title(category_figures.kinds_of(ten_kinds()), overall) == title
+
+
+def test_the_figure_of_kinds_draws_each_number_and_can_be_read(results: Path) -> None:
+    role = model_roles(results, "loss_differences")["long-seed0"]
+    kinds = category_figures.kinds_of(ten_kinds())
+    figure = category_figures.kinds_figure(kinds, OVERALL, role)
+    (points,) = figure.axes[0].containers
+    assert points.lines[0].get_xdata().tolist() == kinds["loss_difference"].tolist()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()][:1] == [
+        "ends of repeated trigrams (40)"
     ]
-    heights = category_figures.rows_of_categories(gains)
-    assert len(set(heights.values())) == 4 and max(heights.values()) == 0
-
-
-def test_the_parts_of_a_bar_are_the_shares(
-    dependency_sparsity: pd.DataFrame, categories: pd.DataFrame, ax: Axes
-) -> None:
-    shares = category_statistics.sparsity_by_category(dependency_sparsity, categories, KS)
-    category_figures.sparsity_shares(shares, ax)
-    colors = category_figures.sparsity_colors(shares)
-    assert len({to_hex(color) for color in colors.values()}) == 4
-    widths = [patch.get_width() for patch in ax.patches]
-    assert widths == pytest.approx(shares["share"].tolist())
-    ends = [patch.get_x() + patch.get_width() for patch in ax.patches]
-    assert np.allclose(ends[3::4], 1)
+    assert_legible(figure)
 
 
 def test_aspects_without_rows_are_left_out(loss_differences: pd.DataFrame, categories: pd.DataFrame) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
+from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import notebook_execution
 from analysis.synthetic import found_dependencies, found_dependencies_figures
+from pipeline.synthetic.tasks import sparse_parity, variable_assignment
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "found_dependencies.ipynb"
@@ -67,34 +68,80 @@ def test_at_their_number_precision_is_recall(rows: pd.DataFrame) -> None:
     assert table[("leave_one_out", "remove")].tolist() == [pytest.approx((1 / 3 + 2 / 3) / 2)]
 
 
-def test_true_dependencies_by_token(rows: pd.DataFrame) -> None:
-    found = found_dependencies.by_token(rows).set_index("context_token")
-    # Whole rankings only, so nothing of random; '1' is found twice of twice, '0' and '.' never of once.
-    assert set(found["rule"]) == {"leave_one_out"}
-    assert found["found"].to_dict() == {"*": 0.5, ".": 0.0, "0": 0.0, "1": 1.0}
-    assert found["num_dependencies"].to_dict() == {"*": 2, ".": 1, "0": 1, "1": 2}
-
-
-def test_lines_are_the_means(rows: pd.DataFrame, ax: Axes) -> None:
-    replaced = rows[rows["model"] == "a"].dropna().assign(intervention="substitute")
-    cells = found_dependencies.by_k(pd.concat([rows, replaced]))
-    found_dependencies_figures.recall_against_k(cells, ax)
-    *lines, chance = ax.lines
-    assert [line.get_label() for line in lines] == [
-        "leave_one_out (remove)",
-        "leave_one_out (substitute)",
-        "random",
+def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFrame) -> None:
+    """Two marked bits a target, two bits and two marks; a misses one mark, b one bit."""
+    selections = [
+        selection("a", 0, "1*0.*", [True, True, True, False, True], 5, 4, intervention="substitute"),
+        selection("b", 0, "*1*.0", [True, True, True, False, True], 5, 4, intervention="substitute"),
     ]
-    assert [line.get_linestyle() for line in lines] == ["-", "--", "-"]
-    assert list(lines[0].get_ydata()) == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert chance.get_linestyle() == ":"
+    parts = found_dependencies.by_part(pd.concat(selections)).set_index("part")
+    assert parts["found"].to_dict() == {"bits": 0.75, "marks": 0.75}
+    assert parts["found_lowest"].to_dict() == {"bits": 0.5, "marks": 0.5}
+    assert (
+        set(parts["chance"]) == {0.8} and set(parts["num_seeds"]) == {2} and set(parts["num_targets"]) == {1}
+    )
 
 
-def test_the_sample_and_the_condition_are_told(rows: pd.DataFrame, ax: Axes) -> None:
+def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_out() -> None:
+    chosen = variable_assignment.lay_out([("v1", "7"), ("v2", "v1")], "v2")
+    ends = [sorted(places)[:2] for places in chosen.dependencies if len(places) == 3]
+    assert ends == [[3, 5], [0, 2]]  # the left and the right side of each assignment that is restated
+    rows = pd.DataFrame({"context_position": [*ends[0], *ends[1]]})
+    sides = found_dependencies.PARTS["variable_assignment"]
+    assert sides["left sides"](rows).tolist() == [True, False] * 2
+    assert sides["right sides"](rows).tolist() == [False, True] * 2
+
+
+def test_bits_and_marks_are_as_many_as_the_task_lays_out() -> None:
+    example = sparse_parity.lay_out(bits=[1, 0, 1, 1], marked=[0, 3])
+    tokens = [sparse_parity.VOCABULARY[example.token_ids_S[place]] for place in example.dependencies[0]]
+    parts = found_dependencies.PARTS["sparse_parity"]
+    rows = pd.DataFrame({"context_token": tokens})
+    assert [int(is_part(rows).sum()) for is_part in parts.values()] == [2, 2]
+
+
+def parts_of(bits: tuple[float, float], marks: tuple[float, float]) -> pd.DataFrame:
+    """Bits and marks with the range of their seeds, found by one rule; and by random tokens."""
+    table = []
+    for part, (low, high) in (("bits", bits), ("marks", marks)):
+        for rule, intervention, shrunk in (("leave_one_out", "substitute", 1.0), ("random", None, 0.1)):
+            ends = {"found": (low + high) / 2, "found_lowest": low, "found_highest": high}
+            table.append(
+                {
+                    "task": "sparse_parity", "positions": "pose", "largest_train_size": 20,
+                    "largest_train_sparsity": 2, "size": 20, "sparsity": 2, "rule": rule,
+                    "intervention": intervention, "part": part, "chance": 0.2, "num_seeds": 3,
+                    "num_targets": 90, **{name: shrunk * share for name, share in ends.items()},
+                }
+            )  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def test_the_title_tells_parts_apart_where_the_seeds_do() -> None:
+    clear = parts_of((0.9, 1.0), (0.4, 0.6))
+    assert found_dependencies_figures.found_title(clear) == (
+        "Leave one out, token replaced, finds 95 % of the bits that decide and 50 % of the marks"
+    )
+    unclear = parts_of((0.5, 1.0), (0.4, 0.6))
+    assert found_dependencies_figures.found_title(unclear).startswith("What the rules find of the tokens")
+
+
+def test_the_figure_of_parts_can_be_read() -> None:
+    table = parts_of((0.9, 1.0), (0.4, 0.6))
+    assigned = table.assign(task="variable_assignment", sparsity=None)
+    sides = {"bits": "right sides", "marks": "left sides"}
+    assigned = assigned.assign(part=assigned["part"].map(sides))
+    fewer = table.assign(sparsity=1, found=0.0)  # of a task that with the most bits is drawn
+    figure = found_dependencies_figures.found_figure(pd.concat([fewer, table, assigned], ignore_index=True))
+    assert [ax.get_title() for ax in figure.axes] == ["sparse parity of 2 bits", "variable assignment"]
+    drawn = sorted(float(c.lines[0].get_xdata()[0]) for c in figure.axes[0].containers)
+    assert drawn == pytest.approx([0.05, 0.095, 0.5, 0.95])
+    assert_legible(figure)
+
+
+def test_the_sample_is_told(rows: pd.DataFrame) -> None:
     cells = found_dependencies.by_k(rows)
     assert found_dependencies.sample_size(cells) == "n = 1 to 2 seeds, 1 or more targets a sample"
-    found_dependencies_figures.precision_against_k(cells, ax)
-    assert ax.get_title() == "sparse_parity, size 20, k = 1\npose"
 
 
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:

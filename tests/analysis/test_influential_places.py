@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from explorable_results import KS, LONG, SHORT, write_explorable
+from legible_figures import assert_legible
 from matplotlib.axes import Axes
 
 from analysis.measured_text import MeasuredText
 from analysis.paired_targets import TARGET
+from analysis.roles import model_roles
 from analysis.tokens import influential_places, place_figures
 from analysis.tokens.influential_places import (
     AFTER_PREDECESSOR,
@@ -182,8 +184,37 @@ def test_the_panels_draw_each_share(tokens: pd.DataFrame, text: MeasuredText, ax
     available = influential_places.available_places(selected, text, bins)
     table = influential_places.distance_shares(selected, available, [8], bins)
     place_figures.distances(table, ax)
-    drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
+    drawn = [container.lines[0].get_xdata().tolist() for container in ax.containers]
     assert drawn == [
         table.loc[table["far_context"] == far, "chosen"].tolist() for far in (OWN, OTHER_DOCUMENT)
     ]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["5–9", "10–19", "20–31"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["5–9", "10–19", "20–31"]
+
+
+def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredText, results: Path) -> None:
+    rows = tokens.query("model == 'other' and rule == 'nearest'")
+    selected = influential_places.selections(rows, text)
+    bins = distance_bins(SHORT, LONG)
+    available = influential_places.available_places(selected, text, bins)
+    relation = influential_places.relation_shares(selected, available, [8])
+    distance = influential_places.distance_shares(selected, available, [8], bins)
+    role = model_roles(results, "influential_tokens")["other"]
+    figure = place_figures.places_figure(relation, distance, role)
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == 2  # the null of each panel
+    assert_legible(figure)
+
+
+@pytest.mark.parametrize(
+    ("low", "title"),
+    [
+        (0.1, "50.0 % of the first 4 tokens are “copy”, 25.0 % by chance; 40 % have none of the relations"),
+        (-0.1, "What the influential tokens have to do with their targets, and how far they are"),
+    ],
+)
+def test_the_title_names_a_relation_only_where_it_is_above_chance(low: float, title: str) -> None:
+    row = {"far_context": OWN, "k": 4, "chosen": 0.5, "available": 0.25, "chosen_beyond_available": 0.25}
+    row |= {"chosen_beyond_available_low": low}
+    relation = pd.DataFrame([row | {"relation": COPY}, row | {"relation": OTHER, "chosen": 0.4}])
+    assert place_figures.places_title(relation).startswith(title)

@@ -1,14 +1,22 @@
 """What is drawn is the table: places of marks, ends of bars, and nothing where there is no number."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
+import pytest
+from legible_figures import assert_legible
 from matplotlib.axes import Axes
+from synthetic_results import write_results
 
+from analysis.palette import OTHER_MODELS, TRAINED_LONG
+from analysis.roles import model_roles
 from analysis.tokens import long_perplexity, long_perplexity_figures
+from pipeline.results.folder import read_artefact
 
 ALPHAS = [0.25, 0.5, 1.0, 9.0]
 TABLE = pd.DataFrame(
-    {"model": "m", "short_context": "exact", "alpha": ALPHAS, "num_key_tokens": [9, 4, 2, 0]}
+    {"model": "long-seed0", "short_context": "exact", "alpha": ALPHAS, "num_key_tokens": [90, 40, 30, 0]}
 )
 PERPLEXITIES = pd.concat([TABLE, TABLE.assign(short_context="windowed")]).assign(
     long_perplexity=pd.array([3.0, 4.0, 5.0, None] * 2, dtype="Float64"),
@@ -17,31 +25,64 @@ PERPLEXITIES = pd.concat([TABLE, TABLE.assign(short_context="windowed")]).assign
 )
 
 
-def test_key_tokens_end_where_there_are_none(ax: Axes) -> None:
-    long_perplexity_figures.key_tokens_against_alpha(PERPLEXITIES, ax)
+def test_key_tokens_end_where_there_are_none(results: Path, ax: Axes) -> None:
+    roles = model_roles(results, "loss_differences")
+    long_perplexity_figures.key_tokens_against_alpha(PERPLEXITIES, roles, ax)
     for line in ax.lines:
-        assert (list(line.get_xdata()), list(line.get_ydata())) == (ALPHAS[:3], [9, 4, 2])
-    assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
-    assert ax.get_legend_handles_labels()[1] == ["m"]
+        assert (list(line.get_xdata()), list(line.get_ydata())) == (ALPHAS[:3], [90, 40, 30])
+        assert line.get_linestyle() == "-"  # dashed is a null, which shared windows are not
+    assert ax.lines[0].get_linewidth() > ax.lines[1].get_linewidth()
+    assert {line.get_color() for line in ax.lines} <= {look.color for look in OTHER_MODELS}
 
 
-def test_long_perplexity_is_drawn_with_the_intervals_of_exact_windows(ax: Axes) -> None:
-    long_perplexity_figures.long_perplexity_against_alpha(PERPLEXITIES, ax)
+def test_long_perplexity_is_drawn_with_the_intervals_of_exact_windows(results: Path, ax: Axes) -> None:
+    roles = model_roles(results, "loss_differences")
+    ends = long_perplexity_figures.long_perplexity_against_alpha(PERPLEXITIES, roles, ax)
     assert len(ax.lines) == 2
     for line in ax.lines:
         np.testing.assert_array_equal(line.get_ydata(), [3, 4, 5, np.nan])
     (bars,) = ax.collections
-    ends = [segment[:, 1].tolist() for segment in bars.get_segments() if len(segment)]
-    assert ends == [[2, 4], [3, 5]]
+    drawn = [segment[:, 1].tolist() for segment in bars.get_segments() if len(segment)]
+    assert drawn == [[2, 4], [3, 5]]
+    assert [(end.x, end.y) for end in ends] == [(1.0, 5.0)]
 
 
-def test_agreement_is_drawn_as_it_is(loss_differences: pd.DataFrame, ax: Axes) -> None:
-    alphas = [-0.5, 0.0, 0.25, 50.0]
-    agreement = long_perplexity.key_token_agreement(loss_differences, alphas, [float("-inf")])
-    long_perplexity_figures.agreement_against_alpha(agreement, ax)
-    assert len(ax.lines) == 4
-    for line, (_, rows) in zip(ax.lines, agreement.groupby("model"), strict=True):
-        drawn = line.get_ydata()
-        np.testing.assert_array_equal(drawn, rows["jaccard"].astype("float64"))
-        assert 0.2 < drawn[1] < 1
-        assert np.isnan(drawn[3])
+def test_the_figure_of_models_of_one_size_can_be_read(tmp_path: Path) -> None:
+    write_results(tmp_path, num_documents=6, scale=(460_000, 100))
+    losses = read_artefact(tmp_path, "loss_differences", long_perplexity.COLUMNS)
+    roles = model_roles(tmp_path, "loss_differences")
+    thresholds = [0.0, 0.25], [float("-inf")]
+    own = long_perplexity.long_perplexities(losses, None, *thresholds)
+    judged = long_perplexity.long_perplexities(losses, "long-seed0", *thresholds)
+    figure = long_perplexity_figures.long_perplexity_figure(own, judged, "long-seed0", roles)
+    assert TRAINED_LONG.color in {line.get_color() for line in figure.axes[0].lines}
+    assert_legible(figure)
+
+
+@pytest.mark.parametrize(
+    ("of_first", "num_key_tokens", "title"),
+    [
+        (
+            (3.0, 2.5, 3.5), 30,
+            "Of the other models the one long, seed 1 predicts best the 30 tokens by which the one long,"
+            " seed 0 gains more than 2 nats",
+        ),
+        ((3.0, 2.5, 9.0), 30, "How many tokens need their long context, and their perplexity"),
+        ((3.0, 2.5, 3.5), 29, "How many tokens need their long context, and their perplexity"),
+    ],
+)  # fmt: skip
+def test_the_title_leaves_the_evaluator_out(
+    results: Path, of_first: tuple[float, float, float], num_key_tokens: int, title: str
+) -> None:
+    ends = {"long-seed0": (1.0, 0.9, 1.1), "long-seed1": of_first, "short-pose": (8.0, 7.0, 9.0)}
+    rows = pd.DataFrame(
+        [
+            {"model": model, "short_context": "exact", "alpha": 2.0, "num_key_tokens": num_key_tokens}
+            | dict(
+                zip(("long_perplexity", "long_perplexity_low", "long_perplexity_high"), three, strict=True)
+            )
+            for model, three in ends.items()
+        ]
+    )
+    roles = model_roles(results, "loss_differences")
+    assert long_perplexity_figures.long_perplexity_title(rows, "long-seed0", roles) == title

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import assert_legible
 
-from analysis.rules.measure_figures import measures_figure
+from analysis.rules import measure_figures
 from analysis.rules.measures import MEASURE, MeasuredText, compared_measures
 from pipeline.results.stage_output import StageOutput
 
@@ -154,10 +154,23 @@ def test_widths_are_told_in_documents_of_the_old_measure(table: pd.DataFrame) ->
     assert (table["token_forwards_per_target"] > 17).all()
 
 
-def test_the_figure_names_every_measure_and_says_how_many_stand(table: pd.DataFrame) -> None:
-    figure = measures_figure(table, 4)
+def test_the_figure_names_every_measure_and_can_be_read(table: pd.DataFrame) -> None:
+    figure = measure_figures.measures_figure(table)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == 4  # a rule and judge each, by the criterion that stands more
-    assert labels[-1] in figure.get_suptitle()  # the best is at the top, and named
-    assert "leave_one_out, remove, same model, loss" in labels
-    plt.close(figure)
+    assert "leave one out,\nnothing in its place, judged by itself (the paper's kind)" in labels
+    assert_legible(figure)
+
+
+def test_the_title_compares_with_the_papers_kind_only_where_intervals_part(table: pd.DataFrame) -> None:
+    is_old = table["rule"] == "leave_one_out"
+    known = table.assign(right_sparsity=0.875, right_sparsity_low=0.8, right_sparsity_high=0.95).sort_values(
+        "rule", ascending=False
+    )  # the blind rule first
+    apart = known.copy()
+    apart.loc[is_old, ["right_sparsity", "right_sparsity_low", "right_sparsity_high"]] = 0.25, 0.2, 0.3
+    words = "“leave one out, by divergence, nothing in its place, judged by "
+    title = measure_figures.measures_title(apart)
+    assert title.startswith(words)
+    assert title.endswith("counts the right k* in 88 % of the answers, the paper's kind in 25 %")
+    assert measure_figures.measures_title(known).endswith("” counts the right k* in 88 % of the answers")

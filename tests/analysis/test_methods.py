@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import assert_legible
 from measured_documents import measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from analysis import methods as program
+from analysis.rules import method_figures
 from analysis.rules.measures import OTHER
-from analysis.rules.method_figures import methods_figure
 from analysis.rules.methods import methods_table, read_seconds
 from pipeline import influential_tokens
 from pipeline.errors import InputError
@@ -138,15 +138,24 @@ def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Pat
     assert of_rule["seconds_per_target"].dropna().to_dict() == {"surrogate": 0.25}
 
 
-def test_the_figure_names_the_best_and_shows_what_was_measured(text: Path, synthetic: Path) -> None:
-    figure = methods_figure(methods_table([text], synthetic=synthetic))
-    assert figure.get_suptitle().startswith("add_one_in_divergence stands first: by what 4 tokens")
-    assert "3 documents" in figure.get_suptitle()
-    axes = [ax for ax in figure.axes]
+def test_the_figure_shows_what_was_measured_and_can_be_read(text: Path, synthetic: Path) -> None:
+    figure = method_figures.methods_figure(methods_table([text], synthetic=synthetic))
+    axes = figure.axes
     assert len(axes) == 4  # both effects, dependencies and cost; no signs were planted
     names = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert names == ["surrogate", "attention", "add_one_in_divergence"]
-    plt.close(figure)
+    assert names == ["surrogate (answer)", "attention (attention)", "add one in, by divergence (prediction)"]
+    assert_legible(figure)
+
+
+def test_the_title_names_the_best_where_it_is_above_zero(text: Path) -> None:
+    rows = methods_table([text]).query("k == 4").reset_index(drop=True)
+    best = rows["divergence_effect"].iloc[0]
+    assert method_figures.methods_title(rows.assign(divergence_effect_low=0.1)) == (
+        "The 4 tokens of “add one in, by divergence” are worth most to the prediction:"
+        f" {best:.2f} nats beyond the null"
+    )
+    unclear = rows.assign(divergence_effect_low=-0.1)
+    assert method_figures.methods_title(unclear).startswith("What the 4 tokens of each method are worth")
 
 
 def test_seconds_are_read_or_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from needle_results import (
     DEPTHS,
@@ -15,6 +17,7 @@ from needle_results import (
     write_needle_results,
 )
 
+from analysis.roles import Role, model_roles
 from analysis.tokens import needle_figures, needles
 from pipeline.errors import InputError
 from pipeline.text.needles import write_needles
@@ -97,23 +100,69 @@ def test_bad_folders_are_one_sentence(folder: Path, tmp_path: Path) -> None:
         needles.retrieval_losses(tmp_path)
 
 
-def test_the_heat_map_draws_each_mean_in_its_cell(folder: Path, ax: Axes) -> None:
+def test_a_line_a_model_by_depth_is_the_table_of_the_longest_context(folder: Path) -> None:
     table = needles.retrieval_losses(folder)
-    needle_figures.retrieval_heat_map(table, "retrieval_gain", "gain (nats)", ax)
-    assert ax.images[0].get_array().tolist() == [[1.0, 1.0], [0.0, 0.0], [2.75, 2.75]]
-    assert [text.get_text().partition("\n")[0] for text in ax.texts] == ["1.00"] * 2 + ["0.00"] * 2 + [
-        "2.75"
-    ] * 2
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["40", "60"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.5", "1"]
+    figure = needle_figures.retrieval_figure(table[table["context_length"] == 60], roles(folder))
+    (line,) = figure.axes[0].containers
+    assert line.lines[0].get_ydata().tolist() == [1.0, 0.0, 2.75]
+    assert line.lines[0].get_xdata().tolist() == DEPTHS
+    assert_legible(figure)
+
+
+def roles(folder: Path) -> dict[str, Role]:
+    return model_roles(folder / f"length-{LENGTHS[-1]}" / "results", "loss_differences")
+
+
+@pytest.mark.parametrize(
+    ("lows", "retrieved", "title"),
+    [
+        ([0.5, 0.5], 0.0, "its answer cheaper from every depth, by at most 2.00 nats; none is retrieved"),
+        ([0.5, -0.5], 0.25, "from some depths, by at most 1.00 nats; at best 25 % of them are retrieved"),
+        ([-0.5, -0.5], 0.0, "its answer clearly cheaper from no depth; none is retrieved"),
+    ],
+)  # fmt: skip
+def test_the_title_says_from_where_a_needle_helps(lows: list[float], retrieved: float, title: str) -> None:
+    rows = {"retrieval_gain": [1.0, 2.0], "retrieval_gain_low": lows, "retrieved_share": [0, retrieved]}
+    assert title in needle_figures.retrieval_title(pd.DataFrame(rows))
 
 
 def test_lines_against_k_are_the_table(folder: Path, ax: Axes) -> None:
     table = needles.found_needles(folder, KS)
     table = table[table["context_length"] == 60]
-    needle_figures.found_against_k(table, "recall", ax)
-    drawn = {container.get_label(): container.lines[0].get_ydata().tolist() for container in ax.containers}
-    assert drawn == {"leave_one_out": [0.5, 1, 1], "nearest": [0, 0, 0]}
+    ends = needle_figures.found_against_k(table, "recall", ax)
+    drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
+    assert drawn == [[0.5, 1, 1], [0, 0, 0]]
+    assert [(end.words, end.y) for end in ends[:2]] == [("leave one out", 1), ("nearest tokens", 0)]
+
+
+def with_null(table: pd.DataFrame, hit_share_high: float) -> pd.DataFrame:
+    """The own far context, and the same again as a null that finds less."""
+    null = table.assign(
+        far_context="other_document", hit_share=0.0, hit_share_low=0.0, hit_share_high=hit_share_high
+    )
+    return pd.concat([table, null], ignore_index=True)
+
+
+def test_the_title_tells_the_needle_beside_null_and_chance(folder: Path) -> None:
+    table = needles.found_needles(folder, KS)
+    table = table[table["context_length"] == 60]
+    assert needle_figures.found_title(with_null(table, 0.1)) == (
+        "For 100 % of the answer's tokens the needle's copy is among the first 4 of “leave one out”;"
+        " null 0 %, chance 8 %"
+    )
+    shown = "How often the needle's copy of an answer token is among the selected"
+    assert needle_figures.found_title(with_null(table, 1.0)) == shown
+    assert needle_figures.found_title(table) == shown  # its null was not measured
+
+
+def test_the_figure_of_found_needles_can_be_read(folder: Path) -> None:
+    table = needles.found_needles(folder, KS)
+    figure = needle_figures.found_figure(
+        with_null(table[table["context_length"] == 60], 0.1), roles(folder)["copier"]
+    )
+    nulls = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert nulls and all(line.get_linestyle() == "--" for line in nulls)
+    assert_legible(figure)
 
 
 def test_documents_and_answers_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
+from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import notebook_execution
@@ -57,36 +58,86 @@ def test_a_size_is_solved_where_all_smaller_ones_are(cells: pd.DataFrame) -> Non
     assert solved["largest_solved_size"].fillna(-1).tolist() == [40, 10, -1]
 
 
-def test_lines_are_the_means_and_dashed_where_not_learnt(cells: pd.DataFrame, ax: Axes) -> None:
-    synthetic_figures.accuracy_by_sparsity(cells, ax)
-    training, *lines = ax.lines
-    assert list(training.get_xdata()) == [20, 20]
-    assert [list(line.get_ydata()) for line in lines] == [[1.0, 0.95, 0.9], [1.0, 0.7, 0.95], [0.5] * 3]
-    assert [line.get_linestyle() for line in lines] == ["-", "--", "-"]
-    assert ax.get_legend_handles_labels()[1] == ["k = 1", "k = 2", "k = 3"]
+def parity(lowest: list[float], highest: list[float], within: list[float]) -> pd.DataFrame:
+    """Three trainings: at size 40 the ranges of each at its most bits, and of the last one at fewer bits."""
+    tables = []
+    for most in (1, 2, 3):
+        for bits in range(1, most + 1):
+            low, high = (lowest[most - 1], highest[most - 1])
+            if most == 3 and bits < 3:
+                low = high = within[bits - 1]
+            row = {"lowest": [1, 1, low], "highest": [1, 1, high], "exact_match": [1, 1, (low + high) / 2]}
+            tables.append(rows(0, bits, [1.0] * 3).assign(largest_train_sparsity=most, num_seeds=3, **row))
+    return pd.concat(tables, ignore_index=True)
 
 
-def test_schemes_are_drawn_in_one_order(cells: pd.DataFrame, ax: Axes) -> None:
-    one = cells[cells["sparsity"] == 1]
-    both = pd.concat([one.assign(positions="predicted"), one.assign(positions="contiguous")])
-    synthetic_figures.accuracy_by_positions(both, ax)
-    assert ax.get_legend_handles_labels()[1] == ["contiguous", "predicted"]
+FARTHER = "Trained on fewer bits, models generalize farther"
+ALIKE = "; within one training the number of bits makes no clear difference"
 
 
-def test_panels_fill_rows_and_share_one_legend(cells: pd.DataFrame) -> None:
-    figure, axes = synthetic_figures.rows_of_panels(3, 2)
-    assert len(figure.axes) == len(axes) == 3
-    for ax, sparsities in zip(axes, ([1], [1, 2], [3]), strict=True):
-        synthetic_figures.accuracy_by_sparsity(cells[cells["sparsity"].isin(sparsities)], ax)
-    synthetic_figures.legend_below(figure, axes)
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["k = 1", "k = 2", "k = 3"]
+@pytest.mark.parametrize(
+    ("lowest", "highest", "within", "title"),
+    [
+        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], FARTHER + ALIKE),
+        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9], FARTHER),  # within the last training it makes one
+        ([0.7, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], "Exact match against size, by the number of bits"),
+        ([0.6, 0.8, 1.0], [0.6, 0.8, 1.0], [1.0, 1.0], "Exact match against size, by the number of bits"),
+    ],
+)
+def test_the_title_of_sparsity_holds_across_trainings_and_within_one(
+    lowest: list[float], highest: list[float], within: list[float], title: str
+) -> None:
+    found = synthetic_figures.sparsity_title(parity(lowest, highest, within))
+    assert found.startswith(title) and found.endswith(ALIKE) == title.endswith(ALIKE)
 
 
-def test_the_heat_map_says_its_numbers(cells: pd.DataFrame, ax: Axes) -> None:
-    synthetic_figures.largest_solved_size(synthetic_accuracy.largest_solved_sizes(cells), ax)
-    assert [text.get_text() for text in ax.texts] == ["40", "10", "-"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "3"]
+def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> None:
+    figure = synthetic_figures.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
+    across, within = ([list(line.get_ydata()) for line in ax.lines[:3]] for ax in figure.axes)
+    assert across == [[1, 1, 1], [1, 1, pytest.approx(0.9)], [1, 1, pytest.approx(0.7)]]
+    assert within == [[1, 1, pytest.approx(0.7)]] * 3
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    assert_legible(figure)
+    (alone,) = synthetic_figures.sparsity_figure(cells[cells["sparsity"] <= 2], 500).axes  # one training
+    assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
+    plt.close("all")
+
+
+def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
+    """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
+    of_scheme = [
+        rows(0, 1, exact_match, is_learnt=is_learnt).assign(task="copy", positions="predicted"),
+        rows(0, 1, [1.0, 1.0, 0.5]).assign(task="addition", positions="predicted", is_learnt=is_learnt),
+        rows(0, 1, [0.0] * 3, is_learnt=False).assign(task="copy", positions="pose"),
+    ]
+    without_k = pd.concat(of_scheme).assign(sparsity=None, largest_train_sparsity=None)
+    return synthetic_accuracy.over_seeds(without_k)
+
+
+NONE_WITH_POSE = "; with PoSE none is learnt"
+
+
+@pytest.mark.parametrize(
+    ("exact_match", "is_learnt", "title"),
+    [
+        ([1, 1, 1], True, "1 of 2 tasks is solved up to 2.0 times the training size" + NONE_WITH_POSE),
+        ([1, 1, 0.8], True, "none of 2 tasks is solved beyond the training size" + NONE_WITH_POSE),
+        ([1, 1, 1], False, "No task is learnt in distribution, so that larger sizes show nothing"),
+    ],
+)  # fmt: skip
+def test_the_title_of_positions_tells_what_is_solved_and_not_learnt(
+    exact_match: list[float], is_learnt: bool, title: str
+) -> None:
+    found = synthetic_figures.positions_title(schemes(exact_match, is_learnt=is_learnt))
+    assert found in (title, f"With predicted position IDs (PPC) {title}")
+
+
+@pytest.mark.parametrize("is_learnt", [True, False])
+def test_the_figure_of_positions_can_be_read(is_learnt: bool) -> None:
+    figure = synthetic_figures.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=is_learnt), 500)
+    assert [ax.get_title() for ax in figure.axes] == [synthetic_figures.POSITION_WORDS["predicted"]]
+    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
+    assert_legible(figure)
 
 
 def test_verdicts_by_hand(cells: pd.DataFrame) -> None:

@@ -1,7 +1,9 @@
 """Categories of tokens against hand-checked texts, a real byte-level BPE and the rules read literally."""
 
+import argparse
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,7 @@ import pytest
 from explorable_results import LONG, SHORT, TARGETS, write_explorable
 
 from analysis.measured_text import MeasuredText
+from analysis.notebook_needs import what_lacks
 from analysis.tokens.token_categories import (
     ASPECTS,
     CONTINUATION,
@@ -22,6 +25,7 @@ from analysis.tokens.token_categories import (
     WHITE_SPACE,
     WORD_START,
     categories_of_targets,
+    read_categories,
     repetition,
     word_categories,
     write_categories,
@@ -158,3 +162,17 @@ def test_other_data_is_refused_in_a_sentence(explorable: tuple[Path, Path], tmp_
         MeasuredText.open(results, "length_losses")
     with pytest.raises(InputError, match="there is no folder .*alone/data"):
         MeasuredText.open(shutil.copytree(results, tmp_path / "alone" / "results"), "loss_differences")
+
+
+def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path], tmp_path: Path) -> None:
+    results, data = explorable
+    categories = read_categories(results, data)
+    (tmp_path / "data").mkdir()
+    write_categories(categories, tmp_path / "data")
+    kept = read_categories(tmp_path / "results")
+    columns = SCHEMAS["token_categories"].names
+    assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
+    arguments = argparse.Namespace(results=tmp_path / "results", data=None)
+    with mock.patch("analysis.notebook_needs.artefacts_in", return_value=list(SCHEMAS)):
+        assert what_lacks("token_categories", arguments) is None
+        assert "no tokenized data" in str(what_lacks("influential_places", arguments))
