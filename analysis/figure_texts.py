@@ -97,10 +97,11 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     bottom, top = ax.bbox.y0, ax.bbox.y1
     for end, place in zip(shown, moved_apart(places, heights, bottom, top), strict=True):
         ax.annotate(
-            end.words, (end.x, end.y), (1.03, (place - bottom) / (top - bottom)), xycoords="data",
+            end.words, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
             textcoords="axes fraction", va="center", ha="left", fontsize=_LABEL_SIZE, color=ink(end.color),
             annotation_clip=False, linespacing=1.1,
-            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "relpos": (0, 0.5),
+                        "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
 
 

@@ -49,6 +49,44 @@ def _mean_of(targets: pd.DataFrame, column: str, name: str) -> dict[Hashable, fl
     return interval_columns(name, interval)
 
 
+def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortest: int) -> pd.DataFrame:
+    """Mean loss at each context length, less that of one model at one length, paired by chunk.
+
+    Documents differ far more in loss than models and lengths do; most of that cancels here.
+
+    Args:
+        length_losses: the artefact.
+        reference: a model.
+        shortest: tokens of context at which the reference is taken; shorter contexts are left out.
+
+    Returns:
+        model, context_length (tokens), num_targets, num_documents, then with its interval difference (loss of
+        the model at this length - loss of the reference at `shortest`, nats).
+    """
+    keys = ["document_id", "chunk_index"]
+    is_reference = (length_losses["model"] == reference) & (length_losses["context_length"] == shortest)
+    paired = joined_on_common(
+        length_losses[length_losses["context_length"] >= shortest],
+        length_losses.loc[is_reference, [*keys, "mean_loss"]],
+        keys,
+        f"chunks that {reference} was measured on at {shortest} tokens",
+        ("", "_reference"),
+    )
+    rows = []
+    for (model, context_length), chunks in paired.groupby(["model", "context_length"]):
+        weights = chunks["num_targets"]
+        differences = chunks["mean_loss"] - chunks["mean_loss_reference"]
+        interval = interval_over_documents(chunks["document_id"], differences * weights, weights)
+        rows.append(
+            {
+                "model": model, "context_length": context_length,
+                "num_targets": int(weights.sum()), "num_documents": chunks["document_id"].nunique(),
+                **interval_columns("difference", interval),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
     """Mean loss at each context length: a row a model and length.
 

@@ -30,7 +30,9 @@ class Role:
     """Such as "trained at 64, PoSE", with its seed where another model was trained alike."""
     look: Look
     num_parameters: int | None
-    """None where the results do not tell."""
+    """None where the results do not tell, as of the length."""
+    train_context_length: int | None
+    """Tokens that it saw at once in training."""
 
 
 def model_roles(results: Path, artefact: str) -> dict[str, Role]:
@@ -47,7 +49,8 @@ def model_roles(results: Path, artefact: str) -> dict[str, Role]:
     roles = {}
     for model, of_model in facts.items():
         look = _look(of_model, max(lengths), sorted(facts).index(model))
-        roles[model] = Role(_words(model, facts), look, of_model.get("num_parameters"))
+        told = (of_model.get(name) for name in ("num_parameters", "train_context_length"))
+        roles[model] = Role(_words(model, facts), look, *told)
     return roles
 
 

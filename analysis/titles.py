@@ -12,6 +12,8 @@ BARS = f"bars: {OVER_DOCUMENTS}"
 BANDS = f"bands: {OVER_DOCUMENTS}"
 FEWEST_TARGETS = 30
 """Classes of fewer targets are not drawn: their intervals would set a figure's scale."""
+SHOWN_K = 4
+"""Tokens that a title tells of, where so many were studied."""
 _SAMPLED = ("targets", "documents")
 
 
@@ -45,6 +47,31 @@ def sample_size(rows: pd.DataFrame) -> str:
     sizes = [(int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())) for kind in _SAMPLED]
     counts = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in sizes)
     return "n = " + ", ".join(f"{count} {kind}" for count, kind in zip(counts, _SAMPLED, strict=True))
+
+
+def carried_share(of_rule: pd.DataFrame, nearest: pd.DataFrame, share: str, beyond: str = "") -> str:
+    """What a few chosen tokens carry of what the far context is worth, and as many of the nearest.
+
+    Nothing is said of a share whose interval reaches 0, nor of the nearest where the intervals touch.
+
+    Args:
+        of_rule: a row a k of one rule, with the share and its interval.
+        nearest: the same of the nearest tokens; may be empty.
+        share: the column.
+        beyond: said after the share, such as " beyond their null".
+    """
+    ks = sorted(of_rule["k"].unique())
+    k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
+    row = of_rule[of_rule["k"] == k].iloc[0]
+    tokens, carry = counted(k, "token"), "carries" if k == 1 else "carry"
+    low, high = row[f"{share}_low"], row[f"{share}_high"]
+    if not is_above(low):
+        return f"{tokens} {carry} no clear share of what the far context is worth{beyond}"
+    title = f"{tokens} {carry} {percent(row[share])} of what the far context is worth{beyond}"
+    for of_nearest in nearest[nearest["k"] == k].to_dict("records"):
+        if lie_apart((low, high), (of_nearest[f"{share}_low"], of_nearest[f"{share}_high"])):
+            title += f", the nearest {k} {carry} {percent(of_nearest[share])}"
+    return title
 
 
 def subtitle(*parts: str) -> str:

@@ -1,65 +1,151 @@
-"""The drawing of the regressions of the gap on sparsity: tables of `gap_slopes` in, Figures out."""
+"""The drawing of the generalization gap by k*, and of its slopes: tables of `gaps` and `gap_slopes` in."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import TEXT_WIDTH, panels
-from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, RANDOM_EFFECTS, SURFACE, WITH_GAIN
-from analysis.palette import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from analysis.figure_texts import LineEnd, label_line_ends, put_title
+from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
+from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, WITH_GAIN
+from analysis.generalization.gap_verdicts import gap_title, slopes_title
+from analysis.generalization.sparsity_classes import NO_GAIN
+from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, BEYOND_NULL
+from analysis.palette import BLACK
+from analysis.roles import Role, rule_words
+from analysis.titles import BARS, FEWEST_TARGETS, sample_size, subtitle
 
-ADJUSTMENT_STYLES: dict[str, dict[str, Any]] = {
-    NO_CONTROLS: {"color": VERMILION, "marker": "o", "markerfacecolor": "white"},
-    SURFACE: {"color": ORANGE, "marker": "s"},
-    ALL_CONTROLS: {"color": BLUE, "marker": "D"},
-    WITH_GAIN: {"color": PURPLE, "marker": "v"},
-    RANDOM_EFFECTS: {"color": GREEN, "marker": "^"},
-}
-_ROW_HEIGHT = 0.55  # inches a measure
+_ASIDE = 0.24  # between models, of a row or class
+_ROW_HEIGHT = 0.3  # inches
+_BLOCKS = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
+_SLOPE_LABEL = "nats of gap a doubling of k*"
 
 
-def slopes_figure(slopes: pd.DataFrame) -> Figure:
-    """A panel a short model and coding of k*: the slope by every measure, without and with controls.
+def gap_figure(gaps: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) -> Figure:
+    """The gap of each class of k*, and beside it how a doubling of k* changes it, other things held constant.
 
     Args:
-        slopes: `gap_slopes.gap_slopes`.
+        gaps: `gaps.generalization_gap_by_sparsity`.
+        slopes: `gap_slopes.gap_slopes`, of the measure behind the classes.
+        roles: of the models.
+        held: what the slopes hold constant beside the gain, in words.
     """
-    models, codings = (list(dict.fromkeys(slopes[name])) for name in ("model", "coding"))
-    height = len(codings) * (0.8 + _ROW_HEIGHT * slopes["measure"].nunique()) + 0.6
-    figure, grid = panels(len(codings), len(models), TEXT_WIDTH, height)
-    for row, coding in zip(np.reshape(grid, (len(codings), len(models))), codings, strict=True):
-        for index, (model, ax) in enumerate(zip(models, row, strict=True)):
-            chosen = slopes[(slopes["model"] == model) & (slopes["coding"] == coding)]
-            slopes_by_measure(chosen, ax, with_names=index == 0)
-            ax.set_title(f"{model}\n{coding}")
-            if coding == codings[-1]:
-                ax.set_xlabel("slope (nats of gap a doubling)")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure, (gap_ax, slope_ax) = panels(1, 2, TEXT_WIDTH, 3.1)
+    among = slopes[slopes["coding"] == AMONG_REACHED]
+    is_large = gaps.groupby("category")["num_targets"].transform("min") >= FEWEST_TARGETS
+    gaps_by_class(gaps[is_large], gap_ax, roles)
+    adjustments = {NO_CONTROLS: "nothing", ALL_CONTROLS: held, WITH_GAIN: f"{held}\nand the gain"}
+    rows = [among[among["adjustment"] == adjustment] for adjustment in adjustments]
+    slopes_in_rows(rows, list(adjustments.values()), slope_ax, roles)
+    slope_ax.set_title("held constant:", loc="left")
+    rule = rule_words(str(among["measure"].iloc[0]))
+    left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
+    put_title(figure, gap_title(among), subtitle(sample_size(among), f"k* by {rule}", BARS, left_out))
     return figure
 
 
-def slopes_by_measure(slopes: pd.DataFrame, ax: Axes, with_names: bool = True) -> Axes:
-    """Slope and interval by measure, a row each, the adjustments below each other in it.
+def gaps_by_class(gaps: pd.DataFrame, ax: Axes, roles: Mapping[str, Role]) -> Axes:
+    """Mean generalization gap of each class of k*, short-trained models beside each other, n below.
 
     Args:
-        slopes: `gap_slopes.gap_slopes`, one model and coding.
+        gaps: `gaps.generalization_gap_by_sparsity`.
         ax: to draw on.
-        with_names: name the measures and their n at the axis.
+        roles: of the models.
+    """
+    categories, models = (list(dict.fromkeys(gaps[name])) for name in ("category", "model"))
+    ends = []
+    for place, model in enumerate(models):
+        rows = gaps[gaps["model"] == model].set_index("category").loc[categories]
+        x = np.arange(len(categories)) + _ASIDE * (place - (len(models) - 1) / 2)
+        look = roles[model].look
+        draw_with_bars(ax, list(x), rows, "generalization_gap", **look.measured | {"linestyle": "none"})
+        is_class = [category != NO_GAIN for category in categories]
+        ax.plot(x[is_class], rows["generalization_gap"][is_class], color=look.color, linewidth=0.8)
+        words = roles[model].words.replace(", ", ",\n")
+        ends.append(LineEnd(float(x[-1]), float(rows["generalization_gap"].iloc[-1]), words, look.color))
+    counts = gaps.groupby("category")["num_targets"].min()
+    names = [
+        f"{name.replace('more than ', '>').replace(NO_GAIN, 'none')}\n{counts[name]:,}" for name in categories
+    ]
+    ax.set_xticks(range(len(categories)), names)
+    ax.axhline(0, color=BLACK, linewidth=0.6)
+    ax.set_xlabel("k*: tokens needed for 0.9 of the gain\nand number of targets (none: no gain)")
+    ax.set_ylabel("generalization gap (nats)")
+    label_line_ends(ax, ends)
+    return ax
+
+
+def slopes_in_rows(
+    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, roles: Mapping[str, Role]
+) -> Axes:
+    """Slope and interval, models below each other in a row.
+
+    Args:
+        rows: of `gap_slopes`, a table a row of the panel, a row a model.
+        names: of the rows, from above.
+        ax: to draw on.
+        roles: of the models.
+    """
+    for height, of_row in enumerate(rows):
+        for place, (model, slope) in enumerate(of_row.groupby("model", sort=False)):
+            ends = np.array([slope["slope"] - slope["slope_low"], slope["slope_high"] - slope["slope"]])
+            y = height + _ASIDE * (place - (of_row["model"].nunique() - 1) / 2)
+            ax.errorbar(slope["slope"], [y], xerr=ends, elinewidth=0.9, **roles[str(model)].look.measured)
+    ax.axvline(0, color=BLACK, linewidth=0.6)
+    ax.set_yticks(range(len(rows)), names)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.set_xlabel(_SLOPE_LABEL)
+    return ax
+
+
+def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) -> Figure:
+    """Slopes by every measure of k*, with nothing held constant and with everything, on one scale.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+        roles: of the models.
+        held: what is held constant beside the gain, in words.
     """
     measures = list(dict.fromkeys(slopes["measure"]))
-    for place, (adjustment, style) in enumerate(ADJUSTMENT_STYLES.items()):
-        rows = slopes[slopes["adjustment"] == adjustment].set_index("measure").loc[measures]
-        ends = np.array([rows["slope"] - rows["slope_low"], rows["slope_high"] - rows["slope"]])
-        y = np.arange(len(measures)) + 0.15 * (place - 2)
-        ax.errorbar(rows["slope"], y, xerr=ends, linestyle="none", elinewidth=0.9, label=adjustment, **style)
-    ax.axvline(0, color=BLACK, linewidth=0.6)
-    counts = slopes.groupby("measure")["num_targets"].first()
-    names = [name.replace(" beyond", "\nbeyond") + f"\nn = {counts[name]:,}" for name in measures]
-    ax.set_yticks(range(len(measures)), names if with_names else [""] * len(measures))
-    ax.set_ylim(len(measures) - 0.5, -0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    return ax
+    num_rows = len(_BLOCKS) * (len(measures) + 1)
+    figure, axes = panels(1, 2, TEXT_WIDTH, 0.9 + _ROW_HEIGHT * num_rows)
+    panels_of = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
+    for ax, (adjustment, title) in zip(axes, panels_of.items(), strict=True):
+        rows, names = [], []
+        for coding, block in _BLOCKS.items():
+            rows.append(slopes.iloc[:0])
+            names.append(block)
+            for measure in measures:
+                is_row = (slopes["measure"] == measure) & (slopes["coding"] == coding)
+                rows.append(slopes[is_row & (slopes["adjustment"] == adjustment)])
+                names.append(f"{_measure_words(measure)} ({rows[-1]['num_targets'].min():,})")
+        slopes_in_rows(rows, names if ax is axes[0] else [""] * len(rows), ax, roles)
+        ax.tick_params(axis="y", length=0)
+        ax.set_title(title, loc="left")
+    limits = [limit for ax in axes for limit in ax.get_xlim()]
+    for ax in axes:
+        ax.set_xlim(min(limits), max(limits))
+    for tick, name in zip(axes[0].yaxis.get_major_ticks(), names, strict=True):
+        if name in _BLOCKS.values():
+            tick.label1.set_fontweight("bold")
+    figure.legend(*_model_handles(slopes, roles), loc="outside lower right", ncols=2)
+    told = subtitle(sample_size(slopes), "targets in brackets", BARS)
+    put_title(figure, slopes_title(slopes), told)
+    return figure
+
+
+def _model_handles(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> tuple[list, list[str]]:
+    models = [str(model) for model in dict.fromkeys(slopes["model"])]
+    return [Line2D([], [], **roles[model].look.measured) for model in models], [
+        roles[m].words for m in models
+    ]
+
+
+def _measure_words(measure: str) -> str:
+    rule = measure.removesuffix(BEYOND_NULL)
+    return rule_words(rule) + (BEYOND_NULL.replace(" beyond", ", beyond") if measure != rule else "")

@@ -1,6 +1,6 @@
 """What the regressions of the gap on sparsity say, in sentences that are read off their tables."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -60,3 +60,50 @@ def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
         )
     num_readings = len(rows[["measure", "coding"]].drop_duplicates())
     return f"{model}, of {num_readings} readings of k*: {'; '.join(parts)}."
+
+
+_DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "does not clearly change"}
+
+
+def gap_title(slopes: pd.DataFrame) -> str:
+    """Whether the gap changes with k*, and whether it still does with the gain held constant.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`, one measure and coding, one or more models.
+    """
+    without, with_gain = (
+        _common_direction(slopes[slopes["adjustment"] == adjustment])
+        for adjustment in (NO_CONTROLS, WITH_GAIN)
+    )
+    if without == with_gain:
+        return f"The gap {without} with k*, with or without the gain held constant"
+    return f"The gap {without} with k*; with the gain held constant it {with_gain}"
+
+
+def _common_direction(rows: pd.DataFrame) -> str:
+    found = [direction(row) for row in rows.to_dict("records")]
+    if len(set(found)) == 1:
+        return _DIRECTIONS[found[0]]
+    clear = [name for name in ("rises", "falls") if name in found]
+    return f"{' and '.join(f'{name} for {found.count(name)}' for name in clear)} of {len(found)} models"
+
+
+def slopes_title(slopes: pd.DataFrame) -> str:
+    """How many slopes rise and fall clearly, with nothing held constant, and with the gain too.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+    """
+    found = {
+        adjustment: [direction(row) for row in slopes[slopes["adjustment"] == adjustment].to_dict("records")]
+        for adjustment in (NO_CONTROLS, WITH_GAIN)
+    }
+    without, with_gain = found[NO_CONTROLS], found[WITH_GAIN]
+    return (
+        f"The gap rises with k* in {_number(without, 'rises')} of {len(without)} readings; with the gain held"
+        f" constant it rises in {_number(with_gain, 'rises')} and falls in {_number(with_gain, 'falls')}"
+    )
+
+
+def _number(found: Sequence[str], name: str) -> str:
+    return str(found.count(name) or "none")

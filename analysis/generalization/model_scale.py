@@ -17,9 +17,10 @@ from analysis.document_intervals import interval_columns, interval_over_document
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.gaps import generalization_gaps
-from analysis.generalization.sparsity_measures import sparsity_measures
-from analysis.own_measurements import read_sparse_losses, read_sparsity
+from analysis.generalization.sparsity_measures import read_sparsity_measures
+from analysis.own_measurements import needs_null, read_sparse_losses
 from analysis.paired_targets import TARGET, joined_on_common
+from analysis.recovered_gain import recovered_losses
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import (
@@ -29,6 +30,7 @@ from pipeline.results.folder import (
     read_settings,
     read_settings_of,
 )
+from pipeline.results.names import OWN
 
 NEEDED_FACTS = ("num_parameters", "train_step", "train_context_length")
 
@@ -113,6 +115,49 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
+    """What the long context gains the first long-trained model of every size and step.
+
+    Args:
+        compared: of `compared_models`; those without a long-trained model are left out.
+
+    Returns:
+        num_parameters, train_step, model, num_targets, num_documents, loss_difference (nats) with its
+        interval.
+    """
+    rows: list[dict[Hashable, Any]] = []
+    for group in compared:
+        for model in group.long_models[:1]:
+            columns = [*TARGET, "loss_difference"]
+            targets = read_artefact(group.results, "loss_differences", columns, {"model": [model]})
+            gain = interval_over_documents(targets["document_id"], targets["loss_difference"])
+            labels = {**group.labels, "model": model, **sample_counts(targets)}
+            rows.append(labels | interval_columns("loss_difference", gain))
+    return pd.DataFrame(rows)
+
+
+def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
+    """The share of the gain that the largest studied number of tokens carries, by rules that need no null.
+
+    Args:
+        compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
+
+    Returns:
+        num_parameters, train_step and the columns of `recovered_gain.recovered_losses`: a row a size, step
+        and rule, of the own far context; `recovered_fraction` is NaN where the gain is not clear.
+    """
+    tables = []
+    for group in compared:
+        found = _measured_sparsity(group)
+        if found is not None:
+            losses = read_sparse_losses(group.results, only={"model": [found[0]]})
+            is_shown = (losses["k"] == found[2][-1]) & ~losses["rule"].map(needs_null).astype(bool)
+            rows = recovered_losses(losses[is_shown])
+            own = rows[rows["far_context"] == OWN]
+            tables.append(own.assign(num_parameters=group.num_parameters, train_step=group.train_step))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
 def gaps_by_scale(compared: Sequence[ComparedModels], measure: str = "leave_one_out") -> pd.DataFrame:
     """The generalization gap at every size and step, and how much larger it is where k* is large.
 
@@ -174,10 +219,8 @@ def _measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[i
     model = next((model for model in group.long_models if model in settings), None)
     if model is None or "dependency_sparsity" not in artefacts_in(group.results):
         return None
-    only = {"model": [model]}
-    sparse = read_sparse_losses(group.results, only=only)
-    sparsity = read_sparsity(group.results, only=only)
-    return model, sparsity_measures(sparsity, sparse, settings[model]), sorted(sparse["k"].unique())
+    measured, sparse = read_sparsity_measures(group.results, model)
+    return model, measured, sorted(sparse["k"].unique())
 
 
 def _middle(studied_ks: Sequence[int]) -> int:

@@ -1,73 +1,112 @@
-"""The drawing of sparsity and gap by size and training step: `model_scale` in, Axes out."""
+"""The drawing of what changes with a model's size: tables of `model_scale` in, a slope graph out."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import TEXT_WIDTH, panels
-from analysis.generalization.sparsity_measures import BEYOND_NULL
-from analysis.palette import BLACK, MODEL_COLORS, MODEL_MARKERS, RULE_COLORS
+from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
+from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
+from analysis.palette import BLACK, TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, Look, rule_look
+from analysis.roles import POSE, rule_words, size_words
+from analysis.titles import BARS, lie_apart, percent, sample_size, subtitle
+from analysis.token_effects import NEAREST
 
-SIZE, STEP = "num_parameters", "train_step"
-_AXIS_LABELS = {SIZE: "parameters", STEP: "training step"}
+SIZE = "num_parameters"
+_SHARE = "recovered_fraction"
 
 
-def scale_figure(sparsity: pd.DataFrame, gaps: pd.DataFrame, by: str) -> Figure:
-    """Four panels: the gain, the share of targets that few tokens carry, the gap, and how it rises with k*.
+def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) -> Figure:
+    """Two panels against size: what the far context is worth and short training loses; who carries it.
 
     Args:
-        sparsity: `model_scale.sparsity_by_scale`, of one step a size or of one size.
+        gains: `model_scale.gains_by_scale`, of one step a size.
+        shares: `model_scale.carried_by_scale`, likewise.
         gaps: `model_scale.gaps_by_scale`, likewise.
-        by: `SIZE` or `STEP`, the horizontal axis.
     """
-    figure, ((gain_ax, share_ax), (gap_ax, difference_ax)) = panels(2, 2, TEXT_WIDTH, 5.2)
-    gaps = gaps.sort_values("kind", kind="stable")  # so that a kind has its colour in every figure
-    k = sparsity["k"].iloc[0]
-    gain = sparsity.drop_duplicates([SIZE, STEP]).assign(what="long-trained")
-    lines_by_scale(gain, gain_ax, by, "loss_difference", "what", "gain of the long context (nats)")
-    lines_by_scale(sparsity, share_ax, by, "share", "measure", f"k* <= {k}, of targets that gain")
-    share_ax.set_ylim(0, 1.5)  # room for the legend above every share
-    share_ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    lines_by_scale(gaps, gap_ax, by, "generalization_gap", "kind", "generalization gap (nats)")
-    label = f"gap: k* > {k} less k* <= {k} (nats)"
-    lines_by_scale(gaps, difference_ax, by, "dense_minus_sparse", "kind", label)
-    for ax in (share_ax, gap_ax):
-        ax.legend(loc="upper left" if ax is share_ax else "best")
+    figure, (nats_ax, share_ax) = panels(1, 2, TEXT_WIDTH, 3.2)
+    lines = [("gain of the\nlong context", TRAINED_LONG, gains.rename(columns=_as_value("loss_difference")))]
+    for kind, rows in gaps.groupby("kind", sort=False):
+        look = TRAINED_POSE if str(kind).endswith(POSE) else TRAINED_CONTIGUOUS
+        length = str(kind).partition(" tokens")[0]
+        words = f"gap, trained\nat {length}" + (", PoSE" if look is TRAINED_POSE else "")
+        lines.append((words, look, rows.rename(columns=_as_value("generalization_gap"))))
+    _lines_by_size(lines, nats_ax, "nats")
+    k = int(shares["k"].iloc[0])
+    name_level(share_ax, 1, "the whole gain", "left")
+    share_ax.set_ylim(0, 1.1)
+    lines = [
+        (
+            rule_words(str(rule)).replace(", ", ",\n"),
+            rule_look(str(rule)),
+            rows.rename(columns=_as_value(_SHARE)),
+        )
+        for rule, rows in shares.groupby("rule", sort=False)
+    ]
+    _lines_by_size(lines, share_ax, f"share of the gain carried by {k} tokens")
+    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gaps), BARS))
     return figure
 
 
-def lines_by_scale(table: pd.DataFrame, ax: Axes, by: str, value: str, line: str, label: str) -> Axes:
-    """Means and intervals against size or step, a line each value of a column.
+def scale_title(gains: pd.DataFrame, shares: pd.DataFrame) -> str:
+    """How the gain, and the share that the nearest tokens carry, differ between the least and largest size.
+
+    Only intervals that do not touch are told.
 
     Args:
-        table: of `model_scale`.
-        ax: to draw on.
-        by: `SIZE` or `STEP`; both axes are logarithmic.
-        value: the column drawn.
-        line: the column whose values are lines.
-        label: of the vertical axis.
+        gains: `model_scale.gains_by_scale`, of one step a size.
+        shares: `model_scale.carried_by_scale`, likewise.
     """
-    for index, (name, rows) in enumerate(table.groupby(line, sort=False)):
-        rows = rows.sort_values(by)
-        ends = np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
-        ax.errorbar(
-            rows[by], rows[value], yerr=ends, elinewidth=0.9, label=str(name), **_style(str(name), index)
+    first, last = _least_and_largest(gains)
+    low, high = (size_words(int(row[SIZE])) for row in (first, last))
+    said = []
+    if _differ(first, last, "loss_difference"):
+        worth = f"{first['loss_difference']:.2f} to {last['loss_difference']:.2f} nats"
+        said.append(f"the worth of the far context {_verb(first, last, 'loss_difference')} from {worth}")
+    nearest = shares[shares["rule"] == NEAREST]
+    if len(nearest) > 1 and _differ(*_least_and_largest(nearest), _SHARE):
+        first, last = _least_and_largest(nearest)
+        carried = f"{percent(first[_SHARE])} to {percent(last[_SHARE])}"
+        said.append(
+            f"the share that the nearest {int(first['k'])} carry {_verb(first, last, _SHARE)} from {carried}"
         )
+    if not said:
+        return f"No clear difference between {low} and {high}"
+    return f"From {low.removesuffix(' parameters')} to {high} {'; '.join(said)}"
+
+
+def _least_and_largest(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    rows = rows.sort_values(SIZE)
+    return rows.iloc[0], rows.iloc[-1]
+
+
+def _differ(first: pd.Series, last: pd.Series, value: str) -> bool:
+    return lie_apart(*((row[f"{value}_low"], row[f"{value}_high"]) for row in (first, last)))
+
+
+def _verb(first: pd.Series, last: pd.Series, value: str) -> str:
+    return "rises" if last[value] > first[value] else "falls"
+
+
+def _as_value(name: str) -> dict[str, str]:
+    return {f"{name}{end}": f"value{end}" for end in ("", "_low", "_high")}
+
+
+def _lines_by_size(lines: Sequence[tuple[str, Look, pd.DataFrame]], ax: Axes, label: str) -> None:
+    """A line a (words, look, rows with `value` and its interval), evenly spaced sizes, words at its end."""
+    sizes = sorted({size for _, _, rows in lines for size in rows[SIZE]})
+    ends = []
+    for place, (words, look, rows) in enumerate(lines):
+        rows = rows.sort_values(SIZE)
+        x = np.array([sizes.index(size) for size in rows[SIZE]]) + 0.03 * (place - (len(lines) - 1) / 2)
+        draw_with_bars(ax, list(x), rows, "value", **look.measured)
+        ends.append(LineEnd(float(x[-1]), float(rows["value"].iloc[-1]), words, look.color))
+    ax.set_xticks(range(len(sizes)), [size_words(int(size)).removesuffix(" parameters") for size in sizes])
+    ax.set_xlabel("parameters")
     ax.axhline(0, color=BLACK, linewidth=0.6)
-    ax.set_xscale("log")
-    ticks = sorted(table[by].unique())
-    ax.set_xticks(ticks, [f"{tick / 1e6:.2g} M" if by == SIZE else f"{tick:,}" for tick in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel(_AXIS_LABELS[by])
+    ax.set_xlim(-0.3, len(sizes) - 0.8)
     ax.set_ylabel(label)
-    return ax
-
-
-def _style(name: str, index: int) -> dict[str, Any]:
-    """Rules in the colours they have everywhere, hollow beyond their null; other lines by their place."""
-    color = RULE_COLORS.get(name.removesuffix(BEYOND_NULL), MODEL_COLORS[index % len(MODEL_COLORS)])
-    face = "white" if name.endswith(BEYOND_NULL) else color
-    return {"color": color, "markerfacecolor": face, "marker": MODEL_MARKERS[index % len(MODEL_MARKERS)]}
+    ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
+    label_line_ends(ax, ends)

@@ -1,105 +1,79 @@
-"""The drawing of how many far tokens predictions need: tables of `gain_bins` in, Axes out."""
+"""The drawing of how many far tokens predictions need: tables of `gain_bins` in, Figures out."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from analysis.figure_texts import LineEnd, label_line_ends, put_title
+from analysis.figures import TEXT_WIDTH, draw_with_bars, panels, tokens_axis
 from analysis.generalization.sparsity_measures import BEYOND_NULL
-from analysis.palette import BLACK, GREY, RULE_COLORS
+from analysis.own_measurements import needs_null, shown_rule
+from analysis.palette import rule_look
+from analysis.roles import Role, rule_words, size_words
+from analysis.titles import BARS, SHOWN_K, counted, percent, sample_size, subtitle
 
 
-def sparsity_distribution(distribution: pd.DataFrame, ax: Axes) -> Axes:
-    """Share of the targets in each class of k*, a colour a rule; hollow where k* is beyond the null.
+def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+    """Share of the targets that gain for which k tokens suffice: a panel a measure, a line a model.
 
-    Args:
-        distribution: `gain_bins.sparsity_distribution`, one bin.
-        ax: to draw on.
-    """
-    categories = list(dict.fromkeys(distribution["category"]))
-    measures = list(dict.fromkeys(distribution["measure"]))
-    for index, measure in enumerate(measures):
-        rows = distribution[distribution["measure"] == measure].set_index("category").loc[categories]
-        x = np.arange(len(categories)) + 0.13 * (index - (len(measures) - 1) / 2)
-        color = RULE_COLORS.get(measure.removesuffix(BEYOND_NULL), BLACK)
-        face = "white" if measure.endswith(BEYOND_NULL) else color
-        style = {
-            "color": color,
-            "marker": "o",
-            "markerfacecolor": face,
-            "linestyle": "none",
-            "label": measure,
-        }
-        ax.errorbar(x, rows["share"], yerr=_ends(rows, "share"), elinewidth=0.9, **style)
-    ax.set_xticks(range(len(categories)), [name.replace("more than", ">") for name in categories])
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("k*, tokens needed for 0.9 of the gain")
-    ax.set_ylabel("share of targets")
-    return ax
-
-
-def gains_by_bin(gains: pd.DataFrame, ax: Axes, binning_model: str, model: str) -> Axes:
-    """Mean gain in each bin, of the seed that binned (hollow) and of the one measured (filled).
+    The measures are the rule that is trusted most, and beyond its null the first that needs one.
 
     Args:
-        gains: `gain_bins.gains_by_bin`.
-        ax: to draw on.
-        binning_model, model: their names.
+        needed: `gain_bins.shares_of_gaining_targets` of every model, with the column `model`.
+        roles: of the models.
     """
-    y = np.arange(len(gains))
-    for value, name, face, aside in (
-        ("binning_gain", f"{binning_model} (binned by)", "white", 0.12),
-        ("loss_difference", f"{model} (measured)", BLACK, -0.12),
-    ):
-        style: dict[str, Any] = {
-            "color": BLACK,
-            "marker": "o",
-            "markerfacecolor": face,
-            "linestyle": "none",
-            "label": name,
-        }
-        ax.errorbar(gains[value], y + aside, xerr=_ends(gains, value), elinewidth=0.9, **style)
-    ax.axvline(0, color=BLACK, linewidth=0.6)
-    bins = zip(gains["gain_bin"], gains["num_targets"], strict=True)
-    ax.set_yticks(y, [f"{name}\nn = {num_targets:,}" for name, num_targets in bins])
-    ax.set_ylim(-0.5, len(gains) + 0.4)  # room for the legend
-    ax.set_xlabel("mean gain (nats)")
-    ax.set_ylabel("bin, by gain (nats)")
-    ax.legend(loc="upper left", borderpad=0, handletextpad=0.2)
-    return ax
+    measures, names = shown_measures(needed), _names(needed["model"], roles)
+    figure, grid = panels(1, len(measures), TEXT_WIDTH, 3.1)
+    axes = np.ravel(grid)
+    for measure, ax in zip(measures, axes, strict=True):
+        rows = needed[needed["measure"] == measure]
+        rule = measure.removesuffix(BEYOND_NULL)
+        ends = []
+        for place, (model, line) in enumerate(rows.groupby("model", sort=False)):
+            width = 1.0 + 0.8 * place  # models of one role differ by the weight of their lines
+            draw_with_bars(ax, line["k"], line, "share", **rule_look(rule).measured | {"linewidth": width})
+            last = line.iloc[-1]
+            ends.append(LineEnd(last["k"], last["share"], names[str(model)], rule_look(rule).color))
+        tokens_axis(ax, rows["k"].unique())
+        ax.set_ylim(0, 1)
+        ax.set_title(rule_words(rule) + (", beyond its null" if measure != rule else ""), loc="left")
+        label_line_ends(ax, ends)
+    axes[0].set_ylabel("share of targets with k* of at most k")
+    told = subtitle(sample_size(needed[needed["measure"].isin(measures)]), "of targets that gain", BARS)
+    put_title(figure, sparsity_title(needed), told)
+    return figure
 
 
-def effect_against_k(effects: pd.DataFrame, ax: Axes, label: str) -> Axes:
-    """Nats recovered by k tokens, a line a bin; dotted in its colour the gain of the whole long context.
+def shown_measures(needed: pd.DataFrame) -> list[str]:
+    """Of the measures present, the trusted rule's, and the first beyond its null where there is one."""
+    present = list(dict.fromkeys(needed["measure"]))
+    trusted = shown_rule([measure for measure in present if not measure.endswith(BEYOND_NULL)])
+    beyond = [measure for measure in present if measure.endswith(BEYOND_NULL)]
+    return [*([] if needs_null(trusted) and beyond else [trusted]), *beyond[:1]]
+
+
+def _names(models: pd.Series, roles: Mapping[str, Role]) -> dict[str, str]:
+    """Models by their sizes where they differ in these, else by their training."""
+    sizes = {str(model): size_words(roles[str(model)].num_parameters) for model in models.unique()}
+    if len(set(sizes.values())) == len(sizes) > 1:
+        return {model: size.replace(" ", "\n").replace("\nM", " M") for model, size in sizes.items()}
+    return {model: roles[model].words.replace(", ", ",\n") for model in sizes}
+
+
+def sparsity_title(needed: pd.DataFrame) -> str:
+    """For what share of the predictions that gain few tokens suffice, over the models shown.
 
     Args:
-        effects: `gain_bins.effects_by_bin`, one model and rule.
-        ax: to draw on.
-        label: of the vertical axis, up to its unit.
+        needed: as `sparsity_figure` takes it.
     """
-    bins = list(dict.fromkeys(effects["gain_bin"]))
-    for gain_bin, color in zip(bins, _dark_to_light(len(bins)), strict=True):
-        line = effects[effects["gain_bin"] == gain_bin].sort_values("k")
-        ends = _ends(line, "effect_loss")
-        ax.errorbar(line["k"], line["effect_loss"], yerr=ends, color=color, marker="o", label=gain_bin)
-        ax.axhline(line["loss_difference"].iloc[0], color=color, linewidth=1, linestyle=":")
-    ks = sorted(effects["k"].unique())
-    ax.axhline(0, color=GREY, linewidth=0.6)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ks, [str(k) for k in ks])
-    ax.minorticks_off()
-    ax.set_xlabel("k influential tokens")
-    ax.set_ylabel(f"{label} (nats)")
-    return ax
-
-
-def _dark_to_light(num_colors: int) -> Sequence[tuple[float, ...]]:
-    """Of cividis, which colour-blind readers see as others do; not its lightest end, which paper swallows."""
-    return [colormaps["cividis"](place) for place in np.linspace(0, 0.85, num_colors)]
-
-
-def _ends(rows: pd.DataFrame, value: str) -> np.ndarray:
-    return np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
+    measure = shown_measures(needed)[0]
+    rows = needed[needed["measure"] == measure]
+    ks = sorted(rows["k"].unique())
+    k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
+    shares = rows.loc[rows["k"] == k, "share"]
+    least, most = percent(shares.min()), percent(shares.max())
+    among = most if least == most else f"{least.removesuffix(' %')} to {most}"
+    suffice = "suffices" if k == 1 else "suffice"
+    return f"{counted(k, 'token')} {suffice} for {among} of the predictions that gain from the far context"

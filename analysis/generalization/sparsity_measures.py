@@ -5,16 +5,18 @@ asks for the same recovery beyond the null, and those of rules that never see th
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.own_measurements import needs_null
+from analysis.own_measurements import needs_null, read_sparse_losses, read_sparsity
 from analysis.paired_targets import TARGET, complete_rows, of_common_groups
 from analysis.recovered_gain import with_recovered_losses
 from analysis.rules.selection_rules import compared_rules
 from pipeline.errors import unknown_name
+from pipeline.results.folder import read_settings_of
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 BEYOND_NULL = " beyond its null"
@@ -23,6 +25,18 @@ AMONG_REACHED, ALL_TARGETS = "log2 k*, of targets that have one", "log2 (k* + 1)
 CODINGS = (AMONG_REACHED, ALL_TARGETS)
 """How k* becomes a number: without the targets that gain too little or need more than was studied; or with
 them, as 0 far tokens and as twice the largest studied k."""
+
+
+def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`sparsity_measures` of one model, and its rows of sparse_context_losses.
+
+    Raises:
+        InputError: as `read_artefact`; or the folder does not tell how the model was measured.
+    """
+    only = {"model": [model]}
+    losses = read_sparse_losses(results, only=only)
+    settings = read_settings_of(results, "influential_tokens", model)
+    return sparsity_measures(read_sparsity(results, only=only), losses, settings), losses
 
 
 def sparsity_measures(

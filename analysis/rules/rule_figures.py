@@ -1,89 +1,100 @@
-"""The drawing of the report on selection rules: tables of `analysis.rules.selection_rules` in, Axes out.
+"""The drawing of the report on selection rules: tables of `analysis.rules.selection_rules` in."""
 
-A line is a rule, its band the 95 % interval over documents. No number is computed here.
-"""
-
-from typing import Any
-
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.figure_texts import put_title
 from analysis.figures import TEXT_WIDTH, panels
 from analysis.own_measurements import needs_null
-from analysis.palette import BLACK, GREY, RULE_COLORS, RULE_MARKERS
+from analysis.palette import BLACK, GREY, rule_look
+from analysis.roles import Role, rule_words, size_words
+from analysis.titles import BARS, counted, is_above, percent, sample_size, subtitle
+
+_ROW_HEIGHT = 0.32  # inches
+_ASIDE = 0.14  # of a row, between a rule and its null
 
 
-def rules_figure(table: pd.DataFrame) -> Figure:
-    """Three panels: rules that need their null beyond it, the others by themselves, and the costs.
+def rules_figure(table: pd.DataFrame, role: Role) -> Figure:
+    """A row a rule, at the largest k: what it recovers beside its null, and what that says of this document.
+
+    The second panel holds what is left beyond the null; of rules that fit neither answer nor prediction their
+    own recovery, for another document's tokens hurt and would flatter them.
 
     Args:
         table: `selection_rules.rules_table`, one model.
+        role: of the model.
     """
-    figure, (seeing_ax, blind_ax, cost_ax) = panels(1, 3, TEXT_WIDTH, 2.9)
-    has_null = table["rule"].map(needs_null).astype(bool)
-    with_bands(table[has_null], "excess_loss", seeing_ax)
-    seeing_ax.set(title="fit the answer or the prediction", ylabel="recovered beyond the null (nats)")
-    with_bands(table[~has_null], "recovered_loss", blind_ax)
-    blind_ax.set(title="fit neither", ylabel="recovered (nats)")
-    limits = [*seeing_ax.get_ylim(), *blind_ax.get_ylim()]
-    for ax in (seeing_ax, blind_ax):
-        ax.axhline(table["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")
-        ax.set_ylim(min(limits), max(*limits, 1.1 * table["loss_difference"].iloc[0]))
-        ax.annotate(
-            "gain of the long context", (1, table["loss_difference"].iloc[0]), (0, 2),
-            textcoords="offset points", fontsize="x-small", color=GREY,
-        )  # fmt: skip
-    costs_against_k(table, cost_ax)
-    of_rule = {
-        label: handle
-        for ax in (seeing_ax, blind_ax)
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(of_rule.values(), of_rule.keys(), loc="outside lower center", ncols=4)
+    rows = table[table["k"] == table["k"].max()].iloc[::-1].reset_index(drop=True)
+    rows = pd.concat([rows, effects(rows)], axis="columns")
+    figure, (recovered_ax, effect_ax) = panels(1, 2, TEXT_WIDTH, 1.1 + _ROW_HEIGHT * len(rows))
+    for place, row in enumerate(rows.to_dict("records")):
+        look = rule_look(row["rule"])
+        _point(recovered_ax, row, "null_recovered_loss", place - _ASIDE, look.null)
+        _point(recovered_ax, row, "recovered_loss", place + _ASIDE, look.measured)
+        _point(effect_ax, row, "effect", place, look.measured)
+    costs = [_cost_words(cost) for cost in rows["token_forwards_per_target"]]
+    names = [f"{rule_words(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
+    recovered_ax.set_yticks(range(len(rows)), names)
+    effect_ax.set_yticks(range(len(rows)), [""] * len(rows))
+    k = int(rows["k"].iloc[0])
+    recovered_ax.set_title(f"recovered by {counted(k, 'token')}; hollow: null", loc="left")
+    effect_ax.set_title("beyond the null, or of a blind rule", loc="left")
+    for ax in (recovered_ax, effect_ax):
+        ax.set_ylim(-0.6, len(rows) - 0.4)
+        ax.axvline(0, color=BLACK, linewidth=0.6)
+        ax.axvline(rows["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")
+        ax.tick_params(axis="y", length=0)
+        ax.set_xlabel("nats (dotted: the whole gain)")
+    told = subtitle(
+        sample_size(rows),
+        size_words(role.num_parameters),
+        role.words,
+        "brackets: cost in token-forwards",
+        BARS,
+    )
+    put_title(figure, rules_title(rows), told)
     return figure
 
 
-def with_bands(table: pd.DataFrame, value: str, ax: Axes) -> Axes:
-    """A line a rule against k, with the band of its interval.
+def effects(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the choice of each rule is worth, with its interval: its excess, or its own recovery.
 
     Args:
-        table: `selection_rules.rules_table`, one model.
-        value: a column that has an interval.
-        ax: to draw on.
+        rows: of `selection_rules.rules_table`.
     """
-    for rule, line in table.groupby("rule", sort=False):
-        line = line.sort_values("k")
-        ax.plot(line["k"], line[value], label=str(rule), **_style(str(rule)))
-        low, high = line[f"{value}_low"], line[f"{value}_high"]
-        ax.fill_between(line["k"], low, high, color=_style(str(rule))["color"], alpha=0.12, linewidth=0)
-    ax.axhline(0, color=BLACK, linewidth=0.6)
-    return _k_axis(ax, table)
+    has_null = rows["rule"].map(needs_null).astype(bool)
+    return pd.DataFrame(
+        {
+            f"effect{end}": rows[f"excess_loss{end}"].where(has_null, rows[f"recovered_loss{end}"])
+            for end in ("", "_low", "_high")
+        }
+    )
 
 
-def costs_against_k(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Token-forwards a target against k, on logarithmic axes; rules that cost nothing are not drawn.
+def _point(ax: Axes, row: dict, value: str, y: float, style: dict) -> None:
+    ends = np.array([[row[value] - row[f"{value}_low"]], [row[f"{value}_high"] - row[value]]])
+    ax.errorbar([row[value]], [y], xerr=ends, elinewidth=0.9, **style)
+
+
+def _cost_words(cost: float) -> str:
+    return f" ({cost:,.0f})" if cost > 0 else ""
+
+
+def rules_title(rows: pd.DataFrame) -> str:
+    """How much of the recovery that sees the answer is its null, and how many rules find something at all.
 
     Args:
-        table: `selection_rules.rules_table`, one model.
-        ax: to draw on.
+        rows: of `selection_rules.rules_table` and `effects`, one model and k.
     """
-    for rule, line in table[table["token_forwards_per_target"] > 0].groupby("rule", sort=False):
-        line = line.sort_values("k")
-        ax.plot(line["k"], line["token_forwards_per_target"], **_style(str(rule)))
-    ax.set_yscale("log")
-    ax.set(title="cost of the choice", ylabel="token-forwards a target")
-    return _k_axis(ax, table)
-
-
-def _style(rule: str) -> dict[str, Any]:
-    return {"color": RULE_COLORS.get(rule, BLACK), "marker": RULE_MARKERS.get(rule, "o")}
-
-
-def _k_axis(ax: Axes, table: pd.DataFrame) -> Axes:
-    ks = sorted(table["k"].unique())
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ks, [str(k) for k in ks])
-    ax.tick_params(axis="x", which="minor", bottom=False)
-    ax.set_xlabel("k influential tokens")
-    return ax
+    num_clear = sum(is_above(low) for low in rows["effect_low"])
+    clear = f"{num_clear} of {counted(len(rows), 'rule')} find something of this document"
+    fitted = rows[rows["rule"].map(needs_null).astype(bool) & (rows["recovered_loss_low"] > 0)]
+    if fitted.empty:
+        return clear
+    shares = (fitted["null_recovered_loss"] / fitted["recovered_loss"]).sort_values()
+    least, most = percent(shares.iloc[0]), percent(shares.iloc[-1])
+    among = most if least == most else f"{least.removesuffix(' %')} to {most}"
+    looks_at = "see the answer" if fitted["sees_answer"].all() else "fit the answer or the prediction"
+    return f"Of what rules that {looks_at} recover, {among} is their null; {clear}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.models.causal_lm import CausalLM, Prefix
+from pipeline.models.divergence import Predictions
 from pipeline.models.inspectable_lm import InspectableLM
 
 _TOKENS_TIMED = 1024
@@ -193,9 +194,11 @@ def measured_speed(model: CausalLM, num_rows: int) -> Speed:
     trunk_seconds = _seconds(pass_through, model.device)
     hidden_ND = hidden_BSD.flatten(0, 1)[:_ROWS_TIMED]
 
+    reference, index_N = Predictions.of(model, hidden_ND[:1]), torch.zeros(len(hidden_ND), dtype=torch.int64)
+
     def project() -> torch.Tensor:
-        logits_NV = model.logits(hidden_ND).float()
-        return logits_NV.logsumexp(-1) + (logits_NV - logits_NV[0]) @ logits_NV[0]
+        log_probs_NV = model.logits(hidden_ND).log_softmax(-1, dtype=torch.float32)
+        return reference.divergences(log_probs_NV, index_N)
 
     project()
     return Speed(trunk_seconds / tokens_BS.numel(), _seconds(project, model.device) / len(hidden_ND))

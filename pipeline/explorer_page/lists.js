@@ -104,7 +104,10 @@ function targetItem(target, name, value) {
   const isCurrent = target.record === state.document && target.chunkIndex === state.chunk && target.index === state.target;
   const button = element(
     "button", { type: "button", tabindex: "-1", "aria-current": String(isCurrent) },
-    element("span", { class: "start" }, `${Array.from(before).slice(-24).join("")}`, element("b", {}, word(chunk.pieces, place))),
+    element(
+      "span", { class: "start" },
+      element("span", { class: "before" }, Array.from(before).slice(-24).join("")), element("b", {}, word(chunk.pieces, place)),
+    ),
     element("span", { class: "gain" }, name === "k" ? kStarInWords(value === Infinity ? "censored" : value, true) : signedNats(value)),
   );
   button.addEventListener("click", () => openDocument(target.record, target));

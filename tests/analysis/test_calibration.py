@@ -7,7 +7,10 @@ import pytest
 from matplotlib.axes import Axes
 
 from analysis import calibration, calibration_figures
+from analysis.palette import TRAINED_LONG
+from analysis.roles import Role
 
+ROLES = {"m": Role("trained at 256", TRAINED_LONG, None, 256)}
 EXPECTED, ACTUAL = "short_context_divergence", "loss_difference"
 
 
@@ -91,16 +94,20 @@ def test_a_model_that_expects_too_much_is_told() -> None:
 
 def test_the_figure_draws_every_bin_and_the_diagonal(ax: Axes) -> None:
     bins = calibration.calibration_bins(planted(1.0), EXPECTED)
-    calibration_figures.actual_against_expected(bins, ax)
+    calibration_figures.actual_against_expected(bins, ax, ROLES)
     (bars,) = ax.containers
     assert bars.lines[0].get_ydata().tolist() == bins["actual_gain"].tolist()
-    assert ax.get_legend_handles_labels()[1] == ["calibrated", "m"]
+    diagonal = ax.lines[-2]
+    assert (diagonal.get_xy1(), diagonal.get_slope()) == ((0, 0), 1)
 
 
 def test_panels_share_their_scale() -> None:
     table = planted(1.0)
     both = [calibration.calibration_bins(table, name) for name in calibration.measured_expectations(table)]
-    figure = calibration_figures.calibration_figure(pd.concat(both))
+    figure = calibration_figures.calibration_figure(
+        pd.concat(both), calibration.calibration_slopes(table), ROLES
+    )
     first, second = figure.axes
     assert first.get_ylim() == second.get_ylim()
+    assert first.get_xlim() == second.get_xlim()
     plt.close(figure)

@@ -179,6 +179,11 @@ def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page",
         shown = [float(text.replace("−", "-")) for text in page.locator("#targets .gain").all_inner_texts()]
         largest = losses[column].sort_values(ascending=False).head(100)
         assert shown == pytest.approx(list(largest), abs=6e-3)
+    # What is cut off for want of room is the text before a target, not the target.
+    room = page.locator("#targets .start").first.bounding_box()
+    target = page.locator("#targets b").first.bounding_box()
+    assert room is not None and target is not None
+    assert target["width"] > 3 and target["x"] + target["width"] <= room["x"] + room["width"] + 0.5
     page.get_by_role("textbox", name="from").fill("5")
     num_large = int((losses["specific_gain"] >= 5).sum())
     assert page.locator("#found-targets").inner_text().startswith(f"{num_large} of {len(losses)} targets")

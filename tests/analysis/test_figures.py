@@ -1,4 +1,4 @@
-"""What is drawn is the data: places of marks, ends of bars, number of panels, labels, bytes."""
+"""What is drawn is the data: places of marks, ends of bars, looks, scales, bytes."""
 
 from pathlib import Path
 
@@ -10,11 +10,23 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from synthetic_results import KS, SHORT_MODELS, TRAIN_CONTEXT_LENGTHS
 
-from analysis import figures
+from analysis import figures, length_figures, recovered_figures, token_effect_figures
+from analysis.generalization import gap_figures
 from analysis.generalization.gaps import generalization_gap_by_sparsity
-from analysis.mean_losses import losses_by_context_length, summarize_models
-from analysis.recovered_gain import excess_over_null, recovered_losses, with_recovered_losses
+from analysis.mean_losses import losses_beside_reference, losses_by_context_length
+from analysis.palette import TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, rule_look
+from analysis.recovered_gain import recovered_losses
+from analysis.roles import Role
+from analysis.titles import FEWEST_TARGETS
+from analysis.token_effects import token_effects
 from pipeline.results.folder import read_artefact
+
+LONG = Role("trained at 256", TRAINED_LONG, 2_300_000, 256)
+ROLES = {
+    "long-seed0": LONG, "long-seed1": LONG,
+    "short-contiguous": Role("trained at 32", TRAINED_CONTIGUOUS, 2_300_000, 32),
+    "short-pose": Role("trained at 32, PoSE", TRAINED_POSE, 2_300_000, 32),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,106 +46,108 @@ def drawn(ax: Axes, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, ends
 
 
-@pytest.mark.parametrize("value", ["recovered_loss", "recovered_fraction"])
-def test_a_rule_and_its_null_are_drawn_in_one_colour_with_their_intervals(
-    recovered: pd.DataFrame, ax: Axes, value: str
-) -> None:
+def test_a_rule_and_its_null_are_drawn_in_one_look_with_their_intervals(recovered: pd.DataFrame) -> None:
     rows = model_rows(recovered)
-    draw = {
-        "recovered_loss": figures.recovered_loss_against_k,
-        "recovered_fraction": figures.recovered_fraction_against_k,
-    }[value]
-    assert draw(rows, ax) is ax
-    assert len(ax.containers) == 6  # three rules, each beside its null
-    for index, far_context in enumerate(("other_document", "own")):  # leave_one_out comes first
+    figure = recovered_figures.recovered_figure(rows, LONG)
+    blind_ax, seeing_ax = figure.axes
+    assert blind_ax.get_ylim() == seeing_ax.get_ylim()
+    assert len(blind_ax.containers) == 4  # nearest and random, each beside its null
+    for index, far_context in enumerate(("other_document", "own")):
         line = rows[(rows["rule"] == "leave_one_out") & (rows["far_context"] == far_context)].sort_values("k")
-        x, y, ends = drawn(ax, index)
+        x, y, ends = drawn(seeing_ax, index)
         np.testing.assert_allclose(x, KS, rtol=0.05)
-        np.testing.assert_allclose(y, line[value])
-        np.testing.assert_allclose(ends, line[[f"{value}_low", f"{value}_high"]])
-    null, own = (ax.containers[index][0] for index in (0, 1))
-    assert null.get_color() == own.get_color()
+        np.testing.assert_allclose(y, line["recovered_fraction"])
+        np.testing.assert_allclose(ends, line[["recovered_fraction_low", "recovered_fraction_high"]])
+    null, own = (seeing_ax.containers[index][0] for index in (0, 1))
+    assert null.get_color() == own.get_color() == rule_look("leave_one_out").color
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert to_hex(null.get_markerfacecolor()) == "#ffffff"
-    assert ax.get_xscale() == "log"
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == [str(k) for k in KS]
-
-
-def test_no_fraction_is_drawn_where_there_is_no_gain(recovered: pd.DataFrame, ax: Axes) -> None:
-    figures.recovered_fraction_against_k(model_rows(recovered, "short-contiguous"), ax)
-    assert len(ax.containers) == 0
-    assert "no clear gain" in ax.texts[0].get_text()
-
-
-def test_excess_is_one_line_a_rule_with_units(sparse_context_losses: pd.DataFrame, ax: Axes) -> None:
-    excess = model_rows(excess_over_null(sparse_context_losses))
-    figures.excess_over_null_against_k(excess, ax)
-    assert len(ax.containers) == 3
-    np.testing.assert_allclose(drawn(ax, 0)[1], excess.loc[excess["rule"] == "leave_one_out", "excess_loss"])
-    assert "nats" in ax.get_ylabel()
-
-
-def test_excess_without_a_null_says_so(ax: Axes) -> None:
-    figures.excess_over_null_against_k(pd.DataFrame(columns=["model", "rule", "k"]), ax)
-    assert ax.texts[0].get_text() == "the null was not measured"
-
-
-def test_sparse_loss_curve_goes_from_no_token_to_the_long_context(recovered: pd.DataFrame, ax: Axes) -> None:
-    rows = model_rows(recovered)
-    rows = rows[rows["rule"] == "leave_one_out"]
-    own = rows[rows["far_context"] == "own"].sort_values("k")
-    figures.sparse_loss_curve(rows, ax)
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "4", "8", "16", "long"]
-    expected = [own["baseline_loss"].iloc[0], *own["sparse_context_loss"]]
-    np.testing.assert_allclose(drawn(ax, 1)[1], expected, rtol=1e-6)
-    ends = next(line for line in ax.lines if line.get_marker() == "D")
-    np.testing.assert_allclose(ends.get_xdata(), [0, 6])
-    np.testing.assert_allclose(ends.get_ydata(), own[["baseline_loss", "long_context_loss"]].iloc[0])
-    # The bars are those of the recovered loss, hung from the short context's loss.
-    expected_low = own["baseline_loss"] - own["recovered_loss_high"]
-    np.testing.assert_allclose(drawn(ax, 1)[2][1:, 0], expected_low)
-
-
-def test_a_panel_a_k_counts_every_target(sparse_context_losses: pd.DataFrame) -> None:
-    targets = with_recovered_losses(model_rows(sparse_context_losses))
-    targets = targets[(targets["rule"] == "leave_one_out") & (targets["far_context"] == "own")]
-    figure = figures.sparse_gain_panels(targets)
-    with_density = [ax for ax in figure.axes if ax.get_title().startswith("k = ")]
-    assert [ax.get_title().split("  ")[0] for ax in with_density] == [f"k = {k}" for k in KS]
-    for ax in with_density:
-        assert "n = 384" in ax.get_title()
-        assert ax.get_xlim() == ax.get_ylim() == with_density[0].get_xlim()
-        (identity,) = ax.lines
-        np.testing.assert_array_equal(identity.get_xdata(), identity.get_ydata())
-        counted = ax.collections[0].get_array().sum()
-        assert 380 <= counted <= 384  # the title counts those that the axes leave out
+    assert [tick.get_text() for tick in seeing_ax.get_xticklabels()] == [str(k) for k in KS]
     plt.close(figure)
 
 
-def test_loss_against_context_length_marks_training_lengths(results: Path, ax: Axes) -> None:
-    losses = losses_by_context_length(read_artefact(results, "length_losses"))
-    figures.loss_against_context_length(losses, ax, TRAIN_CONTEXT_LENGTHS)
-    assert ax.get_legend_handles_labels()[1] == sorted(TRAIN_CONTEXT_LENGTHS)
-    for index, model in enumerate(sorted(TRAIN_CONTEXT_LENGTHS)):
-        line = model_rows(losses, model).sort_values("context_length")
+def test_a_choice_that_recovers_many_gains_does_not_flatten_the_others(recovered: pd.DataFrame) -> None:
+    columns = ["recovered_fraction", "recovered_fraction_low", "recovered_fraction_high"]
+    rows = model_rows(recovered).copy()
+    rows.loc[rows["rule"] == "leave_one_out", columns] *= 20
+    figure = recovered_figures.recovered_figure(rows, LONG)
+    assert figure.axes[0].get_ylim()[1] == figure.axes[1].get_ylim()[1] == 3
+    own = rows[(rows["rule"] == "leave_one_out") & (rows["far_context"] == "own") & (rows["k"] == 16)]
+    said = f"leave one out: {own['recovered_fraction'].iloc[0]:.1f}"
+    assert said in [text.get_text() for text in figure.axes[1].texts]
+    plt.close(figure)
+
+
+def test_nats_are_drawn_where_there_is_no_gain(recovered: pd.DataFrame) -> None:
+    rows = model_rows(recovered, "short-contiguous")
+    figure = recovered_figures.recovered_figure(rows, ROLES["short-contiguous"])
+    assert figure.axes[0].get_ylabel() == "recovered (nats)"
+    nearest = rows[(rows["rule"] == "nearest") & (rows["far_context"] == "own")].sort_values("k")
+    np.testing.assert_allclose(drawn(figure.axes[0], 1)[1], nearest["recovered_loss"])
+    plt.close(figure)
+
+
+def test_effects_are_drawn_as_they_are(sparse_context_losses: pd.DataFrame, ax: Axes) -> None:
+    effects = model_rows(token_effects(sparse_context_losses))
+    token_effect_figures.effects_against_k(effects, ax)
+    for index, (_, line) in enumerate(effects.groupby("rule", sort=False)):
         x, y, ends = drawn(ax, index)
-        np.testing.assert_allclose(x, line["context_length"], rtol=0.08)
-        np.testing.assert_allclose(y, line["loss"])
-        np.testing.assert_allclose(ends, line[["loss_low", "loss_high"]])
+        np.testing.assert_allclose(x, line["k"])
+        np.testing.assert_allclose(y, line["effect"])
+        np.testing.assert_allclose(ends, line[["effect_low", "effect_high"]])
+        assert ax.containers[index][0].get_linestyle() == "-"  # dashes are for nulls
+
+
+def test_losses_are_drawn_beside_the_reference_with_the_intervals_of_the_difference(results: Path) -> None:
+    losses = read_artefact(results, "length_losses")
+    differences = losses_beside_reference(losses, "long-seed0", 32)
+    figure = length_figures.lengths_figure(
+        differences, losses_by_context_length(losses), ROLES, TRAIN_CONTEXT_LENGTHS.values()
+    )
+    (ax,) = figure.axes
+    for index, model in enumerate(sorted(TRAIN_CONTEXT_LENGTHS)):
+        line = model_rows(differences, model).sort_values("context_length")
+        x, y, ends = drawn(ax, index)
+        np.testing.assert_allclose(x, [32, 64, 128, 256], rtol=0.08)  # from the short context on
+        np.testing.assert_allclose(y, line["difference"])
+        np.testing.assert_allclose(ends, line[["difference_low", "difference_high"]])
+        assert ax.containers[index][0].get_color() == ROLES[model].look.color
     marks = {tuple(line.get_xdata()) for line in ax.lines if line.get_linestyle() == ":"}
     assert marks == {(32, 32), (256, 256)}
-    assert {text.get_text() for text in ax.texts} == {"train 32", "train 256"}
+    names = {text.get_text() for text in ax.texts}
+    assert names == {"trained at 32", "trained at 256", "trained at 32, PoSE"}
+    plt.close(figure)
 
 
-def test_generalization_gap_names_classes_with_their_n(
-    loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, ax: Axes
-) -> None:
-    gaps = generalization_gap_by_sparsity(
+def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
+    losses = pd.DataFrame(
+        {
+            "model": ["a", "a", "b", "b"], "document_id": ["1", "2"] * 2, "chunk_index": 0,
+            "context_length": 16, "num_targets": [1, 3] * 2, "mean_loss": [2.0, 5.0, 2.5, 5.25],
+        }
+    )  # fmt: skip
+    rows = losses_beside_reference(losses, "a", 16).set_index("model")
+    assert rows.loc["b", "difference"] == pytest.approx((1 * 0.5 + 3 * 0.25) / 4)
+    assert rows.loc["a", ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
+    # The documents differ by 3 nats, the differences by 0.25: that is what the interval is of.
+    plain = losses_by_context_length(losses).set_index("model")
+    widths = [
+        table.loc["b", f"{name}_high"] - table.loc["b", f"{name}_low"]
+        for table, name in ((rows, "difference"), (plain, "loss"))
+    ]
+    assert 0 < widths[0] < 0.2 * widths[1]
+
+
+@pytest.fixture(scope="module")
+def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
+    return generalization_gap_by_sparsity(
         loss_differences, dependency_sparsity, short_models=SHORT_MODELS,
         sparsity_model="long-seed0", reference_model="long-seed1", studied_ks=KS,
     )  # fmt: skip
-    figures.generalization_gap_by_sparsity(gaps, ax)
-    assert len(ax.containers) == 2
+
+
+def test_generalization_gap_names_classes_with_their_n(gaps: pd.DataFrame, ax: Axes) -> None:
+    gap_figures.gaps_by_class(gaps, ax, ROLES)
     for index, model in enumerate(SHORT_MODELS):
         rows = model_rows(gaps, model)
         x, y, ends = drawn(ax, index)
@@ -142,44 +156,38 @@ def test_generalization_gap_names_classes_with_their_n(
         np.testing.assert_allclose(ends, rows[["generalization_gap_low", "generalization_gap_high"]])
     labels = [tick.get_text() for tick in ax.get_xticklabels()]
     counts = model_rows(gaps, "short-pose")["num_targets"]
-    assert labels[0] == f"1\nn={counts.iloc[0]}"
-    assert labels[-2:] == [f"> 16\nn={counts.iloc[-2]}", f"no gain\nn={counts.iloc[-1]}"]
-    assert ax.get_legend_handles_labels()[1] == SHORT_MODELS
+    assert labels[0] == f"1\n{counts.iloc[0]}"
+    assert labels[-2:] == [f">16\n{counts.iloc[-2]}", f"none\n{counts.iloc[-1]}"]
 
 
-def test_loss_differences_are_drawn_a_row_a_model(loss_differences: pd.DataFrame, ax: Axes) -> None:
-    summary = summarize_models(loss_differences)
-    figures.loss_differences_by_model(summary, ax)
-    labels = [tick.get_text() for tick in ax.get_yticklabels()]
-    points = dict(zip(labels, ax.containers[0][0].get_xdata(), strict=True))
-    assert points == pytest.approx(summary.set_index("model")["loss_difference"].to_dict())
-
-
-def test_distribution_is_the_share_of_targets_above(loss_differences: pd.DataFrame, ax: Axes) -> None:
-    figures.loss_difference_distribution(loss_differences, ax)
-    line = next(line for line in ax.lines if line.get_label() == "short-contiguous")
-    gains = model_rows(loss_differences, "short-contiguous")["loss_difference"]
-    at_zero = line.get_ydata()[np.searchsorted(line.get_xdata(), 0.0)]
-    assert at_zero == pytest.approx((gains >= 0).mean(), abs=1 / len(gains))
+def test_a_class_of_few_targets_does_not_stretch_the_scale(gaps: pd.DataFrame) -> None:
+    slopes = pd.DataFrame(
+        [
+            {"model": model, "measure": "leave_one_out", "coding": gap_figures.AMONG_REACHED,
+             "adjustment": adjustment, "num_targets": 300, "num_documents": 24, "slope": 0.1,
+             "slope_low": 0.0, "slope_high": 0.2}
+            for model in SHORT_MODELS
+            for adjustment in (gap_figures.NO_CONTROLS, gap_figures.ALL_CONTROLS, gap_figures.WITH_GAIN)
+        ]
+    )  # fmt: skip
+    few = gaps["category"] == "more than 16"
+    gaps = gaps.assign(
+        num_targets=gaps["num_targets"].mask(few, FEWEST_TARGETS - 1),
+        generalization_gap_high=gaps["generalization_gap_high"].mask(few, 9.0),
+    )
+    figure = gap_figures.gap_figure(gaps, slopes, ROLES, "position")
+    assert figure.axes[0].get_ylim()[1] < 9
+    assert not any(">16" in tick.get_text() for tick in figure.axes[0].get_xticklabels())
+    assert "classes of fewer than 30 left out" in " ".join(figure.texts[1].get_text().split())
+    plt.close(figure)
 
 
 def test_saved_figures_are_the_same_bytes_each_time(recovered: pd.DataFrame, tmp_path: Path) -> None:
     written = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        figure, ax = figures.panels()
-        figures.recovered_loss_against_k(model_rows(recovered), ax)
+        figure = recovered_figures.recovered_figure(model_rows(recovered), LONG)
         written.append(figures.save(figure, folder, "name"))
         plt.close(figure)
     assert [path.name for path in written[0]] == ["name.png", "name.pdf"]
     for first, second in zip(*written, strict=True):
         assert first.read_bytes() == second.read_bytes()
-
-
-def test_no_text_is_smaller_than_eight_points(recovered: pd.DataFrame) -> None:
-    figure, ax = figures.panels()
-    figures.recovered_loss_against_k(model_rows(recovered), ax)
-    figures.rules_legend(figure, ax)
-    figure.canvas.draw()
-    texts = [text for text in figure.findobj(plt.Text) if text.get_text()]
-    assert min(text.get_fontsize() for text in texts) >= 8
-    plt.close(figure)

@@ -1,13 +1,15 @@
 """Bins by another seed's gain, against sums done by hand, the planted truth and simulated luck."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from synthetic_results import KS, Truth
 
 from analysis.generalization import gain_bins, sparsity_figures
 from analysis.generalization.sparsity_classes import NO_GAIN
+from analysis.palette import TRAINED_LONG
+from analysis.roles import Role
 from pipeline.errors import InputError
 
 STUDIED = {1: "1", 2: "2", 4: "4", 8: "8", 16: "16", 32: "more than 16", 0: "no gain"}
@@ -102,31 +104,18 @@ def test_shares_of_gaining_targets_rise_to_those_that_are_not_censored(
     assert set(table["num_targets"]) == {len(needed)}
 
 
-def test_what_is_drawn_is_the_table(
-    measured: pd.DataFrame, sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, ax: Axes
-) -> None:
-    table = gain_bins.sparsity_distribution(measured, KS)
-    sparsity_figures.sparsity_distribution(table, ax)
-    np.testing.assert_allclose(np.asarray(ax.containers[0][0].get_ydata(), dtype=float), table["share"])
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "4", "8", "16", "> 16", "no gain"]
-    ax.clear()
-    losses = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
-    effects = gain_bins.effects_by_bin(losses, bins).query("rule == 'leave_one_out'")
-    sparsity_figures.effect_against_k(effects, ax, "recovered beyond the null")
-    assert ax.get_ylabel() == "recovered beyond the null (nats)"
-    for bar in ax.containers:
-        of_bin = effects[effects["gain_bin"] == bar.get_label()].sort_values("k")
-        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), of_bin["effect_loss"])
-
-
-def test_both_seeds_gains_are_drawn_with_their_n(
-    loss_differences: pd.DataFrame, bins: pd.DataFrame, ax: Axes
-) -> None:
-    gains = gain_bins.gains_by_bin(loss_differences, bins, "long-seed0")
-    sparsity_figures.gains_by_bin(gains, ax, "long-seed1", "long-seed0")
-    for bar, value in zip(ax.containers, ("binning_gain", "loss_difference"), strict=True):
-        np.testing.assert_allclose(np.asarray(bar[0].get_xdata(), dtype=float), gains[value])
-    assert f"n = {gains['num_targets'].iloc[-1]}" in ax.get_yticklabels()[-1].get_text()
+def test_what_is_drawn_is_the_table_of_every_model(measured: pd.DataFrame) -> None:
+    shares = gain_bins.shares_of_gaining_targets(measured, KS)
+    needed = pd.concat([shares.assign(model="a"), shares.assign(model="b")])
+    roles = {name: Role(name, TRAINED_LONG, size, 256) for name, size in (("a", 460_000), ("b", 2_300_000))}
+    figure = sparsity_figures.sparsity_figure(needed, roles)
+    (ax,) = figure.axes
+    for bar, (_, rows) in zip(ax.containers, needed.groupby("model"), strict=True):
+        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), rows["share"])
+    assert ax.get_ylim() == (0, 1)
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "4", "8", "16"]
+    assert {text.get_text() for text in ax.texts} == {"2.3 M\nparameters", "0.46 M\nparameters"}
+    plt.close(figure)
 
 
 def test_sentences_are_read_off_the_tables(

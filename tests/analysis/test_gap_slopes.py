@@ -13,8 +13,14 @@ from analysis import figures
 from analysis.generalization import gap_figures, gap_slopes, gap_verdicts
 from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, CODINGS
 from analysis.paired_targets import TARGET
+from analysis.palette import TRAINED_CONTIGUOUS, TRAINED_POSE
+from analysis.roles import Role
 from pipeline.errors import InputError
 
+ROLES = {
+    model: Role(model, look, None, 32)
+    for model, look in zip(SHORT_MODELS, (TRAINED_CONTIGUOUS, TRAINED_POSE), strict=True)
+}
 COUNTS = np.array([1, 2, 4, 8, 16, 32, 64])  # of the seven token IDs of the synthetic results
 
 
@@ -153,19 +159,17 @@ def test_the_sentences_say_what_the_tables_hold(slopes: pd.DataFrame, tests: pd.
 
 
 def test_the_figure_shows_every_slope_with_its_interval_and_n(slopes: pd.DataFrame, tmp_path: Path) -> None:
-    figure = gap_figures.slopes_figure(slopes)
+    figure = gap_figures.slopes_figure(slopes, ROLES, "frequency")
     axes = figure.axes
-    assert [ax.get_title() for ax in axes] == [
-        f"{model}\n{coding}" for coding in CODINGS for model in SHORT_MODELS
-    ]
-    for ax in axes:
-        model, coding = ax.get_title().split("\n")
-        rows = slopes[(slopes["model"] == model) & (slopes["coding"] == coding)]
-        assert [bar.get_label() for bar in ax.containers] == list(rows["adjustment"])
-        for bar, row in zip(ax.containers, rows.to_dict("records"), strict=True):
+    assert axes[0].get_xlim() == axes[1].get_xlim()
+    for ax, adjustment in zip(axes, (gap_slopes.NO_CONTROLS, gap_slopes.WITH_GAIN), strict=True):
+        rows = slopes[slopes["adjustment"] == adjustment].set_index(["coding", "model"])
+        expected = [rows.loc[(coding, model)] for coding in CODINGS for model in SHORT_MODELS]
+        for bar, row in zip(ax.containers, expected, strict=True):
             line, _, (ends,) = bar
             np.testing.assert_allclose(np.asarray(line.get_xdata(), dtype=float), [row["slope"]])
             np.testing.assert_allclose(ends.get_segments()[0][:, 0], [row["slope_low"], row["slope_high"]])
-    assert axes[2].get_yticklabels()[0].get_text() == "leave_one_out\nn = 384"
-    assert "nats" in axes[2].get_xlabel()
+    names = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert (names[0], names[3]) == ("Targets that have a k*", "leave one out (384)")
+    assert "nats" in axes[0].get_xlabel()
     assert {path.suffix for path in figures.save(figure, tmp_path, "slopes")} == {".png", ".pdf"}

@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from exported_results import vouch_for
-from synthetic_results import CENSORED_K, MEAN_GAP, Truth, write_results
+from synthetic_results import CENSORED_K, MEAN_GAP, SELECTION_BONUS, Truth, write_results
 
 from analysis import notebook_execution, notebook_needs
 from analysis.generalization import model_scale, scale_figures
@@ -112,25 +113,39 @@ def test_a_trend_is_told_from_its_ends(compared: list[model_scale.ComparedModels
 
 
 def test_the_figure_draws_every_line(compared: list[model_scale.ComparedModels]) -> None:
-    sparsity, gaps = model_scale.sparsity_by_scale(compared), model_scale.gaps_by_scale(compared)
-    last = sparsity[sparsity["train_step"] == 400]
-    figure = scale_figures.scale_figure(last, gaps, scale_figures.SIZE)
-    gap_ax = figure.axes[2]
-    for bar, model in zip(gap_ax.containers, MEAN_GAP, strict=True):
-        rows = gaps[gaps["model"] == model]
-        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), rows["generalization_gap"])
-    assert [tick.get_text() for tick in gap_ax.get_xticklabels()] == ["1 M", "3 M"]
-    assert all("nats" in figure.axes[index].get_ylabel() for index in (0, 2, 3))
+    tables = (model_scale.gains_by_scale, model_scale.carried_by_scale, model_scale.gaps_by_scale)
+    gains, carried, gaps = (table(compared) for table in tables)
+    gains, carried = (table[table["train_step"] == 400] for table in (gains, carried))
+    figure = scale_figures.scale_figure(gains, carried, gaps)
+    nats_ax, share_ax = figure.axes
+    expected = [gains["loss_difference"]]
+    expected += [gaps.loc[gaps["model"] == model, "generalization_gap"] for model in MEAN_GAP]
+    for bar, values in zip(nats_ax.containers, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), values)
+    for bar, rule in zip(share_ax.containers, ("nearest", "random"), strict=True):
+        values = carried.loc[carried["rule"] == rule, "recovered_fraction"]
+        np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), values)
+    assert [tick.get_text() for tick in nats_ax.get_xticklabels()] == ["1 M", "3 M"]
+    assert nats_ax.get_ylabel() == "nats"
+    plt.close(figure)
 
 
-def test_the_notebook_draws_both_and_states_its_conclusions(folders: list[Path], tmp_path: Path) -> None:
+def test_what_is_carried_is_the_planted_share(
+    compared: list[model_scale.ComparedModels], truth: Truth
+) -> None:
+    rows = model_scale.carried_by_scale(compared).set_index(["num_parameters", "train_step", "rule"])
+    planted = truth.recovered_gain("nearest", 16) + SELECTION_BONUS["nearest"] * np.log2(17)
+    share = planted.sum() / truth.targets["gain"].sum()
+    assert rows.loc[(1_000_000, 400, "nearest"), "recovered_fraction"] == pytest.approx(share, abs=0.01)
+    assert "leave_one_out" not in rows.index.get_level_values("rule")
+
+
+def test_the_notebook_draws_sizes_and_states_its_conclusions(folders: list[Path], tmp_path: Path) -> None:
     large, small, early = map(str, folders)
     parameters = {"results": large, "also_results": [small, early], "figures_folder": str(tmp_path)}
     notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
     written = {path.name for path in tmp_path.glob("*.p[dn][fg]")}
-    assert written == {
-        f"{name}.{suffix}" for name in ("model_scale", "training_steps_1000000") for suffix in ("png", "pdf")
-    }
+    assert written == {"model_scale.png", "model_scale.pdf"}
     cells = nbformat.read(tmp_path / "model_scale.ipynb", as_version=4).cells
     printed = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
     assert "32 tokens, pose: the gap is 0." in printed

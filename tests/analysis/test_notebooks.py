@@ -21,20 +21,17 @@ from pipeline.results.folder_lock import FolderLock
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
 FIGURES = {
-    "dependency_sparsity-long-seed0",
+    "dependency_sparsity",
     "gap_slopes",
     "generalization_gap_by_sparsity",
     "loss_against_context_length",
     "long_perplexity",
-    "loss_differences",
-    "recovered_loss_by_gain-long-seed0",
     *(f"recovered_loss_against_k-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
     *(f"token_effects-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
     *(
         f"token_effects-{model}-by-another-model"
         for model in ("long-seed0", "long-seed1", "short-contiguous")
     ),
-    *(f"sparse_gain_against_long_gain-{model}" for model in ("long-seed0", "long-seed1", "short-contiguous")),
 }
 
 

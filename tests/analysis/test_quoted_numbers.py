@@ -14,16 +14,19 @@ import pytest
 from shown_commands import ROOT, commands_of
 
 from analysis.document_intervals import interval_columns, interval_over_documents
+from analysis.generalization.gap_slopes import WITH_GAIN, gap_slopes, gap_targets
 from analysis.generalization.model_scale import compared_models, gaps_by_scale, sparsity_by_scale
+from analysis.generalization.sparsity_measures import ALL_TARGETS, read_sparsity_measures
 from analysis.mean_losses import summarize_models
 from analysis.own_measurements import read_sparse_losses
 from analysis.recovered_gain import excess_over_null, recovered_losses
+from analysis.rules.selection_rules import rules_table
 from analysis.synthetic.bound_scaling import summarize_conditions, with_bounds
 from analysis.synthetic.found_dependencies import by_part
 from analysis.synthetic.synthetic_accuracy import over_seeds
 from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline.query import connect, run_query
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import read_artefact, read_settings
 
 REFERENCE = ROOT / "analysis" / "reference"
 STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
@@ -135,6 +138,29 @@ def test_the_first_page(recovered: dict[Any, Row]) -> None:
     agree(re.findall(r'"recover" (\S+) times', text)[0], null)
 
 
+def test_slopes_with_the_gain_held_constant() -> None:
+    text = section(FINDINGS, "Do sparse predictions generalize better?")
+    long, other = "2m-long-seed0", "2m-long-seed1"
+    shorts = {"pose": "2m-short-pose-seed0", "contiguous": "2m-short-contiguous-seed0"}
+    targets = gap_targets(
+        read_artefact(STUDY, "loss_differences", None), short_models=list(shorts.values()),
+        reference_model=other, difficulty_model=other, gain_model=long, token_counts_V=None,
+    )  # fmt: skip
+    measured, losses = read_sparsity_measures(STUDY, long)
+    slopes = gap_slopes(targets, measured, losses["k"].max())
+    with_gain = slopes[slopes["adjustment"] == WITH_GAIN]
+    of_all = with_gain[with_gain["coding"] == ALL_TARGETS]
+    assert len(of_all) == 10 and (of_all["slope_high"] < 0).all()
+    assert not (with_gain["slope_low"] > 0).any()
+    row_of = by(of_all, "measure", "model")
+    for label, measure in {
+        "`leave_one_out` of all": "leave_one_out", "random tokens, of all": "random",
+        "`leave_one_out_divergence` of all": "leave_one_out_divergence",
+    }.items():  # fmt: skip
+        for cell, model in zip(cells_of(text, label), shorts.values(), strict=True):
+            agree(cell, *interval(row_of[measure, model], "slope"))
+
+
 def test_scale(recovered: dict[Any, Row]) -> None:
     text = section(FINDINGS, "What changes with model size?")
     compared = compared_models([STUDY])
@@ -206,8 +232,11 @@ def test_every_rule_of_the_first_run() -> None:
     losses = read_sparse_losses(REFERENCE / "c4" / "rules")
     rows = by(recovered_losses(losses), "rule", "far_context", "k")
     beyond = by(excess_over_null(losses), "rule", "k")
+    settings = read_settings(REFERENCE / "c4" / "rules", "influential_tokens")
+    costs = by(rules_table(losses, settings), "rule", "k")
     for rule in {rule for rule, _ in beyond}:
-        *cells, last, _ = cells_of(text, f"`{rule}` ")
+        *cells, last, cost = cells_of(text, f"`{rule}` ")
+        agree(cost.partition(", and")[0], costs[rule, 16]["token_forwards_per_target"])
         for k, cell in zip((1, 2, 4, 8, 16), cells, strict=True):
             own, null = (rows[rule, far, k]["recovered_loss"] for far in ("own", "other_document"))
             agree(cell, own, null)

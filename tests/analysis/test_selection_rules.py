@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 from analysis import notebook_needs
+from analysis.palette import TRAINED_LONG
+from analysis.roles import Role
 from analysis.rules import rule_figures, rule_verdicts, selection_rules
 from pipeline.errors import InputError
 from pipeline.results.folder import read_artefact, read_settings
@@ -241,21 +243,23 @@ def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(ta
 
 
 def test_the_figure_draws_the_table(table: pd.DataFrame) -> None:
-    figure = rule_figures.rules_figure(table)
-    seeing, blind, cost = figure.axes
-    drawn = {line.get_label(): line.get_ydata() for ax in (seeing, blind) for line in ax.lines}
-    for rule, value in {
-        "leave_one_out": "excess_loss",
-        "greedy": "excess_loss",
-        "random": "recovered_loss",
-    }.items():
-        np.testing.assert_allclose(drawn[rule], table.loc[table["rule"] == rule, value])
-    band = seeing.collections[1].get_paths()[0].vertices[:, 1]
-    greedy = table[table["rule"] == "greedy"]
-    assert (band.min(), band.max()) == (greedy["excess_loss_low"].min(), greedy["excess_loss_high"].max())
-    assert seeing.get_ylim() == blind.get_ylim()
-    assert len(cost.lines) == 2 and cost.get_yscale() == "log"  # random costs nothing
+    figure = rule_figures.rules_figure(table, Role("trained at 256", TRAINED_LONG, None, 256))
+    recovered, effect = figure.axes
+    rows = table[table["k"] == table["k"].max()].iloc[::-1]
+    points = [bar[0].get_xdata()[0] for bar in recovered.containers]
+    np.testing.assert_allclose(points[::2], rows["null_recovered_loss"])
+    np.testing.assert_allclose(points[1::2], rows["recovered_loss"])
+    is_blind = rows["rule"] == "random"
+    expected = rows["recovered_loss"].where(is_blind, rows["excess_loss"])
+    np.testing.assert_allclose([bar[0].get_xdata()[0] for bar in effect.containers], expected)
+    names = [label.get_text() for label in recovered.get_yticklabels()]
+    assert names == ["random tokens", "greedy (171)", f"leave one out ({_cost(table, 'leave_one_out')})"]
+    assert recovered.get_ylim() == effect.get_ylim()
     plt.close(figure)
+
+
+def _cost(table: pd.DataFrame, rule: str) -> str:
+    return f"{table.loc[table['rule'] == rule, 'token_forwards_per_target'].iloc[-1]:,.0f}"
 
 
 def _run(results: Path, figures: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -71,7 +71,8 @@ def made_up_page(megabytes: float) -> str:
         "recovery_fraction": 0.9, "minimum_gain": 0.1, "unit_nats": NATS, "left_out": [],
         "null_pieces": {str(id_): f" {words[id_ % len(words)]}" for id_ in range(VOCABULARY)},
     }  # fmt: skip
-    room, documents = megabytes * 1e6 - bytes_of_parts() - len(to_json(header)), []
+    room = megabytes * 1e6 - bytes_of_parts() - len(to_json(header))
+    documents: list[tuple[Record, str]] = []
     while True:
         record = made_up_record(f"{len(documents):016x}", words, generator)
         encoded = to_json(record)
