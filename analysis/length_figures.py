@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from analysis.figure_texts import LineEnd, label_line_ends, name_place, put_title
 from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
 from analysis.palette import BLACK
-from analysis.roles import Role, size_words
+from analysis.roles import Role, common_size
 from analysis.titles import BARS, is_above, is_below, sample_size, subtitle
 
 _BESIDE = 1.03  # factor on a logarithmic axis between the bars of models
@@ -50,10 +50,12 @@ def lengths_figure(
             for row in last
         ],
     )
-    sizes = {size_words(roles[model].num_parameters) for model in models}
-    size = sizes.pop() if len(sizes) == 1 else ""
-    bars = f"{BARS}, of the difference"
-    put_title(figure, lengths_title(changes, roles), subtitle(sample_size(differences), size, bars))
+    told = [
+        sample_size(differences),
+        common_size(roles[model] for model in models),
+        f"{BARS}, of the difference",
+    ]
+    put_title(figure, lengths_title(changes, roles), subtitle(*told))
     return figure
 
 

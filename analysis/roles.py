@@ -5,6 +5,7 @@ in a list.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def rule_words(rule: str) -> str:
     if rule.endswith(_DIVERGENCE):
         return f"{rule_words(rule.removesuffix(_DIVERGENCE))}, by divergence"
     return rule.replace("_", " ")
+
+
+def common_size(roles: Iterable[Role]) -> str:
+    """The size of all these models, such as "2.3 M parameters"; "" where it differs or is not known."""
+    sizes = {size_words(role.num_parameters) for role in roles}
+    return sizes.pop() if len(sizes) == 1 else ""
 
 
 def size_words(num_parameters: int | None) -> str:

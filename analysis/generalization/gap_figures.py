@@ -16,7 +16,7 @@ from analysis.generalization.gap_verdicts import gap_title, slopes_title
 from analysis.generalization.sparsity_classes import NO_GAIN
 from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, BEYOND_NULL
 from analysis.palette import BLACK
-from analysis.roles import Role, rule_words
+from analysis.roles import Role, common_size, rule_words
 from analysis.titles import BARS, FEWEST_TARGETS, sample_size, subtitle
 
 _ASIDE = 0.24  # between models, of a row or class
@@ -44,7 +44,8 @@ def gap_figure(gaps: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Rol
     slope_ax.set_title("held constant:", loc="left")
     rule = rule_words(str(among["measure"].iloc[0]))
     left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
-    put_title(figure, gap_title(among), subtitle(sample_size(among), f"k* by {rule}", BARS, left_out))
+    told = subtitle(sample_size(among), _size(among, roles), f"k* by {rule}", BARS, left_out)
+    put_title(figure, gap_title(among), told)
     return figure
 
 
@@ -112,6 +113,7 @@ def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) ->
         held: what is held constant beside the gain, in words.
     """
     measures = list(dict.fromkeys(slopes["measure"]))
+    drawn = slopes[slopes["num_targets"] >= FEWEST_TARGETS]
     num_rows = len(_BLOCKS) * (len(measures) + 1)
     figure, axes = panels(1, 2, TEXT_WIDTH, 0.9 + _ROW_HEIGHT * num_rows)
     panels_of = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
@@ -121,9 +123,12 @@ def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) ->
             rows.append(slopes.iloc[:0])
             names.append(block)
             for measure in measures:
-                is_row = (slopes["measure"] == measure) & (slopes["coding"] == coding)
-                rows.append(slopes[is_row & (slopes["adjustment"] == adjustment)])
-                names.append(f"{_measure_words(measure)} ({rows[-1]['num_targets'].min():,})")
+                is_row = (drawn["measure"] == measure) & (drawn["coding"] == coding)
+                rows.append(drawn[is_row & (drawn["adjustment"] == adjustment)])
+                count = (
+                    f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else f"fewer than {FEWEST_TARGETS}"
+                )
+                names.append(f"{_measure_words(measure)} ({count})")
         slopes_in_rows(rows, names if ax is axes[0] else [""] * len(rows), ax, roles)
         ax.tick_params(axis="y", length=0)
         ax.set_title(title, loc="left")
@@ -134,9 +139,13 @@ def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) ->
         if name in _BLOCKS.values():
             tick.label1.set_fontweight("bold")
     figure.legend(*_model_handles(slopes, roles), loc="outside lower right", ncols=2)
-    told = subtitle(sample_size(slopes), "targets in brackets", BARS)
-    put_title(figure, slopes_title(slopes), told)
+    told = subtitle(sample_size(drawn), _size(slopes, roles), "targets in brackets", BARS)
+    put_title(figure, slopes_title(drawn), told)
     return figure
+
+
+def _size(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> str:
+    return common_size(roles[str(model)] for model in slopes["model"].unique())
 
 
 def _model_handles(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> tuple[list, list[str]]:

@@ -62,7 +62,7 @@ def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
     return f"{model}, of {num_readings} readings of k*: {'; '.join(parts)}."
 
 
-_DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "does not clearly change"}
+_DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "neither rises nor falls steadily"}
 
 
 def gap_title(slopes: pd.DataFrame) -> str:

@@ -172,4 +172,8 @@ def test_the_figure_shows_every_slope_with_its_interval_and_n(slopes: pd.DataFra
     names = [label.get_text() for label in axes[0].get_yticklabels()]
     assert (names[0], names[3]) == ("Targets that have a k*", "leave one out (384)")
     assert "nats" in axes[0].get_xlabel()
+    few = slopes.assign(num_targets=slopes["num_targets"].mask(slopes["coding"] == AMONG_REACHED, 29))
+    without = gap_figures.slopes_figure(few, ROLES, "frequency").axes[0]
+    assert without.get_yticklabels()[1].get_text() == "leave one out (fewer than 30)"
+    assert len(without.containers) == len(axes[0].containers) / 2
     assert {path.suffix for path in figures.save(figure, tmp_path, "slopes")} == {".png", ".pdf"}

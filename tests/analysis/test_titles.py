@@ -105,11 +105,11 @@ def test_who_gains_and_loses_by_length(a: Ends, b: Ends, c: Ends, title: str) ->
 @pytest.mark.parametrize(
     ("without", "with_gain", "title"),
     [
-        ((UP, UP), (NEITHER, NEITHER), f"The gap rises with k*; {HELD} does not clearly change"),
+        ((UP, UP), (NEITHER, NEITHER), f"The gap rises with k*; {HELD} neither rises nor falls steadily"),
         ((UP, UP), (UP, UP), "The gap rises with k*, with or without the gain held constant"),
-        ((NEITHER, NEITHER), (DOWN, DOWN), f"The gap does not clearly change with k*; {HELD} falls"),
+        ((NEITHER, NEITHER), (DOWN, DOWN), f"The gap neither rises nor falls steadily with k*; {HELD} falls"),
         ((UP, NEITHER), (NEITHER, NEITHER),
-         f"The gap rises for 1 of 2 models with k*; {HELD} does not clearly change"),
+         f"The gap rises for 1 of 2 models with k*; {HELD} neither rises nor falls steadily"),
         ((UP, DOWN), (UP, UP), f"The gap rises for 1 and falls for 1 of 2 models with k*; {HELD} rises"),
     ],
 )  # fmt: skip
