@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from analysis.titles import sample_size as sample_size
 from pipeline.results.partial import partial_note
 
 _DOTS_AN_INCH = 200

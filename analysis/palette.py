@@ -102,10 +102,3 @@ def _contrast_with_white(rgb: np.ndarray) -> float:
     """Of the web's guidelines (WCAG 2.2), from 1 to 21."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(1.05 / (linear @ np.array([0.2126, 0.7152, 0.0722]) + 0.05))
-
-
-RULE_COLORS = {rule: look.color for rule, look in RULE_LOOKS.items()}
-RULE_MARKERS = {rule: look.marker for rule, look in RULE_LOOKS.items()}
-MODEL_COLORS = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW]
-MODEL_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-"""Until every figure draws roles."""
