@@ -6,13 +6,12 @@ positions of another document. Bars are 95 % intervals over haystacks.
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figure_texts import LineEnd, label_line_ends, put_title
-from analysis.figures import BESIDE, TEXT_WIDTH, panels
+from analysis.figures import TEXT_WIDTH, draw_with_bars, panels, tokens_axis
 from analysis.palette import BLACK, GREY, rule_look
 from analysis.roles import Role, rule_words, size_words
 from analysis.titles import is_above, percent, sample_size, subtitle
@@ -22,14 +21,11 @@ from pipeline.results.names import OTHER_DOCUMENT, OWN
 OVER_HAYSTACKS = "bars: 95 % over haystacks"
 _TOLD_AT_K = 4
 _STEP_ASIDE = 0.012  # of the depth, between models
+_BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
 
 
 def _sample(rows: pd.DataFrame) -> str:
     return sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
-
-
-def _errors(rows: pd.DataFrame, value: str) -> np.ndarray:
-    return np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
 
 
 def retrieval_title(retrieval: pd.DataFrame) -> str:
@@ -65,7 +61,7 @@ def retrieval_figure(retrieval: pd.DataFrame, roles: Mapping[str, Role]) -> Figu
         line, look = retrieval[retrieval["model"] == model].sort_values("depth"), roles[model].look
         depths = line["depth"] + _STEP_ASIDE * (index - (len(models) - 1) / 2)
         gains = line["retrieval_gain"]
-        ax.errorbar(depths, gains, yerr=_errors(line, "retrieval_gain"), elinewidth=0.9, **look.measured)
+        draw_with_bars(ax, depths, line, "retrieval_gain", **look.measured)
         ends.append(LineEnd(depths.iloc[-1], gains.iloc[-1], roles[model].words, look.color))
     ax.axhline(0, color=BLACK, linewidth=0.6)
     depths = sorted(retrieval["depth"].unique())
@@ -130,20 +126,15 @@ def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd
         if rule == "random" or (is_null and rule in CONTROLS):
             continue
         line, look = line.sort_values("k"), rule_look(str(rule))
-        x = line["k"] * (BESIDE if is_null else 1 / BESIDE)
-        style = look.null if is_null else look.measured
-        ax.errorbar(x, line[measure], yerr=_errors(line, measure), elinewidth=0.9, **style)
+        x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
+        draw_with_bars(ax, x, line, measure, **look.null if is_null else look.measured)
         words = f"{rule_words(str(rule))}{': null' if is_null else ''}"
         ends.append(LineEnd(x.iloc[-1], line[measure].iloc[-1], words, look.color))
     chance = found.groupby("k")[f"chance_{measure}"].mean()
     ax.plot(chance.index, chance, color=GREY, linestyle=":")
     ends.append(LineEnd(chance.index[-1], chance.iloc[-1], "chance", GREY))
-    ks = sorted(found["k"].unique())
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ks, [str(k) for k in ks])
-    ax.minorticks_off()
+    tokens_axis(ax, found["k"].unique())
     ax.set_ylim(-0.03, 1.03)
-    ax.set_xlabel("k influential tokens")
     return ends
 
 
