@@ -90,6 +90,8 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     assert figure is not None
     figure.draw_without_rendering()  # now the axes have their height
     shown = [end for end in ends if np.isfinite(end.y)]
+    if not shown:
+        return
     shown.sort(key=lambda end: end.y)
     places = ax.transData.transform([(end.x, end.y) for end in shown]).reshape(-1, 2)[:, 1]
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72

@@ -64,21 +64,21 @@ def _draw_rules(ax: Axes, rows: pd.DataFrame, value: str) -> None:
 
 def _name_rules(ax: Axes, rows: pd.DataFrame, value: str) -> None:
     """The rules at their ends; their nulls together, or one by one where few rules stand here."""
-    last = rows[rows["k"] == rows["k"].max()]
+    last, top = rows[rows["k"] == rows["k"].max()], ax.get_ylim()[1]
+
+    def end(row: dict, words: str, color: str) -> LineEnd:
+        beyond = f": {row[value]:.2g}" if row[value] > top else ""
+        return LineEnd(row["k"], min(row[value], top), words + beyond, color)
+
     ends = []
     for row in last[last["far_context"] == OWN].to_dict("records"):
-        words, top = rule_words(row["rule"]).replace(", ", ",\n"), ax.get_ylim()[1]
-        if row[value] > top:
-            words += f": {row[value]:.1f}"
-        ends.append(LineEnd(row["k"], min(row[value], top), words, rule_look(row["rule"]).color))
-    null = last[last["far_context"] == OTHER_DOCUMENT]
+        ends.append(end(row, rule_words(row["rule"]).replace(", ", ",\n"), rule_look(row["rule"]).color))
+    null = last[last["far_context"] == OTHER_DOCUMENT].sort_values(value).to_dict("records")
     if len(null) == 1:
-        color = rule_look(null["rule"].iloc[0]).color
         words = "its null: the same\nin another document"
-        ends.append(LineEnd(null["k"].iloc[0], min(null[value].iloc[0], ax.get_ylim()[1]), words, color))
-    elif len(null):
-        place = min(null[value].min(), ax.get_ylim()[1])
-        ends.append(LineEnd(null["k"].iloc[0], place, "dashed: their nulls", GREY))
+        ends.append(end(null[0], words, rule_look(null[0]["rule"]).color))
+    elif null:
+        ends.append(LineEnd(null[0]["k"], min(null[0][value], top), "dashed: their nulls", GREY))
     label_line_ends(ax, ends)
 
 

@@ -71,6 +71,8 @@ def gap_title(slopes: pd.DataFrame) -> str:
     Args:
         slopes: `gap_slopes.gap_slopes`, one measure and coding, one or more models.
     """
+    if slopes["slope_low"].isna().any():
+        return "The gap by k*: too few targets to say whether it rises"
     without, with_gain = (
         _common_direction(slopes[slopes["adjustment"] == adjustment])
         for adjustment in (NO_CONTROLS, WITH_GAIN)

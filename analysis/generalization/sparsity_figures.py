@@ -11,8 +11,8 @@ from analysis.figures import TEXT_WIDTH, draw_with_bars, panels, tokens_axis
 from analysis.generalization.sparsity_measures import BEYOND_NULL
 from analysis.own_measurements import needs_null, shown_rule
 from analysis.palette import rule_look
-from analysis.roles import Role, rule_words, size_words
-from analysis.titles import BARS, SHOWN_K, counted, percent, sample_size, subtitle
+from analysis.roles import Role, common_size, rule_words, size_words
+from analysis.titles import BARS, SHOWN_K, counted, is_above, percent, sample_size, subtitle
 
 
 def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
@@ -41,7 +41,8 @@ def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
         ax.set_title(rule_words(rule) + (", beyond its null" if measure != rule else ""), loc="left")
         label_line_ends(ax, ends)
     axes[0].set_ylabel("share of targets with k* of at most k")
-    told = subtitle(sample_size(needed[needed["measure"].isin(measures)]), "of targets that gain", BARS)
+    size = common_size(roles[str(model)] for model in needed["model"].unique())
+    told = subtitle(sample_size(needed[needed["measure"].isin(measures)]), "of targets that gain", size, BARS)
     put_title(figure, sparsity_title(needed), told)
     return figure
 
@@ -72,8 +73,11 @@ def sparsity_title(needed: pd.DataFrame) -> str:
     rows = needed[needed["measure"] == measure]
     ks = sorted(rows["k"].unique())
     k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
-    shares = rows.loc[rows["k"] == k, "share"]
+    suffice = "suffices" if k == 1 else "suffice"
+    rows = rows[rows["k"] == k]
+    if not all(is_above(low) for low in rows["share_low"]):
+        return f"Whether {counted(k, 'token')} {suffice} for any prediction that gains is not clear"
+    shares = rows["share"]
     least, most = percent(shares.min()), percent(shares.max())
     among = most if least == most else f"{least.removesuffix(' %')} to {most}"
-    suffice = "suffices" if k == 1 else "suffice"
     return f"{counted(k, 'token')} {suffice} for {among} of the predictions that gain from the far context"

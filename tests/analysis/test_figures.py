@@ -73,7 +73,7 @@ def test_a_choice_that_recovers_many_gains_does_not_flatten_the_others(recovered
     figure = recovered_figures.recovered_figure(rows, LONG)
     assert figure.axes[0].get_ylim()[1] == figure.axes[1].get_ylim()[1] == 3
     own = rows[(rows["rule"] == "leave_one_out") & (rows["far_context"] == "own") & (rows["k"] == 16)]
-    said = f"leave one out: {own['recovered_fraction'].iloc[0]:.1f}"
+    said = f"leave one out: {own['recovered_fraction'].iloc[0]:.2g}"
     assert said in [text.get_text() for text in figure.axes[1].texts]
     plt.close(figure)
 
@@ -180,6 +180,9 @@ def test_a_class_of_few_targets_does_not_stretch_the_scale(gaps: pd.DataFrame) -
     assert not any(">16" in tick.get_text() for tick in figure.axes[0].get_xticklabels())
     assert "classes of fewer than 30 left out" in " ".join(figure.texts[1].get_text().split())
     plt.close(figure)
+    none = gap_figures.gap_figure(gaps.assign(num_targets=1), slopes, ROLES, "position")
+    assert none.axes[0].get_xticklabels() == []
+    plt.close(none)
 
 
 def test_saved_figures_are_the_same_bytes_each_time(recovered: pd.DataFrame, tmp_path: Path) -> None:

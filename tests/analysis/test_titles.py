@@ -124,6 +124,11 @@ def test_how_the_gap_changes(without: tuple[Ends, ...], with_gain: tuple[Ends, .
     assert gap_verdicts.gap_title(slopes) == title
 
 
+def test_nothing_is_said_of_slopes_that_cannot_be_estimated() -> None:
+    rows = [{"adjustment": name, **ends("slope", (float("nan"),) * 3)} for name in (NO_CONTROLS, WITH_GAIN)]
+    assert gap_verdicts.gap_title(pd.DataFrame(rows)).endswith("too few targets to say whether it rises")
+
+
 def test_slopes_are_counted() -> None:
     rows = [(NO_CONTROLS, UP), (NO_CONTROLS, NEITHER), (WITH_GAIN, DOWN), (WITH_GAIN, NEITHER)]
     slopes = pd.DataFrame([{"adjustment": name, **ends("slope", slope)} for name, slope in rows])
@@ -177,7 +182,7 @@ def test_how_many_rules_find_something() -> None:
 def test_for_how_many_few_tokens_suffice() -> None:
     needed = pd.DataFrame(
         [
-            {"model": model, "measure": measure, "k": k, "share": share}
+            {"model": model, "measure": measure, "k": k, "share": share, "share_low": share / 2}
             for measure in ("leave_one_out_divergence", "leave_one_out" + BEYOND_NULL)
             for model, shares in (("a", (0.1, 0.09)), ("b", (0.2, 0.29)))
             for k, share in zip((1, 4), shares, strict=True)
@@ -186,6 +191,7 @@ def test_for_how_many_few_tokens_suffice() -> None:
     assert sparsity_figures.sparsity_title(needed) == (
         "4 tokens suffice for 9 to 29 % of the predictions that gain from the far context"
     )
+    assert sparsity_figures.sparsity_title(needed.assign(share_low=0.0)).endswith("is not clear")
 
 
 @pytest.mark.parametrize(
