@@ -89,12 +89,14 @@ def rules_title(rows: pd.DataFrame) -> str:
         rows: of `selection_rules.rules_table` and `effects`, one model and k.
     """
     num_clear = sum(is_above(low) for low in rows["effect_low"])
-    clear = f"{num_clear} of {counted(len(rows), 'rule')} find something of this document"
+    clear = f"{num_clear or 'none'} of {counted(len(rows), 'rule')} find something of this document"
     fitted = rows[rows["rule"].map(needs_null).astype(bool) & (rows["recovered_loss_low"] > 0)]
     if fitted.empty:
         return clear
     shares = (fitted["null_recovered_loss"] / fitted["recovered_loss"]).sort_values()
     least, most = percent(shares.iloc[0]), percent(shares.iloc[-1])
     among = most if least == most else f"{least.removesuffix(' %')} to {most}"
+    if shares.iloc[0] >= 1:
+        among = "all"
     looks_at = "see the answer" if fitted["sees_answer"].all() else "fit the answer or the prediction"
     return f"Of what rules that {looks_at} recover, {among} is their null; {clear}"

@@ -175,6 +175,11 @@ def test_how_many_rules_find_something() -> None:
         "Of what rules that see the answer recover, 91 to 95 % is their null; 1 of 2 rules find something of"
         " this document"
     )
+    nothing = rows.assign(null_recovered_loss=1.1, effect_low=-1.0)
+    assert rule_figures.rules_title(nothing) == (
+        "Of what rules that see the answer recover, all is their null; none of 2 rules find something of"
+        " this document"
+    )
     blind = rows.assign(rule=["nearest", "random"], sees_answer=False)
     assert rule_figures.rules_title(blind) == "1 of 2 rules find something of this document"
 
