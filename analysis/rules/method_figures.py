@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.figure_texts import put_title
 from analysis.figures import TEXT_WIDTH, panels
+from analysis.own_measurements import needs_null
 from analysis.palette import GREY, rule_look
 from analysis.roles import rule_words
 from analysis.rules.measures import OTHER
@@ -30,7 +31,7 @@ _PANELS = (
 
 
 def methods_title(rows: pd.DataFrame) -> str:
-    """Which method's tokens are worth most to the prediction; what is shown, where that is not above 0.
+    """Which method stands first, and what its tokens are worth; what is shown, where that is not above 0.
 
     Args:
         rows: of `methods_table`, one intervention and k, the best first.
@@ -38,9 +39,10 @@ def methods_title(rows: pd.DataFrame) -> str:
     best, k = rows.iloc[0], int(rows["k"].iloc[0])
     if not is_above(best["divergence_effect_low"]):
         return f"What the {counted(k, 'token')} of each method are worth to the prediction"
+    beyond = " beyond their null" if needs_null(best["rule"]) else ""
     return (
-        f"The {counted(k, 'token')} of “{rule_words(best['rule'])}” are worth most to the prediction:"
-        f" {best['divergence_effect']:.2f} nats beyond the null"
+        f"“{rule_words(best['rule'])}” stands first: its {counted(k, 'token')} are worth"
+        f" {best['divergence_effect']:.2f} nats to the prediction{beyond}"
     )
 
 

@@ -4,6 +4,9 @@ A row is a rule, a point the share of the true tokens of one part that it finds,
 range over seeds. Parts stand apart: of a marked bit, the bit and its mark.
 """
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -45,13 +48,13 @@ def found_title(parts: pd.DataFrame) -> str:
         parts: of `by_part`.
     """
     first = drawn_conditions(parts)[0]
-    best = first.groupby(["rule", "intervention"], dropna=False)["found"].max().idxmax()
-    is_best = (first["rule"] == best[0]) & (first["intervention"].isin([best[1]]))
+    best = first.sort_values("found", ascending=False, kind="stable").iloc[0]
+    is_best = (first["rule"] == best["rule"]) & first["intervention"].isin([best["intervention"]])
     rows = first[is_best].sort_values("found").to_dict("records")
     least, most = rows[0], rows[-1]
     if most["found_lowest"] <= least["found_highest"]:
         return "What the rules find of the tokens that truly decide, part by part"
-    name = selection_words(*best)
+    name = selection_words(best["rule"], best["intervention"])
     return (
         f"{name[0].upper()}{name[1:]}, finds {percent(most['found'])} of the {most['part']} that decide and"
         f" {percent(least['found'])} of the {least['part']}"
@@ -93,10 +96,12 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
             named[row["part"]] = row["found"]
     chance = of_one["chance"].mean()
     ax.axvline(chance, color=GREY, linewidth=1, linestyle=":", zorder=0)
-    head = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "bottom"}
     ax.text(chance + 0.02, -0.85, "chance", va="center", color=GREY)
     for part, found in named.items():
-        ax.annotate(part, (found, 1), (0, 2), ha="center", **head)
+        ax.annotate(
+            part, (found, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            ha="center", va="bottom",
+        )  # fmt: skip
     ax.set_xlim(-0.03, 1.06)
     ax.set_ylim(-1.2, len(rows) - 0.4)
     ax.set_yticks([])
@@ -106,5 +111,6 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     ax.set_xlabel("true tokens found (share)")
 
 
-def _same(intervention: object, row: dict) -> bool:
-    return intervention == row["intervention"] or (pd.isna(intervention) and pd.isna(row["intervention"]))
+def _same(intervention: object, row: Mapping[Hashable, Any]) -> bool:
+    """Whether they are of one intervention, where none is NaN, which equals nothing."""
+    return str(intervention) == str(row["intervention"])

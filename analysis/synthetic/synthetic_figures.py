@@ -24,7 +24,7 @@ GUESSED = {"sparse_parity": 0.5}
 """Exact match of guessing, where the answer is one of two."""
 _MOST_PANELS, _HEIGHT = 2, 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
-_BANDS = "bands: range of seeds"
+_BANDS, _EXACT_MATCH = "bands: range of seeds", "exact match (share)"
 
 
 def task_words(task: str) -> str:
@@ -87,6 +87,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
         ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
         label_line_ends(ax, ends)
+    figure.axes[0].set_ylabel(_EXACT_MATCH)
     solved = "solved: 90 %, learnt: 99 % in the sizes of training, guessing: about 0 %"
     put_title(figure, positions_title(cells), subtitle(sample_size(cells, num_examples), _BANDS, solved))
     return figure
@@ -144,6 +145,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         for level in {task: GUESSED[task] for task in cells["task"].unique() if task in GUESSED}.values():
             name_level(ax, level, "guessing")
         label_line_ends(ax, ends)
+    figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(cells['task'].iloc[0])}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     parts = names, sample_size(cells, num_examples), _BANDS
     put_title(figure, sparsity_title(cells), subtitle(*parts))
@@ -172,7 +174,5 @@ def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     )  # fmt: skip
     ax.set_title(title)
     ax.set_xlabel(label)
-    if ax.get_subplotspec().is_first_col():
-        ax.set_ylabel("exact match (share)")
     ax.set_ylim(-0.03, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

@@ -46,9 +46,9 @@ def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
     Args:
         differences: `loss_differences_by_category`, one model.
     """
-    pairs = list(zip(differences["aspect"], differences["category"], strict=True))
-    rows = differences.assign(words=[KINDS.get(pair) for pair in pairs])
-    rows = rows[rows["words"].notna() & (rows["num_targets"] >= FEWEST_TARGETS)]
+    pairs = zip(differences["aspect"], differences["category"], strict=True)
+    rows = differences.assign(words=[KINDS.get(pair, "") for pair in pairs])
+    rows = rows[(rows["words"] != "") & (rows["num_targets"] >= FEWEST_TARGETS)]
     order = {words: place for place, words in enumerate(KINDS.values())}
     return rows.sort_values("words", key=lambda words: words.map(order), ignore_index=True)
 
@@ -63,7 +63,7 @@ def kinds_title(kinds: pd.DataFrame, overall: "pd.Series[float]") -> str:
     shown = "What the far context is worth, by kind of token"
     if kinds.empty or not is_above(overall["loss_difference_low"]):
         return shown
-    most = kinds.loc[kinds["loss_difference"].idxmax()]
+    most = kinds.sort_values("loss_difference").iloc[-1]
     ends = [(row["loss_difference_low"], row["loss_difference_high"]) for row in (most, overall)]
     if not lie_apart(*ends):
         return shown
@@ -108,8 +108,10 @@ def _heights(kinds: pd.DataFrame) -> list[float]:
 
 def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
     """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
-    head = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
-    ax.annotate("share of all gain", (1, 1), (2, 2), color=GREY, ha="center", annotation_clip=False, **head)
+    ax.annotate(
+        "share of all gain", (1, 1), (2, 2), xycoords="axes fraction", textcoords="offset points",
+        ha="center", va="bottom", color=GREY, annotation_clip=False,
+    )  # fmt: skip
     for share, height in zip(kinds["share_of_gain"], heights, strict=True):
         ax.annotate(
             percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center", color=GREY,

@@ -33,10 +33,13 @@ def places_title(relation: pd.DataFrame) -> str:
     if own.empty or not is_above(own["chosen_beyond_available_low"].iloc[-1]):
         return "What the influential tokens have to do with their targets, and how far they are"
     most = own.iloc[-1]
-    share, chance = (f"{100 * most[name]:.1f} %" for name in ("chosen", "available"))
+    is_null = (relation["far_context"] == OTHER_DOCUMENT) & (relation["relation"] == most["relation"])
+    beside = [f"{100 * share:.1f} % in the null" for share in relation.loc[is_null, "chosen"]]
+    beside.append(f"{100 * most['available']:.1f} % by chance")
     rest = relation[(relation["far_context"] == OWN) & (relation["relation"] == OTHER)]["chosen"].sum()
     return (
-        f"{share} of the first {most['k']} tokens are “{most['relation']}”, {chance} by chance;"
+        f"{100 * most['chosen']:.1f} % of the first {most['k']} tokens are “{most['relation']}”,"
+        f" {', '.join(beside)};"
         f" {percent(rest)} have none of the relations looked for"
     )
 

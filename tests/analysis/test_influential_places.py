@@ -209,12 +209,16 @@ def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredTe
 @pytest.mark.parametrize(
     ("low", "title"),
     [
-        (0.1, "50.0 % of the first 4 tokens are “copy”, 25.0 % by chance; 40 % have none of the relations"),
+        (
+            0.1,
+            "50.0 % of the first 4 tokens are “copy”, 12.5 % in the null, 25.0 % by chance; 40 % have none",
+        ),
         (-0.1, "What the influential tokens have to do with their targets, and how far they are"),
     ],
 )
 def test_the_title_names_a_relation_only_where_it_is_above_chance(low: float, title: str) -> None:
     row = {"far_context": OWN, "k": 4, "chosen": 0.5, "available": 0.25, "chosen_beyond_available": 0.25}
     row |= {"chosen_beyond_available_low": low}
-    relation = pd.DataFrame([row | {"relation": COPY}, row | {"relation": OTHER, "chosen": 0.4}])
+    null = row | {"relation": COPY, "far_context": OTHER_DOCUMENT, "chosen": 0.125}
+    relation = pd.DataFrame([row | {"relation": COPY}, row | {"relation": OTHER, "chosen": 0.4}, null])
     assert place_figures.places_title(relation).startswith(title)

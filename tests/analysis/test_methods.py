@@ -151,9 +151,11 @@ def test_the_title_names_the_best_where_it_is_above_zero(text: Path) -> None:
     rows = methods_table([text]).query("k == 4").reset_index(drop=True)
     best = rows["divergence_effect"].iloc[0]
     assert method_figures.methods_title(rows.assign(divergence_effect_low=0.1)) == (
-        "The 4 tokens of “add one in, by divergence” are worth most to the prediction:"
-        f" {best:.2f} nats beyond the null"
+        f"“add one in, by divergence” stands first: its 4 tokens are worth {best:.2f} nats to the prediction"
+        " beyond their null"
     )
+    blind = rows.assign(divergence_effect_low=0.1, rule="attention")
+    assert method_figures.methods_title(blind).endswith(" nats to the prediction")
     unclear = rows.assign(divergence_effect_low=-0.1)
     assert method_figures.methods_title(unclear).startswith("What the 4 tokens of each method are worth")
 
