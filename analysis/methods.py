@@ -93,7 +93,8 @@ def lines_of(table: "pd.DataFrame") -> str:
     header = [
         "method", "intervention", "sees",
         *(f"k = {k}, by the {criterion}" for criterion in ("divergence", "loss") for k in ks),
-        "dependencies found", "signs found", "token-forwards", "backward", "seconds",
+        "behind the first, k = 4", "dependencies found", "signs found", "token-forwards", "backward",
+        "seconds",
     ]  # fmt: skip
     rows = []
     for _, of_method in table.groupby("rule", sort=False):
@@ -105,13 +106,14 @@ def lines_of(table: "pd.DataFrame") -> str:
             for criterion in ("divergence", "loss")
             for k in ks
         ]
+        behind = _interval(cost, "behind_first")
         found = [_interval(first, name) for name in ("found_dependencies", "found_signs")]
         spent = [
             f"{cost['token_forwards_per_target']:,.0f}",
             f"{cost['backward_tokens_per_target']:,.0f}",
             _number(cost["seconds_per_target"]),
         ]
-        rows.append([first["rule"], first["intervention"], first["sees"], *effects, *found, *spent])
+        rows.append([first["rule"], first["intervention"], first["sees"], *effects, behind, *found, *spent])
     return as_table(header, rows, widest_cell=None, num_left_columns=3)
 
 

@@ -44,13 +44,29 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for criterion in CRITERIA:
-        paired = _paired(_recovered(sparse_context_losses, criterion))
+        paired = effects_of_targets(sparse_context_losses, criterion)
         for key, targets in paired.groupby(_GROUP, sort=False):
             labels: dict[Hashable, Any] = dict(zip(_GROUP, cast(tuple[Any, ...], key), strict=True))
-            amounts = _amounts(targets, has_null=needs_null(str(labels["rule"])))
-            rows.append({**labels, "criterion": criterion, **sample_counts(targets), **amounts})
+            rows.append({**labels, "criterion": criterion, **sample_counts(targets), **_amounts(targets)})
     columns = [*_GROUP, "criterion"]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+
+
+def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
+    """The amounts that `token_effects` averages, by one criterion.
+
+    Returns:
+        model, judge, rule, k, the columns of `TARGET`, then gain, recovered, null_recovered, excess and
+        effect, nats. Choices without their null are left out.
+    """
+    amounts = _recovered(sparse_context_losses, criterion)
+    own, null = (amounts[amounts["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
+    null = null[[*_GROUP, *TARGET, "recovered"]].rename(columns={"recovered": "null_recovered"})
+    own, null = of_common_groups(own[[*_GROUP, *TARGET, "gain", "recovered"]], null, _GROUP)
+    paired = joined_on_common(own, null, [*_GROUP, *TARGET], "choices of own and null tokens")
+    excess = paired["recovered"] - paired["null_recovered"]
+    has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
+    return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
 
 
 def _recovered(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
@@ -73,18 +89,8 @@ def _recovered(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFr
     return amounts.dropna(subset=["gain", "recovered"])
 
 
-def _paired(amounts: pd.DataFrame) -> pd.DataFrame:
-    """A row a choice and target, with what its null recovers; the gain is the own far context's."""
-    own, null = (amounts[amounts["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    null = null[[*_GROUP, *TARGET, "recovered"]].rename(columns={"recovered": "null_recovered"})
-    own, null = of_common_groups(own[[*_GROUP, *TARGET, "gain", "recovered"]], null, _GROUP)
-    paired = joined_on_common(own, null, [*_GROUP, *TARGET], "choices of own and null tokens")
-    return paired.assign(excess=paired["recovered"] - paired["null_recovered"])
-
-
-def _amounts(targets: pd.DataFrame, *, has_null: bool) -> dict[Hashable, Any]:
+def _amounts(targets: pd.DataFrame) -> dict[Hashable, Any]:
     documents = targets["document_id"]
-    targets = targets.assign(effect=targets["excess" if has_null else "recovered"])
     intervals = {
         name: interval_over_documents(documents, targets[name])
         for name in ("gain", "recovered", "null_recovered", "excess", "effect")

@@ -22,8 +22,9 @@ import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents
 from analysis.own_measurements import read_sparse_losses
+from analysis.paired_targets import TARGET
 from analysis.rules.measures import OTHER, SAME, MeasuredText, found_signs
-from analysis.token_effects import token_effects
+from analysis.token_effects import effects_of_targets, token_effects
 from pipeline.errors import InputError
 from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, RULES
 from pipeline.results.folder import read_artefact, read_settings_of
@@ -62,8 +63,6 @@ def methods_table(
         InputError: that judge tried nothing.
     """
     table = pd.concat([_effects(folder, judge) for folder in text], ignore_index=True)
-    if table.empty:
-        raise InputError(f"no tokens were tried by {judge} in {', '.join(map(str, text))}")
     table["sees"] = [RULES[rule].sees if rule in RULES else "answer" for rule in table["rule"]]
     table = table.merge(_found_signs(planted, signs), how="left", on="rule")
     table = _with_found_dependencies(table, synthetic)
@@ -79,18 +78,26 @@ def methods_table(
 
 
 def _effects(folder: Path, judge: str) -> pd.DataFrame:
-    """By the loss and by the divergence, a row a rule and k, of the first model."""
-    effects = token_effects(read_sparse_losses(folder, every_judge=True))
-    model = effects["model"].min()
-    judges = np.where(effects["judge"] == effects["model"], SAME, OTHER)
-    effects = effects[(effects["model"] == model) & (judges == judge)]
+    """By the loss and by the divergence, a row a rule and k, of the first model.
+
+    Raises:
+        InputError: that judge tried nothing.
+    """
+    losses = read_sparse_losses(folder, every_judge=True)
+    model = losses["model"].min()
+    losses = losses[losses["model"] == model]
+    judges = np.where(losses["judge"].fillna(model) == model, SAME, OTHER) if "judge" in losses else SAME
+    losses = losses[judges == judge]
+    if losses.empty:
+        raise InputError(f"no tokens were tried by {judge} in {folder}")
+    effects = token_effects(losses)
     names = [f"{name}{end}" for name in ("gain", "effect") for end in ("", "_low", "_high")]
     parts = [
         effects[effects["criterion"] == criterion].set_index(["rule", "k"])[names].add_prefix(f"{criterion}_")
         for criterion in (LOSS, DIVERGENCE)
     ]
     counts = effects.groupby(["rule", "k"])[["num_targets", "num_documents"]].first()
-    table = pd.concat([counts, *parts], axis=1).reset_index()
+    table = pd.concat([counts, *parts, _behind_first(losses)], axis=1).reset_index()
     settings = read_settings_of(folder, "influential_tokens", str(model))
     costs = costs_of(settings)
     rule_and_k = list(zip(table["rule"], table["k"], strict=True))
@@ -101,6 +108,22 @@ def _effects(folder: Path, judge: str) -> pd.DataFrame:
         token_forwards_per_target=[costs.token_forwards_per_target(*one) for one in rule_and_k],
         backward_tokens_per_target=[costs.backward_tokens_per_target(*one) for one in rule_and_k],
     )
+
+
+def _behind_first(losses: pd.DataFrame) -> pd.DataFrame:
+    """What the rule that is first at k = 4 is worth beyond each rule, target by target: by rule and k."""
+    effects = effects_of_targets(losses, DIVERGENCE)
+    means = effects[effects["k"] == SORTED_AT_K].groupby("rule")["effect"].mean()
+    rows = {}
+    for k, of_k in effects.groupby("k"):
+        effect = of_k.pivot(index=list(TARGET), columns="rule", values="effect")
+        for rule in effect if len(means) else ():
+            behind = (effect[means.idxmax()] - effect[rule]).dropna().reset_index(name="behind")
+            interval = interval_over_documents(behind["document_id"], behind["behind"])
+            rows[rule, k] = interval_columns("behind_first", interval)
+    index = pd.MultiIndex.from_tuples(rows, names=["rule", "k"]) if rows else None
+    names = ["behind_first", "behind_first_low", "behind_first_high"]
+    return pd.DataFrame(list(rows.values()), index=index, columns=names)
 
 
 def costs_of(settings: Mapping[str, Any]) -> RuleCosts:

@@ -24,6 +24,11 @@ DERIVED_SCHEMAS: dict[str, pa.Schema] = {
             *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
             *with_interval("divergence_effect", "the same effect by the divergence, nats"),
             *with_interval(
+                "behind_first",
+                "what the first method is worth beyond this one by the divergence, target by target, nats;"
+                " the first is that of the largest divergence_effect at k = 4 under the same intervention",
+            ),
+            *with_interval(
                 "found_dependencies",
                 "share of the true dependencies of synthetic examples among the first as many tokens; NaN"
                 " where not measured; its interval is over examples",

@@ -122,6 +122,16 @@ def test_effects_are_beyond_the_null_that_fits_and_the_best_stands_first(text: P
     assert of_4.loc["surrogate", "token_forwards_per_target"] == 2 * 64 * 19
 
 
+def test_how_far_behind_the_first_is_paired_by_target(text: Path) -> None:
+    behind = methods_table([text]).set_index(["rule", "k"])[["behind_first", "behind_first_low"]]
+    expected = {  # the first at 4 tokens is compared at every k
+        ("add_one_in_divergence", 1): 0.0, ("attention", 1): 0.4, ("surrogate", 1): 0.2,
+        ("add_one_in_divergence", 4): 0.0, ("attention", 4): 0.3, ("surrogate", 4): 0.4,
+    }  # fmt: skip
+    for key, nats in expected.items():
+        assert behind.loc[key].tolist() == pytest.approx([nats, nats], abs=1e-6)
+
+
 def test_another_judge(text: Path) -> None:
     of_4 = methods_table([text], judge=OTHER).query("k == 4").set_index("rule")
     assert of_4.loc["add_one_in_divergence", "divergence_effect"] == pytest.approx(0.35, abs=1e-6)
