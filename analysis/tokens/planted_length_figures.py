@@ -11,7 +11,7 @@ from analysis.figure_texts import LineEnd, label_line_ends, put_title
 from analysis.figures import TEXT_WIDTH, panels
 from analysis.palette import GREY, graded
 from analysis.titles import counted, subtitle
-from analysis.tokens.planted_lengths import title_of_lengths
+from analysis.tokens.planted_lengths import title_of_lengths, tokens_decide
 
 _HEIGHT = 2.6  # inches
 _PANELS = {"right_share": "share of answers that are right", "loss": "loss of the answer (nats)"}
@@ -35,14 +35,16 @@ def planted_lengths_figure(cells: pd.DataFrame) -> Figure:
     axes[0].set_ylim(-0.03, 1.05)
     axes[1].set_ylim(bottom=0)
     _name_lines(axes[1], cells)
-    models, texts = int(cells["num_models"].max()), int(cells["num_documents"].min())
+    fewest, most = int(cells["num_models"].min()), int(cells["num_models"].max())
+    models = counted(most, "model") if fewest == most else f"{fewest} to {most} models"
+    texts = int(cells["num_documents"].min())
     put_title(
         figure,
         title_of_lengths(cells),
         subtitle(
-            f"n = {counted(models, 'model')}, {texts:,} texts of C4 or more each",
-            "one signs' answer planted a text",
-            "bands: range of the models",
+            f"n = {models} that learnt the answers, {texts:,} texts or more each",
+            "points: mean of the models",
+            "bands: their range",
             "shaded: the trained length",
         ),
     )
@@ -69,5 +71,5 @@ def _name_lines(ax: Axes, cells: pd.DataFrame) -> None:
     ends = []
     for color, k in zip(graded(len(ks)), ks, strict=True):
         last = cells[cells["num_planted"] == k].sort_values("test_length").iloc[-1]
-        ends.append(LineEnd(last["test_length"], last["loss"], f"{counted(int(k), 'token')} decide", color))
+        ends.append(LineEnd(last["test_length"], last["loss"], tokens_decide(int(k)), color))
     label_line_ends(ax, ends)

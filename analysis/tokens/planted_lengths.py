@@ -96,14 +96,17 @@ def title_of_lengths(cells: pd.DataFrame) -> str:
     few, many = at_end.iloc[0], at_end.iloc[-1]
     shares = [f"{100 * row['right_share']:.0f} %" for row in (few, many)]
     times = f"at {longest / shortest:g} times the trained length"
-    counts = [_signs(int(row["num_planted"])) for row in (few, many)]
-    numbers = f"{shares[0]} of {counts[0]} are right, {shares[1]} of {counts[1]}"
+    numbers = (
+        f"{shares[0]} are right where {tokens_decide(int(few['num_planted']))},"
+        f" {shares[1]} where {int(many['num_planted'])} do"
+    )
     if few["right_share_low"] > many["right_share_high"]:
         return f"Answers that fewer tokens decide hold longer: {times} {numbers}"
     if many["right_share_low"] > few["right_share_high"]:
         return f"Answers that more tokens decide hold longer: {times} {numbers}"
-    return f"{times[0].upper()}{times[1:]} {numbers}: no clear difference"
+    return f"Of answers {times} {numbers}: no clear difference"
 
 
-def _signs(count: int) -> str:
-    return f"those that {count} token{'' if count == 1 else 's'} decide{'s' if count == 1 else ''}"
+def tokens_decide(count: int) -> str:
+    """A number of deciding tokens, such as "1 token decides", "4 tokens decide"."""
+    return "1 token decides" if count == 1 else f"{count} tokens decide"
