@@ -26,7 +26,7 @@ from analysis.paired_targets import TARGET
 from analysis.rules.measures import OTHER, SAME, MeasuredText, found_signs
 from analysis.token_effects import effects_of_targets, token_effects
 from pipeline.errors import InputError
-from pipeline.influence.rules import BACKGROUND, NUM_SUBSETS, REMOVE, RULES
+from pipeline.influence.rules import NUM_SUBSETS, REMOVE, RULES
 from pipeline.results.folder import read_artefact, read_settings_of
 from pipeline.results.names import DIVERGENCE, LOSS
 from pipeline.studies.rule_costs import RuleCosts
@@ -64,7 +64,7 @@ def methods_table(
     """
     table = pd.concat([_effects(folder, judge) for folder in text], ignore_index=True)
     table["sees"] = [RULES[rule].sees if rule in RULES else "answer" for rule in table["rule"]]
-    table = table.merge(_found_signs(planted, signs), how="left", on="rule")
+    table = table.merge(_found_signs(planted, signs), how="left", on=_METHOD)
     table = _with_found_dependencies(table, synthetic)
     table["seconds_per_target"] = table["rule"].map(dict(seconds or {})).astype("float64")
     worth = table[table["k"] == SORTED_AT_K].set_index(_METHOD)["divergence_effect"]
@@ -140,14 +140,14 @@ def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
 
 
 def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row a rule: the share of signs found, under the first intervention that it was asked under."""
+    """A row a rule and intervention: the share of signs found."""
     columns = ["found_signs", "found_signs_low", "found_signs_high"]
     if not planted:
-        return pd.DataFrame(columns=["rule", *columns]).astype(dict.fromkeys(columns, "float64"))
+        return pd.DataFrame(columns=[*_METHOD, *columns]).astype(dict.fromkeys(columns, "float64"))
     found = found_signs(MeasuredText.of(planted), signs)
-    of_background = found.assign(is_other=found["intervention"] != BACKGROUND).sort_values("is_other")
-    named = of_background.rename(columns=lambda name: str(name).replace("found", "found_signs", 1))
-    return named.drop_duplicates("rule")[["rule", *columns]]
+    return found.rename(columns=lambda name: str(name).replace("found", "found_signs", 1))[
+        [*_METHOD, *columns]
+    ]
 
 
 def _with_found_dependencies(table: pd.DataFrame, synthetic: Path | None) -> pd.DataFrame:

@@ -25,11 +25,13 @@ from analysis.synthetic.bound_scaling import summarize_conditions, with_bounds
 from analysis.synthetic.found_dependencies import by_part
 from analysis.synthetic.synthetic_accuracy import over_seeds
 from analysis.tokens.needles import found_needles, retrieval_losses
+from analysis.tokens.planted_lengths import learnt
 from pipeline.query import connect, run_query
 from pipeline.results.folder import read_artefact, read_settings
 
 REFERENCE = ROOT / "analysis" / "reference"
 STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
+METHODS = ROOT / "analysis" / "METHODS.md"
 FINDINGS, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",
     ROOT / "README.md",
@@ -356,3 +358,41 @@ def test_the_trial_of_the_measures() -> None:
     agree(re.findall(r"best measure (\d+) %", text)[0], 100 * best["censored"])
     both = table.loc[~table["rule"].isin(("random", "nearest")), "num_agreement_targets"]
     agree(" ".join(re.findall(r"of few targets\*\*: (\d+) to (\d+)", text)[0]), both.min(), both.max())
+
+
+def test_planted_answers_beyond_the_trained_length() -> None:
+    text = section(FINDINGS, "Do planted answers hold longer where fewer tokens decide?")
+    answers = learnt(pd.read_parquet(REFERENCE / "planted_lengths.parquet"))
+    for k in (1, 2, 4):
+        cells = cells_of(text, str(k))
+        for length, cell in zip((64, 256, 512), cells, strict=True):
+            of_cell = answers[(answers["num_planted"] == k) & (answers["test_length"] == length)]
+            shares = of_cell.sort_values("model")["right_share"]
+            agree(cell.split(" (")[0].replace("not learnt", ""), *shares)
+    assert set(answers["num_planted"]) == {1, 2, 4}
+
+
+def test_the_benchmark_of_methods() -> None:
+    text = section(METHODS, "What it found")
+    table = pd.read_parquet(REFERENCE / "methods.parquet").query("k == 4")
+    rows = by(table, "rule", "intervention")
+    quoted = re.findall(r"^\| `?(\w+)`?[^|]*\|(.*)\|$", text, re.MULTILINE)[1:]
+    assert len(quoted) == 9
+    for rule, cells in quoted:
+        row = rows[rule, "background"]
+        worth, behind, found, cost = cells.split("|")
+        agree(worth, *interval(row, "divergence_effect"))
+        if behind.strip():
+            agree(behind, *interval(row, "behind_first"))
+        agree(found, *interval(row, "found_signs"))
+        agree(cost, row["token_forwards_per_target"], row["backward_tokens_per_target"])
+    assert table[table["intervention"] == "background"]["rule"].iloc[0] == quoted[0][0]
+    removed = rows["leave_one_out_divergence", "remove"]
+    agree(
+        re.findall(r"`leave_one_out_divergence` ([\d.]+ \[.*?\]) behind", text)[0],
+        *interval(removed, "behind_first"),
+    )
+    first = rows["attention_rollout", "remove"]
+    agree(
+        re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)[0], *interval(first, "divergence_effect")
+    )
