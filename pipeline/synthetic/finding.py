@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 NOT_FINDING = ("leave_one_out_search", "learned_attention", "learned_attention_divergence")
 """A search for long contexts; and what is learned of training text, which an example has none of."""
 FINDING_RULES = tuple(name for name in RULES if name not in NOT_FINDING)
-DEFAULT_FINDING_RULES = ("leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS)
+DEFAULT_FINDING_RULES = (
+    "attention_rollout", "leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS,
+)  # fmt: skip
+"""The first finds most of the truth of these tasks (analysis/METHODS.md)."""
 DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
 NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
 """Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
