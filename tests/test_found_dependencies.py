@@ -67,7 +67,7 @@ def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path)
     rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
     keys = ["sparsity", "example_index", "target_index", "rule", "intervention"]
     selections = rows.groupby(keys)
-    assert len(selections) == 2 * 3 * 8  # two k, three examples, eight rules and interventions
+    assert len(selections) == 2 * 3 * 9  # two k, three examples, nine rules and interventions
     assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
     assert (selections["context_position"].nunique() == 8).all()
     # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them

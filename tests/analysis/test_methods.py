@@ -150,11 +150,24 @@ def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Pat
 
 def test_the_figure_shows_what_was_measured_and_can_be_read(text: Path, synthetic: Path) -> None:
     figure = method_figures.methods_figure(methods_table([text], synthetic=synthetic))
-    axes = figure.axes
-    assert len(axes) == 4  # both effects, dependencies and cost; no signs were planted
-    names = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert names == ["surrogate (answer)", "attention (attention)", "add one in, by divergence (prediction)"]
+    worth, truth = figure.axes
+    names = [label.get_text() for label in worth.get_yticklabels()]
+    assert names[0] == "surrogate (answer, 2,432)"  # what the choice sees, and its cost
+    assert [name.split(" (")[0] for name in names] == ["surrogate", "attention", "add one in, by divergence"]
+    assert truth.get_xlabel() == "share found of synthetic tokens"
     assert_legible(figure)
+
+
+def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> None:
+    table = methods_table([text], synthetic=synthetic)
+    signs = {name: 0.5 for name in ("found_signs", "found_signs_low", "found_signs_high")}
+    figure = method_figures.methods_figure(table.assign(**signs))
+    assert len(figure.axes) == 2
+    assert figure.axes[1].get_xlabel() == "share found of planted signs\n(grey: of synthetic tokens)"
+    assert len(figure.axes[1].containers) == 3 + 2  # signs of every method, synthetic tokens of two
+    assert_legible(figure)
+    (worth,) = method_figures.methods_figure(methods_table([text])).axes  # where no truth is known
+    assert worth.get_xlabel() == "worth of 4 tokens\nto the prediction (nats)"
 
 
 def test_the_title_names_the_best_where_it_is_above_zero(text: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_commands_word_for_word(study_file: Path) -> None:
         " --results run/results --sizes 10 --sparsities 1 --num-examples 4 --test-seed 0",
         f"python pipeline/found_dependencies.py --task copy --checkpoints run/models/{copies[0]}"
         f" run/models/{copies[1]} --results run/results --sizes 6 --num-examples 3 --test-seed 0"
-        " --rules leave_one_out leave_one_out_divergence add_one_in greedy random nearest"
+        " --rules attention_rollout leave_one_out leave_one_out_divergence add_one_in greedy random nearest"
         " --interventions remove substitute --num-substitutes 2 --largest-k 4 --short-context-length 2",
         "python analysis/run_notebooks.py --results run/results --figures run/figures --notebooks"
         " synthetic_tasks found_dependencies",
