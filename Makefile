@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
 IMPORTED := olmo.model, accelerate, transformers, sklearn.linear_model, statsmodels.api, matplotlib.pyplot, nbclient
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
-PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),6,auto) --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo reference study test test-all test-gpu lint ruff golden install
 

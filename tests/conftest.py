@@ -31,26 +31,16 @@ if TYPE_CHECKING:
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
-    "tests/end_to_end/test_pipeline.py",
     "tests/slurm/test_jobs.py",
-    "tests/test_pretrain.py",
-    "tests/test_recipes.py",
     "tests/analysis/test_notebooks.py",
+    "tests/end_to_end/test_pipeline.py",
+    "tests/test_pretrain.py",
     "tests/test_types.py",
-    "tests/studies/test_synthetic_studies.py",
-    "tests/test_start.py",
-    "tests/studies/test_rule_costs.py",
-    "tests/test_benchmarks_run.py",
-    "tests/analysis/test_model_scale.py",
-    "tests/test_plant_needles.py",
-    "tests/analysis/test_quoted_numbers.py",
-    "tests/test_every_rule.py",
-    "tests/studies/test_gpu_study.py",
-    "tests/measuring/test_tasks_of_an_array.py",
-    "tests/analysis/test_selection_rules.py",
-    "tests/results/test_damage.py",
-    "tests/analysis/test_explorer_page.py",
     "tests/analysis/test_notebooks_of_text.py",
+    "tests/measuring/test_tasks_of_an_array.py",
+    "tests/analysis/test_explorer_page.py",
+    "tests/analysis/test_model_scale.py",
+    "tests/test_recipes.py",
     "tests/test_tokenize_c4_stopping.py",
 )
 """Files of more than ten seconds or so: one that starts last would keep the other processes waiting."""
