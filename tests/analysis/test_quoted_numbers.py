@@ -380,7 +380,7 @@ def test_the_benchmark_of_methods() -> None:
     assert len(quoted) == 9
     for rule, cells in quoted:
         row = rows[rule, "background"]
-        worth, behind, found, dependencies, cost = cells.split("|")
+        worth, behind, found, dependencies, cost, milliseconds = cells.split("|")
         agree(worth, *interval(row, "divergence_effect"))
         if behind.strip():
             agree(behind, *interval(row, "behind_first"))
@@ -388,6 +388,7 @@ def test_the_benchmark_of_methods() -> None:
         if dependencies.strip():
             agree(dependencies, *interval(row, "found_dependencies"))
         agree(cost, row["token_forwards_per_target"], row["backward_tokens_per_target"])
+        agree(milliseconds, 1000 * row["seconds_per_target"])
     assert table[table["intervention"] == "background"]["rule"].iloc[0] == quoted[0][0]
     removed = rows["leave_one_out_divergence", "remove"]
     agree(

@@ -1,7 +1,7 @@
 """The demo's study from nothing, with one job at a time and with two: seconds, cores busy, and their ratio.
 
     python tests/benchmarks/demo_jobs.py                        # some 20 minutes on two free cores
-    python tests/benchmarks/demo_jobs.py sizes.demo.max_duration=50 evaluation.max_documents=8     # quicker
+    python tests/benchmarks/demo_jobs.py sizes.demo.max_duration=80 evaluation.max_documents=8     # quicker
 
 Each run is `study.py STUDY --jobs N` in a temporary folder that is removed at the end; installation is not in
 it. The runs follow each other, so nothing else should use the machine. Every row that they measured must be
