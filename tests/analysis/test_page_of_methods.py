@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from olmo.model import OLMo
+from test_quoted_numbers import REFERENCE, agree, by, interval
 
 from pipeline.influence import methods, rules
 from pipeline.influence.batching import Batching
@@ -56,3 +58,33 @@ def test_what_the_page_names_is_there() -> None:
         assert (ROOT / file).is_file(), file
     used = set(re.findall(r"--rules ([\w ]+)", PAGE)[0].split())
     assert used <= rules.RULES.keys()
+
+
+def test_the_benchmark_of_methods() -> None:
+    _, _, text = PAGE.partition("## What it found")
+    text, _, _ = text.partition("\n## ")
+    table = pd.read_parquet(REFERENCE / "methods.parquet").query("k == 4")
+    rows = by(table, "rule", "intervention")
+    quoted = re.findall(r"^\| `?(\w+)`?[^|]*\|(.*)\|$", text, re.MULTILINE)[1:]
+    assert len(quoted) == 9
+    for rule, cells in quoted:
+        row = rows[rule, "background"]
+        worth, behind, found, dependencies, cost, milliseconds = cells.split("|")
+        agree(worth, *interval(row, "divergence_effect"))
+        if behind.strip():
+            agree(behind, *interval(row, "behind_first"))
+        agree(found, *interval(row, "found_signs"))
+        if dependencies.strip():
+            agree(dependencies, *interval(row, "found_dependencies"))
+        agree(cost, row["token_forwards_per_target"], row["backward_tokens_per_target"])
+        agree(milliseconds, 1000 * row["seconds_per_target"])
+    assert table[table["intervention"] == "background"]["rule"].iloc[0] == quoted[0][0]
+    removed = rows["leave_one_out_divergence", "remove"]
+    agree(
+        re.findall(r"`leave_one_out_divergence` ([\d.]+ \[.*?\]) behind", text)[0],
+        *interval(removed, "behind_first"),
+    )
+    first = rows["attention_rollout", "remove"]
+    agree(
+        re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)[0], *interval(first, "divergence_effect")
+    )

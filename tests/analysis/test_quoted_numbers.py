@@ -31,7 +31,6 @@ from pipeline.results.folder import read_artefact, read_settings
 
 REFERENCE = ROOT / "analysis" / "reference"
 STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
-METHODS = ROOT / "analysis" / "METHODS.md"
 FINDINGS, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",
     ROOT / "README.md",
@@ -370,32 +369,3 @@ def test_planted_answers_beyond_the_trained_length() -> None:
             shares = of_cell.sort_values("model")["right_share"]
             agree(cell.split(" (")[0].replace("not learnt", ""), *shares)
     assert set(answers["num_planted"]) == {1, 2, 4}
-
-
-def test_the_benchmark_of_methods() -> None:
-    text = section(METHODS, "What it found")
-    table = pd.read_parquet(REFERENCE / "methods.parquet").query("k == 4")
-    rows = by(table, "rule", "intervention")
-    quoted = re.findall(r"^\| `?(\w+)`?[^|]*\|(.*)\|$", text, re.MULTILINE)[1:]
-    assert len(quoted) == 9
-    for rule, cells in quoted:
-        row = rows[rule, "background"]
-        worth, behind, found, dependencies, cost, milliseconds = cells.split("|")
-        agree(worth, *interval(row, "divergence_effect"))
-        if behind.strip():
-            agree(behind, *interval(row, "behind_first"))
-        agree(found, *interval(row, "found_signs"))
-        if dependencies.strip():
-            agree(dependencies, *interval(row, "found_dependencies"))
-        agree(cost, row["token_forwards_per_target"], row["backward_tokens_per_target"])
-        agree(milliseconds, 1000 * row["seconds_per_target"])
-    assert table[table["intervention"] == "background"]["rule"].iloc[0] == quoted[0][0]
-    removed = rows["leave_one_out_divergence", "remove"]
-    agree(
-        re.findall(r"`leave_one_out_divergence` ([\d.]+ \[.*?\]) behind", text)[0],
-        *interval(removed, "behind_first"),
-    )
-    first = rows["attention_rollout", "remove"]
-    agree(
-        re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)[0], *interval(first, "divergence_effect")
-    )
