@@ -8,7 +8,7 @@ measure, and writes measures.parquet (pipeline/RESULTS.md) and the figure. What 
 analysis/rules/measures.py.
 
 on a laptop, a trial of minutes on the text of `make demo`, which models this small do not learn to answer:
-  python pipeline/study.py olmo_configs/studies/measures.yaml run=runs/demo/measures \\
+  python pipeline/study.py olmo_configs/studies/measures.yaml run=runs/demo/measures text_folder=. \\
       'data.source=[embedded]' data.evaluation_source=null data.evaluation_fraction=0.15 \\
       sizes.tiny.max_duration=200 evaluation.max_documents=4
   python analysis/measures.py --run runs/demo/measures --figures runs/demo/measures/figures

@@ -96,6 +96,8 @@ def title_of_lengths(cells: pd.DataFrame) -> str:
     few, many = at_end.iloc[0], at_end.iloc[-1]
     shares = [f"{100 * row['right_share']:.0f} %" for row in (few, many)]
     times = f"at {longest / shortest:g} times the trained length"
+    if len(at_end) == 1:
+        return f"Of answers {times} {shares[0]} are right where {tokens_decide(int(few['num_planted']))}"
     numbers = (
         f"{shares[0]} are right where {tokens_decide(int(few['num_planted']))},"
         f" {shares[1]} where {int(many['num_planted'])} do"

@@ -91,6 +91,8 @@ def test_the_title_says_longer_only_where_the_models_lie_apart(answers: pd.DataF
     assert title_of_lengths(cells) == f"Answers that fewer tokens decide hold longer: {numbers}"
     touching = cells.assign(right_share_high=1.0)
     assert title_of_lengths(touching) == f"Of answers {numbers}: no clear difference"
+    of_one = title_of_lengths(cells[cells["num_planted"] == 1])
+    assert of_one == "Of answers at 2 times the trained length 88 % are right where 1 token decides"
     turned = cells.assign(num_planted=-cells["num_planted"])
     assert title_of_lengths(turned).startswith("Answers that more tokens decide hold longer")
 

@@ -56,6 +56,7 @@ from pipeline.text.training_chunks import training_chunks
 DERIVATIVES, LEARNED = "", " by learned attention"
 """What the names of the table's lines end with."""
 RULES = ("greedy_divergence", "greedy")
+OTHER_RULES = ("add_one_in_divergence", "add_one_in")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-documents", type=positive_int, default=20, help="one chunk of each")
     add("--num-candidates", type=positive_int, nargs="+", default=[8, 16, 32], help="of each step")
     add("--k", type=positive_int, nargs="+", default=[4, 8], help="numbers of tokens")
-    add("--rules", nargs="+", choices=RULES, default=list(RULES), help="that are run")
+    add("--rules", nargs="+", choices=(*RULES, *OTHER_RULES), default=list(RULES), help="that are run")
     add("--learning-chunks", type=positive_int, help="screen by learned attention too; not if not given")
     add("--null", action="store_true", help="choose from the other document's far context, not the own")
     add("--tokens-per-batch", type=positive_int, default=2048, help="tokens a forward pass may hold")
