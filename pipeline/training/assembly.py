@@ -18,6 +18,7 @@ from pipeline.models.rope import blocks_of
 from pipeline.training.configuration import PretrainConfig
 from pipeline.training.precision import mixed_precision_of
 from pipeline.training.sharding import shard
+from pipeline.training.short_attention import compose_short_attention
 from pipeline.training.trackers import FOLDER
 
 _BYTES_PER_WEIGHT = 16
@@ -68,6 +69,7 @@ def build_model(config: PretrainConfig) -> OLMo:
             f" {config.model.n_layers}, vocab_size {config.model.vocab_size}); make it smaller"
         ) from error
     model.set_activation_checkpointing(config.activation_checkpointing)
+    compose_short_attention(model)
     return model.train()
 
 

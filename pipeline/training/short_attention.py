@@ -1,0 +1,63 @@
+"""Attention of short sequences in bfloat16 on a processor, as plain products.
+
+torch's fused kernel spends most of its time in the backward pass there: forward and backward of 4,096 tokens
+in sequences of 64 take 5 times as long as plain products do, of 256 up to twice as long
+(`tests/benchmarks/training_step.py`). In float32, and above 512 tokens, the fused kernel is the faster one.
+
+Shapes: B sequences, H heads, S tokens, E head width.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from olmo.model import OLMo
+
+from pipeline.models.rope import blocks_of
+
+_LONGEST = 512
+"""Tokens of a sequence; beyond, its scores no longer fit the caches."""
+
+
+def compose_short_attention(model: OLMo) -> None:
+    """Let each block of `model` take the faster of the two where it attends in training."""
+    for block in blocks_of(model):
+        block._scaled_dot_product_attention = partial(_attention, block._scaled_dot_product_attention)
+
+
+def _attention(
+    fused: Callable[..., torch.Tensor],
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **of_documents: object,
+) -> torch.Tensor:
+    """What `fused`, the block's own, returns: [B, H, S, E]; scores are rounded to bfloat16 where composed."""
+    is_composed = (
+        query_BHSE.device.type == "cpu"
+        and query_BHSE.dtype == torch.bfloat16
+        and query_BHSE.shape == key_BHSE.shape
+        and query_BHSE.shape[2] <= _LONGEST
+        and is_causal
+        and dropout_p == 0.0
+    )
+    if not is_composed:
+        return fused(
+            query_BHSE, key_BHSE, value_BHSE,
+            attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, **of_documents,
+        )  # fmt: skip
+    scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
+    future_SS = _future(query_BHSE.shape[2])
+    scores_NSS = torch.baddbmm(future_SS, scaled_NSE, key_BHSE.flatten(0, 1).transpose(1, 2))
+    attended_NSE = torch.softmax(scores_NSS, dim=-1) @ value_BHSE.flatten(0, 1)
+    return attended_NSE.view(query_BHSE.shape)
+
+
+@lru_cache(maxsize=4)
+def _future(num_tokens: int) -> torch.Tensor:
+    """Added to the scores: minus infinity at the tokens to come."""
+    return torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
