@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 _NO_TARGET = -100
-_AT_ONCE_ON_CPU = 256
-"""Tokens whose logits are looked at together."""
+_LOGITS_AT_ONCE = 2**20
+"""On a processor: as many as its caches hold in float32, with their gradient."""
 
 
 def next_token_loss(
@@ -26,9 +26,9 @@ def next_token_loss(
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
     targets = torch.nn.functional.pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     logits = logits_BSV.flatten(0, 1)
-    # A processor's caches hold the float32 copy of a piece: four times as fast as all at once.
-    at_once = _AT_ONCE_ON_CPU if logits.device.type == "cpu" else len(targets)
-    pieces = zip(logits.split(at_once), targets.split(at_once), strict=True)
+    on_cpu = logits.device.type == "cpu"
+    tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
+    pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
     total = torch.stack([_summed(piece, piece_targets) for piece, piece_targets in pieces]).sum()
     return total if reduction == "sum" else total / (targets != _NO_TARGET).sum()
 

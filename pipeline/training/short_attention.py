@@ -1,8 +1,10 @@
 """Attention of short sequences in bfloat16 on a processor, as plain products.
 
-torch's fused kernel spends most of its time in the backward pass there: forward and backward of 4,096 tokens
-in sequences of 64 take 5 times as long as plain products do, of 256 up to twice as long
-(`tests/benchmarks/training_step.py`). In float32, and above 512 tokens, the fused kernel is the faster one.
+torch's fused kernel is slow there, most of all backward: sequences of 64 tokens took 5 times as long as with
+plain products, of 256 tokens 1.3 to 2 times (AMD EPYC, AVX512-BF16, one thread). In float32, and above 512
+tokens, the fused kernel is the faster one. Scores are rounded to bfloat16, so that the error is some
+three times the fused kernel's: half a percent of what is gathered. `tests/benchmarks/training.py` times the
+whole step.
 
 Shapes: B sequences, H heads, S tokens, E head width.
 """

@@ -11,6 +11,7 @@ product measured in the same run.
     python tests/benchmarks/training.py --quick      20m at 64 tokens, a few steps
     python tests/benchmarks/training.py --configs 150m --contexts 64 512 2048 --precisions amp_bf16 \\
         --tokens-per-step 131072 --set compile.mode=default             on a GPU
+    python tests/benchmarks/training.py --configs 2m --contexts 64 256 --vocabulary-size 4096
 """
 
 import argparse
@@ -41,7 +42,6 @@ from pipeline.training.schedule import Schedule
 from pipeline.training.throughput import Throughput, measured_peak_flops
 from pipeline.training.trainer import Trainer
 
-VOCABULARY = 50_280
 CHECKED_STEPS = 3
 LOSS_TOLERANCE = {"no": 1e-5, "bf16": 2e-3}  # relative; other kernels round differently
 
@@ -62,6 +62,7 @@ def arguments_of_command_line() -> argparse.Namespace:
     parser.add_argument("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512], help="train_context_length")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "amp_bf16"])
+    parser.add_argument("--vocabulary-size", type=int, default=50_280, help="OLMo's tokenizer's if not given")
     parser.add_argument("--tokens-per-step", type=int, default=4096, help="one micro-batch")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each loop")
     parser.add_argument("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
@@ -92,14 +93,18 @@ class Compared:
     """A second, in that dtype."""
 
 
-def config_of(case: Case, tokens: int, own_overrides: Sequence[str], folder: Path) -> PretrainConfig:
+def config_of(
+    case: Case, vocabulary_size: int, tokens: int, own_overrides: Sequence[str], folder: Path
+) -> PretrainConfig:
     """The run: its own file with another batch, and no end in sight."""
     overrides = [
         f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
         f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}", "peak_flops=1",
         *own_overrides,
     ]  # fmt: skip
-    config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(VOCABULARY))
+    config = load_config(
+        ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(vocabulary_size)
+    )
     config.save_folder = str(folder / "run")
     return config
 
@@ -107,7 +112,7 @@ def config_of(case: Case, tokens: int, own_overrides: Sequence[str], folder: Pat
 def batches_of(config: PretrainConfig, folder: Path) -> TrainingBatches:
     """Random tokens: what is timed does not depend on them."""
     path, num_tokens = folder / "part-00000.npy", 64 * config.tokens_per_step
-    np.random.default_rng(0).integers(0, VOCABULARY, num_tokens).astype(np.uint16).tofile(path)
+    np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
     return TrainingBatches(
         [path], np.dtype(np.uint16), train_context_length=config.sequence_length,
         batch_size=config.global_train_batch_size, scheme=contiguous_position_ids, seed=0,
@@ -151,6 +156,7 @@ def plain_loop(
 
 def compare(
     case: Case,
+    vocabulary_size: int,
     tokens_per_step: int,
     num_steps: int,
     own_overrides: Sequence[str],
@@ -168,7 +174,7 @@ def compare(
         SystemExit: the losses differ.
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
-    config = config_of(case, tokens_per_step, own_overrides, folder)
+    config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
     batches = batches_of(config, folder)
     schedule = Schedule(config, batches.steps_per_epoch)
     trainer = Trainer(config, batches, schedule)
@@ -237,7 +243,12 @@ def main() -> None:
                 case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
                     compared = compare(
-                        case, arguments.tokens_per_step, arguments.steps, arguments.set, Path(folder)
+                        case,
+                        arguments.vocabulary_size,
+                        arguments.tokens_per_step,
+                        arguments.steps,
+                        arguments.set,
+                        Path(folder),
                     )
                 print(line(case, compared), flush=True)
 

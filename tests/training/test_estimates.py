@@ -12,7 +12,7 @@ from pipeline.training.given_settings import AssumedData, load_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "olmo_configs").glob("*.yaml"))
-SIZES = [path for path in CONFIGS if path.stem not in ("tiny", "demo", "small", "2m")]
+SIZES = [path for path in CONFIGS if path.stem not in ("tiny", "demo", "small", "2m", "8m")]
 
 
 def header(path: Path) -> str:

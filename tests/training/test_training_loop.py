@@ -11,7 +11,7 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.errors import InputError
-from pipeline.training import checkpoints, precision
+from pipeline.training import checkpoints, next_token, precision
 from pipeline.training.next_token import next_token_loss
 from pipeline.training.precision import mixed_precision_of
 from pipeline.training.random_streams import seed_stream
@@ -56,6 +56,28 @@ def test_the_loss_is_computed_in_float32() -> None:
     loss = next_token_loss(logits_BSV, token_ids_BS)
     assert loss.dtype == torch.float32
     assert loss == next_token_loss(logits_BSV.float(), token_ids_BS)
+
+
+def test_the_loss_of_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_BSV = torch.randn(3, 7, 50, generator=generator).requires_grad_()
+    token_ids_BS = torch.randint(50, (3, 7), generator=generator)
+    expected = torch.nn.functional.cross_entropy(
+        logits_BSV[:, :-1].flatten(0, 1), token_ids_BS[:, 1:].flatten()
+    )
+    (expected_gradient,) = torch.autograd.grad(expected, logits_BSV)
+    for logits_at_once in (
+        1,
+        4 * 50,
+        2**20,
+    ):  # a token at once at least; four, so that sequences are cut; all
+        monkeypatch.setattr(next_token, "_LOGITS_AT_ONCE", logits_at_once)
+        loss = next_token_loss(logits_BSV, token_ids_BS)
+        (gradient,) = torch.autograd.grad(loss, logits_BSV)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        assert torch.allclose(gradient, expected_gradient, atol=1e-8)
+        total = next_token_loss(logits_BSV, token_ids_BS, reduction="sum")
+        assert total.item() == pytest.approx(18 * loss.item())
 
 
 def test_training_learns_what_the_data_repeats(make_trainer: MakeTrainer, tmp_path: Path) -> None:
