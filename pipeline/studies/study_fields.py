@@ -62,6 +62,8 @@ class Size:
     """Steps (1000) or tokens (2e9T). None: as the file says."""
     overrides: list[str] = field(default_factory=list)
     """Further overrides of pretrain.py, as they would be typed."""
+    models: list[str] | None = None
+    """Names of the study's models that are trained in this size. None: all."""
 
 
 @dataclass

@@ -47,6 +47,10 @@ def _refuse_values_of_text(study: TextStudy) -> None:
             _refuse_values(f"{of}data.", evaluation.data)
         _refuse_of_planted(of, study, evaluation)
     _refuse_names(study)
+    for size_name, size in study.sizes.items():
+        for model_name in size.models or ():
+            if model_name not in study.models:
+                raise unknown_name(f"model of sizes.{size_name}", model_name, study.models)
     for evaluation in study.evaluations.values():
         _refuse_unknown_names(study, evaluation)
 
@@ -139,3 +143,28 @@ def _refuse_unknown_names(study: TextStudy, evaluation: Evaluation) -> None:
             "influential_tokens is to run, but influential_models names no model for it; name one of"
             f" {', '.join(study.models)}"
         )
+    for size_name, size in study.sizes.items():
+        _refuse_missing_models(size_name, size.models or list(study.models), evaluation)
+
+
+def _refuse_missing_models(size: str, trained: Collection[str], evaluation: Evaluation) -> None:
+    """What an evaluation cannot do without, in a size that trains only some of the study's models."""
+    needed = {"judge_with": evaluation.judge_with}
+    if evaluation.reference_model is not None:
+        needed["reference_model"] = [evaluation.reference_model]
+    for field, names in needed.items():
+        for name in names:
+            if name not in trained:
+                raise InputError(
+                    f"{field} names {name}, which sizes.{size}.models leaves out; add it there, or name one"
+                    f" of {', '.join(trained)}"
+                )
+    asked = {"models": evaluation.models or trained}
+    if "influential_tokens" in evaluation.stages:
+        asked["influential_models"] = evaluation.influential_models
+    for field, names in asked.items():
+        if not set(names) & set(trained):
+            raise InputError(
+                f"{field} names {', '.join(names)}, of which sizes.{size}.models has none; add one"
+                " of them there"
+            )

@@ -75,7 +75,8 @@ def _plant(planted: PlantedText, run: Path, tokenize: Command) -> Command:
 def _trainings(study: TextStudy, size: str) -> dict[str, Training]:
     """The models of one size, by their names in the study."""
     of_size, trainings = study.sizes[size], {}
-    for name, model in study.models.items():
+    for name in of_size.models or study.models:
+        model = study.models[name]
         duration = [] if of_size.max_duration is None else [f"max_duration={of_size.max_duration}"]
         settings = {known.name: getattr(model, known.name) for known in fields(model)}
         own = [f"{field}={value}" for field, value in settings.items() if value is not None]
@@ -131,10 +132,11 @@ class _Place:
         return [*measuring, *analysing]
 
     def tells_of_scale(self) -> bool:
-        """Whether k* and the gap can be read from it, on the study's own text."""
+        """Whether k* and the gap can be read from it, on the study's own text, measured as first."""
         needed = {"loss_differences", "influential_tokens"}
         own = self.evaluation.data is None and self.evaluation.of_planted is None
-        return own and needed <= set(self.evaluation.stages)
+        alike = self.evaluation.intervention == self.study.evaluation.intervention
+        return own and alike and needed <= set(self.evaluation.stages)
 
     def folder(self, kind: str) -> Path:
         """Where its data, results or figures are."""
@@ -144,9 +146,11 @@ class _Place:
         return _named(stage, self.size if self.study.sizes_in_names else "", self.name)
 
     def _measured_models(self, stage: str) -> list[str]:
+        """Those asked for that this size has."""
+        names = self.evaluation.models or list(self.trainings)
         if stage == "influential_tokens":
-            return self.evaluation.influential_models
-        return self.evaluation.models or list(self.trainings)
+            names = self.evaluation.influential_models
+        return [name for name in names if name in self.trainings]
 
     def _models_beside(self, stage: str) -> list[str]:
         """Models that a stage reads beside those that it measures, at their last checkpoint."""

@@ -11,9 +11,10 @@ Shapes: B sequences, H heads, S tokens, E head width.
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import cast
 
 import torch
-from olmo.model import OLMo
+from olmo.model import OLMo, OLMoBlock
 
 from pipeline.models.rope import blocks_of
 
@@ -23,8 +24,9 @@ _LONGEST = 512
 
 def compose_short_attention(model: OLMo) -> None:
     """Let each block of `model` take the faster of the two where it attends in training."""
-    for block in blocks_of(model):
-        block._scaled_dot_product_attention = partial(_attention, block._scaled_dot_product_attention)
+    for block in cast("list[OLMoBlock]", blocks_of(model)):
+        composed = partial(_attention, block._scaled_dot_product_attention)
+        block._scaled_dot_product_attention = composed  # type: ignore[method-assign]
 
 
 def _attention(

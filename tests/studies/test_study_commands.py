@@ -103,6 +103,8 @@ def test_sizes_and_steps_that_were_measured_alike_are_compared_at_the_end(
         " --also-results run/along_training/results/tiny --figures run/figures --notebooks model_scale"
     )
     assert {"summary-tiny", "influential_tokens-tiny-along_training"} <= set(last.needs)
+    removed = (steps[1], steps[1] + ", intervention: remove")
+    assert "model_scale" not in str(commands_of(load_study(study_file(steps, removed)))[-1])
     own_text = (steps[1], steps[1] + ", data: {source: [n], tokenizer: olmo}")
     assert "model_scale" not in str(commands_of(load_study(study_file(steps, own_text)))[-1])
 
@@ -111,6 +113,17 @@ def test_a_screen_is_asked_for(study_file: Callable[..., Path]) -> None:
     study = load_study(study_file(("[leave_one_out, nearest]", "[greedy]\n  num_candidates: 16")))
     (tokens,) = (one for one in commands_of(study) if one.name == "influential_tokens-tiny")
     assert " --rules greedy --k 1 4 --num-candidates 16" in str(tokens)
+
+
+def test_a_size_may_train_some_of_the_models_only(study_file: Callable[..., Path]) -> None:
+    large = f"  large:\n    config: {TINY}\n    max_duration: 4\n    models: [long-seed1]\n"
+    study = load_study(study_file(("models:\n", f"{large}models:\n")))
+    commands = {command.name: command for command in commands_of(study)}
+    assert {"tiny-short-seed0", "tiny-long-seed1", "large-long-seed1"} <= set(commands)
+    assert "large-short-seed0" not in commands
+    assert " --checkpoints run/models/large-long-seed1 --results" in str(commands["loss_differences-large"])
+    assert "--short-models" not in str(commands["run_notebooks-large"])
+    assert f" --checkpoints {BOTH} --results" in str(commands["loss_differences-tiny"])
 
 
 def test_models_beside_those_that_are_measured(study_file: Callable[..., Path]) -> None:

@@ -47,6 +47,12 @@ StudyFile = Callable[..., Path]
         ("rules: [leave_one_out, nearest]", "rules: ['']", r"evaluation.rules has an empty entry"),
         ("k: [1, 4]", "judge_with: [long-seed7]", r"unknown model of an evaluation 'long-seed7'"),
         ("k: [1, 4]", "reference_model: long-seed7", r"unknown model of an evaluation 'long-seed7'"),
+        ("max_duration: 4,", "models: [long-seed7],", r"unknown model of sizes.tiny 'long-seed7'"),
+        (
+            "max_duration: 4,",
+            "models: [short-seed0],",
+            r"influential_models names long-seed1, of which sizes.tiny.models has none",
+        ),
         ("k: [1, 4]", "num_backgrounds: 0", r"evaluation.num_backgrounds has 0; it must be at least 1"),
         ("steps: [2]", "steps: [2, -1]", r"steps has -1"),
         (
@@ -132,6 +138,16 @@ def test_a_configuration_is_found_from_any_folder(
     (elsewhere / "own.yaml").touch()
     assert config_of("own.yaml", path) == "own.yaml"
     assert load_study(Path("olmo_configs/studies/demo.yaml")).run == "runs/demo"
+
+
+@pytest.mark.parametrize("field", ["judge_with: [short-seed0]", "reference_model: short-seed0"])
+def test_a_size_that_leaves_out_a_model_that_is_needed_is_refused(study_file: StudyFile, field: str) -> None:
+    path = study_file(("max_duration: 4,", "models: [long-seed1],"), ("k: [1, 4]", field))
+    sentence = (
+        "names short-seed0, which sizes.tiny.models leaves out; add it there, or name one of long-seed1"
+    )
+    with pytest.raises(InputError, match=sentence):
+        load_study(path)
 
 
 def test_sizes_must_not_share_the_names_of_their_models(study_file: StudyFile) -> None:
