@@ -13,7 +13,7 @@ its imports alone.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
@@ -28,6 +28,7 @@ import pytest
 
 # torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
 if TYPE_CHECKING:
+    import execnet
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
@@ -56,6 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.getoption("numprocesses", None):  # None in those that run tests
         forked_stages.share_one_server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: "Sequence[execnet.XSpec]") -> None:
+    """Fork the processes of tests from one that has imported the libraries, which costs each ten seconds."""
+    for spec in specs:
+        spec.python = str(forked_stages.python_that_forks())
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -6,7 +6,8 @@ starts the stage here: the same file is run as `__main__`, with its own folder, 
 handlers. Only libraries are imported beforehand, nothing of the repository. What this cannot show, that a
 stage brings along all it imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py do.
 
-Where pytest-xdist has several processes of tests, they share that first process (`share_one_server`).
+Where pytest-xdist has several processes of tests, they are forked from that first process, too, and share it
+(`share_one_server`).
 
 Run as a program, this file is one of two: that first process, which forks for each request through its
 socket, and ends with the process that started it; or what stands in for `python` and `torchrun` where others
@@ -19,12 +20,14 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -36,6 +39,11 @@ LIBRARIES = (
     "olmo.model", "olmo.optim", "torch.distributed.fsdp", "torch.distributed.run", "pyarrow.parquet",
     "pandas", "rich.progress", "nbclient",
 )  # fmt: skip
+LIBRARIES_OF_TESTS = (
+    "accelerate", "matplotlib.pyplot", "pytest", "scipy.stats", "sklearn.linear_model", "statsmodels.api",
+    "transformers.models.auto.modeling_auto", "transformers.models.gpt_neox.modeling_gpt_neox",
+)  # fmt: skip
+"""What processes of tests import beside."""
 _MOST_SECONDS_OF_IMPORTS = 240
 _LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
 _SHARED = "FORKING_SERVER"
@@ -95,10 +103,10 @@ def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> Fo
     """
     written = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 -- read while it is written
     words = (str(ROOT / program), *map(str, words))
-    descriptors = [file.fileno() for file in written]
-    return ForkedStage(
-        _request(_server(), words, str(cwd), {**os.environ, **environment}, descriptors), written
-    )
+    with Path(os.devnull).open("rb") as nothing:
+        descriptors = [file.fileno() for file in (nothing, *written)]
+        connection = _request(_server(), words, str(cwd), {**os.environ, **environment}, descriptors)
+    return ForkedStage(connection, written)
 
 
 def run(program: str, *words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,7 +152,12 @@ def stand_ins(folder: Path) -> Path:
 
 def share_one_server() -> None:
     """Start the process that forks, for all processes that this one will start; it ends with this one."""
-    os.environ[_SHARED], _ = _begun_server()
+    os.environ[_SHARED], _ = _begun_server("serve_tests")
+
+
+def python_that_forks() -> Path:
+    """A program that stands in for `python`, for as long as the process lives that forks for it."""
+    return stand_ins(Path(_server()).parent) / "python"
 
 
 @cache
@@ -161,27 +174,30 @@ def _server() -> str:
 
 
 @cache
-def _begun_server() -> tuple[str, "subprocess.Popen[bytes]"]:
+def _begun_server(role: str = "serve") -> tuple[str, "subprocess.Popen[bytes]"]:
     """Its address, and it, which lives as long as its standard input is open: as this process does."""
     address = f"{tempfile.mkdtemp(prefix='forking-')}/socket"
-    return address, subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE)
+    return address, subprocess.Popen([sys.executable, __file__, role, address], stdin=subprocess.PIPE)
 
 
 def _request(
-    address: str, words: tuple[str, ...], cwd: str, environment: dict[str, str], output: list[int]
+    address: str, words: tuple[str, ...], cwd: str, environment: dict[str, str], standard: list[int]
 ) -> socket.socket:
-    """A connection that tells the new process' ID, and then how it ended; closing it kills the process."""
+    """A connection that tells the new process' ID, and then how it ended; closing it kills the process.
+
+    `standard` are the descriptors of its standard input, output and error.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
     request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
-    socket.send_fds(connection, [request.encode()], output)
+    socket.send_fds(connection, [request.encode()], standard)
     return connection
 
 
 def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
     program = ("torchrun", *words) if name == "torchrun" else tuple(words[words[0] == "-u" :])
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known to whom
-    connection = _request(address, program, str(Path.cwd()), dict(os.environ), [1, 2])
+    connection = _request(address, program, str(Path.cwd()), dict(os.environ), [0, 1, 2])
     pid = int(connection.recv(_NUMBER))
 
     def pass_on(number: int, frame: object) -> None:
@@ -208,19 +224,18 @@ def _serve(address: str) -> None:
                 listener.close()
                 _run_and_tell(connection)
             connection.close()
-    Path(address).unlink()
-    Path(address).parent.rmdir()
+    shutil.rmtree(Path(address).parent)
 
 
 def _run_and_tell(connection: socket.socket) -> NoReturn:
     """Run the program in a process of its own; tell its ID, and how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    request, output, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 2)
+    request, standard, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        _become(json.loads(request), output)
-    for descriptor in output:
+        _become(json.loads(request), standard)
+    for descriptor in standard:
         os.close(descriptor)
     connection.send(b"%d" % pid)
     if connection in select.select([os.pidfd_open(pid), connection], [], [])[0]:  # whoever asked has gone
@@ -230,9 +245,9 @@ def _run_and_tell(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _become(request: dict, output: list[int]) -> NoReturn:
-    for descriptor, standard in zip((os.open(os.devnull, os.O_RDONLY), *output), range(3), strict=True):
-        os.dup2(descriptor, standard)
+def _become(request: dict, standard: list[int]) -> NoReturn:
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
         os.close(descriptor)
     # Not those of the first process, which know whether they are a pipe or a file.
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
@@ -243,6 +258,9 @@ def _become(request: dict, output: list[int]) -> NoReturn:
     sys.argv = request["words"]
     if sys.argv[0] == "torchrun":
         importlib.import_module("torch.distributed.run").main(sys.argv[1:])
+    elif sys.argv[0] == "-c":
+        sys.path[0], sys.modules["__main__"] = "", types.ModuleType("__main__")
+        exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit(0)
@@ -250,8 +268,8 @@ def _become(request: dict, output: list[int]) -> NoReturn:
 
 if __name__ == "__main__":
     role, address, *words = sys.argv[1:]
-    if role == "serve":
-        for library in LIBRARIES:
+    if role.startswith("serve"):
+        for library in (*LIBRARIES, *(LIBRARIES_OF_TESTS if role == "serve_tests" else ())):
             importlib.import_module(library)
         gc.freeze()  # what is never looked at again stays one copy for all
         _serve(address)

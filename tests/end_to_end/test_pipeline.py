@@ -1,5 +1,7 @@
 """From text to results by the commands themselves, from another directory and not installed.
 
+Of the measuring stages one is started as it is typed; the others, which need the same libraries, are forked.
+
 Then once more with influential_tokens killed in the middle: the same bytes must come out.
 """
 
@@ -81,8 +83,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = ["--results", "results"]
     together = [
         start("loss_differences", [*MEASURE, *SHORT, *results], folder),
-        start("length_losses", [*MEASURE, *results], folder),
-        start("influential_tokens", [*INFLUENTIAL, *results], folder),
+        forked_stages.start("pipeline/length_losses.py", *MEASURE, *results, cwd=folder),
+        forked_stages.start("pipeline/influential_tokens.py", *INFLUENTIAL, *results, cwd=folder),
     ]
     for process in together:
         finish(process)

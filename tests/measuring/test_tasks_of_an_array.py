@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import forked_stages
 import pytest
 from measured_documents import command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
@@ -80,25 +81,32 @@ def test_what_memory_is_free_where_a_task_runs_moves_no_byte(
     assert results_of(dealt) == whole  # metadata included
 
 
+TORCHRUN = ["--standalone", "--nproc-per-node=2"]
+
+
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        ["torchrun", *TORCHRUN],  # the very launcher, forked, and so are its processes
+        pytest.param([sys.executable, "-m", "torch.distributed.run", *TORCHRUN], marks=pytest.mark.slow),
         # Said to be GPUs: on CPUs accelerate starts several processes through MPI only.
         pytest.param(
-            ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2"], marks=pytest.mark.slow
+            [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["torchrun", "accelerate"],
+    ids=["torchrun", "torchrun as typed", "accelerate"],
 )
 def test_processes_under_a_launcher_write_the_bytes_of_one(
     launcher: list[str], folder: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "programs").mkdir()
+    path = f"{forked_stages.stand_ins(tmp_path / 'programs')}{os.pathsep}{os.environ['PATH']}"
     whole = results_of(measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
     flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "dealt"))
     launched = subprocess.run(
-        [sys.executable, "-m", *launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags],
-        timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True,
+        [*launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags], timeout=240, cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert launched.returncode == 0, launched.stderr
     assert launched.stderr.count("loss_differences of model 'run' ") == 2  # each process says how it stands
