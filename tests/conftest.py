@@ -34,17 +34,25 @@ if TYPE_CHECKING:
 LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
-    "tests/end_to_end/test_pipeline.py",
-    "tests/test_pretrain.py",
-    "tests/test_types.py",
-    "tests/analysis/test_notebooks_of_text.py",
-    "tests/measuring/test_tasks_of_an_array.py",
-    "tests/analysis/test_explorer_page.py",
-    "tests/analysis/test_model_scale.py",
     "tests/test_recipes.py",
+    "tests/test_pretrain.py",
+    "tests/end_to_end/test_pipeline.py",
+    "tests/test_types.py",
+    "tests/studies/test_synthetic_studies.py",
+    "tests/analysis/test_explorer_page.py",
+    "tests/analysis/test_notebooks_of_text.py",
+    "tests/analysis/test_model_scale.py",
+    "tests/analysis/test_notebook_execution.py",
+    "tests/analysis/test_closing_summary.py",
+    "tests/test_start.py",
+    "tests/studies/test_rule_costs.py",
+    "tests/test_benchmarks_run.py",
+    "tests/analysis/test_figures_drawn.py",
+    "tests/analysis/test_explorer_views.py",
+    "tests/measuring/test_tasks_of_an_array.py",
     "tests/test_tokenize_c4_stopping.py",
 )
-"""Files of more than ten seconds or so: one that starts last would keep the other processes waiting."""
+"""Files of five seconds or more: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each
 
 

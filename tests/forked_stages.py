@@ -14,6 +14,7 @@ socket, and ends with the process that started it; or what stands in for `python
 start them (`stand_ins`), and passes on signals and the exit code.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -151,8 +152,19 @@ def stand_ins(folder: Path) -> Path:
 
 
 def share_one_server() -> None:
-    """Start the process that forks, for all processes that this one will start; it ends with this one."""
-    os.environ[_SHARED], _ = _begun_server("serve_tests")
+    """Start the process that forks, for all processes that this one will start; it ends with this one.
+
+    That is waited for, or `time make test` would not count what the forked ones took.
+    """
+    os.environ[_SHARED], server = _begun_server("serve_tests")
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=10)
+
+    atexit.register(end)
 
 
 def python_that_forks() -> Path:
@@ -213,7 +225,7 @@ def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
 
 def _serve(address: str) -> None:
     """Fork for each request, until the standard input ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the programs
+    signal.signal(signal.SIGCHLD, lambda *_: _count_in(os.WNOHANG))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.part")
         listener.listen(64)
@@ -225,6 +237,14 @@ def _serve(address: str) -> None:
                 _run_and_tell(connection)
             connection.close()
     shutil.rmtree(Path(address).parent)
+    _count_in(0)
+
+
+def _count_in(options: int) -> None:
+    """Add the processor time of forked processes that have ended to that of this one's children."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
 
 
 def _run_and_tell(connection: socket.socket) -> NoReturn:

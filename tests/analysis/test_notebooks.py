@@ -1,21 +1,16 @@
 """The notebooks, executed end to end on the synthetic results."""
 
-import hashlib
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import forked_stages
 import nbformat
 import pytest
 
-from analysis.notebook_execution import execute, is_up_to_date, with_parameters
+from analysis.notebook_execution import with_parameters
 from analysis.notebook_inputs import code_used_by, fingerprint
-from pipeline.errors import InputError
 from pipeline.results.folder_lock import FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,23 +136,6 @@ def test_code_that_a_notebook_uses_is_found_wherever_it_lies_and_no_other() -> N
     assert "HanTa" in libraries  # imported in a function, and perhaps not installed
 
 
-def test_a_figure_that_is_gone_or_other_is_drawn_again(tmp_path: Path) -> None:
-    executed = nbformat.v4.new_notebook()
-    written = {"a.png": hashlib.sha256(b"a").hexdigest()}
-    executed.metadata["execution_of_results"] = {"made_from": "f", "written": written}
-    nbformat.write(executed, tmp_path / "a.ipynb")
-    assert not is_up_to_date(tmp_path / "a.ipynb", "f")
-    (tmp_path / "a.png").write_bytes(b"a")
-    assert is_up_to_date(tmp_path / "a.ipynb", "f")
-    assert not is_up_to_date(tmp_path / "a.ipynb", "g")
-    assert not is_up_to_date(tmp_path / "b.ipynb", "f")
-    (tmp_path / "a.png").write_bytes(b"")
-    assert not is_up_to_date(tmp_path / "a.ipynb", "f")
-    for damaged in (b"", b"{", b"[]", b"\xff"):
-        (tmp_path / "a.ipynb").write_bytes(damaged)
-        assert not is_up_to_date(tmp_path / "a.ipynb", "f")
-
-
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, tmp_path / "figures", tmp_path)
     assert done.returncode == 2, done.stderr
@@ -191,79 +169,6 @@ def test_losses_alone_are_shown_and_a_notebook_asked_for_by_name_lacks_nothing(
     asked = run(losses, tmp_path / "figures", tmp_path, "--notebooks", "dependency_sparsity")
     assert asked.returncode == 2
     assert f"dependency_sparsity.ipynb: the results hold no 'dependency_sparsity'; {present}" in asked.stderr
-
-
-def broken_notebook(folder: Path, cell: str) -> Path:
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [
-        nbformat.v4.new_code_cell("a = 1", metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell(cell),
-    ]
-    nbformat.write(notebook, folder / "broken.ipynb")
-    return folder / "broken.ipynb"
-
-
-@pytest.mark.parametrize(
-    ("cell", "error", "sentence"),
-    [
-        ("from pipeline.errors import InputError\nraise InputError('mend this')", InputError, "mend this"),
-        ("import errno\nraise OSError(errno.ENOSPC, 'No space left', 'a.png')", InputError,
-         "no space left on the device while writing a.png; free some and"),
-        ("import errno\nraise OSError(errno.ENOSPC, 'No space left')", InputError,
-         "no space left on the device while writing the output"),
-        ("open('/nowhere/a')", InputError, "/nowhere/a does not exist"),
-        ("import os\nos._exit(9)", InputError, "its kernel ended by itself"),
-        ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
-    ],
-)  # fmt: skip
-def test_a_failing_cell_is_told_in_a_sentence(
-    tmp_path: Path, cell: str, error: type[BaseException], sentence: str
-) -> None:
-    figures = tmp_path / "figures"
-    figures.mkdir()
-    with pytest.raises(error, match=rf"^broken\.ipynb: {sentence}") as failed:
-        execute(broken_notebook(tmp_path, cell), figures, {"a": 2}, "f")
-    assert "\n" not in str(failed.value)
-    left = {"broken.failed.ipynb"} if error is SystemExit else set()
-    assert {path.name for path in figures.iterdir()} == left
-    if left:
-        assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
-    wait = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
-    path = broken_notebook(tmp_path, f"{wait}\ntime.sleep(100)")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from pathlib import Path\n"
-        "def parser():\n"
-        "    from pipeline.stage import stage_parser\n"
-        "    return stage_parser('x')\n"
-        "def main(arguments):\n"
-        "    from analysis.notebook_execution import execute\n"
-        f"    execute(Path({str(path)!r}), Path({str(tmp_path)!r}), {{}}, 'f')\n"
-    )
-    begin = "from pipeline.start import *; prepare('program.py'); run_module('program', 'program.py')"
-    path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
-    running = subprocess.Popen(
-        [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    pid_file, deadline = tmp_path / "pid", time.monotonic() + 120
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline and running.poll() is None
-        time.sleep(0.05)
-    running.send_signal(number)
-    sent = time.monotonic()
-    _, told = running.communicate(timeout=60)
-    assert time.monotonic() - sent < 4  # two on a machine that does nothing else
-    assert running.returncode == 128 + number
-    assert len(told.strip().splitlines()) == 1 and "run the same command again to go on" in told
-    while Path(f"/proc/{pid_file.read_text()}").exists():  # until whoever reaps it has done so
-        assert time.monotonic() - sent < 10
-        time.sleep(0.05)
-    assert not (tmp_path / "figures").exists()
 
 
 def test_an_output_that_is_a_file_or_in_use_is_refused(results: Path, tmp_path: Path) -> None:
