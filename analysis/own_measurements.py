@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.influence.rules import CONTROLS, RULES
 from pipeline.results.folder import read_artefact, read_settings
-from pipeline.results.names import LOSS
+from pipeline.results.names import DIVERGENCE, LOSS
 
 PREFERRED_RULES = (
     "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
@@ -71,6 +71,25 @@ def read_sparsity(
     rows = _read_with(results, "dependency_sparsity", columns, only, ["judge", "criterion"])
     is_wanted = is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)
     return _only_columns(rows[is_wanted], columns)
+
+
+def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
+    """Rows of dependency_sparsity as another model judges, by the divergence: what stood the trial.
+
+    Args:
+        results, only: as `read_artefact` takes them.
+
+    Returns:
+        Rows of the first other judge of each model, of rules that choose and never see the answer; none where
+        nothing else judged.
+
+    Raises:
+        InputError: as `read_artefact`.
+    """
+    rows = _read_with(results, "dependency_sparsity", None, only, [])
+    chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
+    rows = rows[~is_own(rows) & (rows["criterion"] == DIVERGENCE) & chooses]
+    return rows[rows["judge"] == rows.groupby("model")["judge"].transform("first")].reset_index(drop=True)
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:

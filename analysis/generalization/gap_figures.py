@@ -14,9 +14,9 @@ from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
 from analysis.generalization.gap_slopes import ALL_CONTROLS, NO_CONTROLS, WITH_GAIN
 from analysis.generalization.gap_verdicts import gap_title, slopes_title
 from analysis.generalization.sparsity_classes import NO_GAIN
-from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, BEYOND_NULL
+from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, measure_words
 from analysis.palette import BLACK
-from analysis.roles import Role, common_size, rule_words
+from analysis.roles import Role, common_size
 from analysis.titles import BARS, FEWEST_TARGETS, sample_size, subtitle
 
 _ASIDE = 0.24  # between models, of a row or class
@@ -25,7 +25,13 @@ _BLOCKS = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k
 _SLOPE_LABEL = "nats of gap a doubling of k*"
 
 
-def gap_figure(gaps: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) -> Figure:
+def gap_figure(
+    gaps: pd.DataFrame,
+    slopes: pd.DataFrame,
+    roles: Mapping[str, Role],
+    held: str,
+    expected: pd.DataFrame | None = None,
+) -> Figure:
     """The gap of each class of k*, and beside it how a doubling of k* changes it, other things held constant.
 
     Args:
@@ -33,6 +39,7 @@ def gap_figure(gaps: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Rol
         slopes: `gap_slopes.gap_slopes`, of the measure behind the classes.
         roles: of the models.
         held: what the slopes hold constant beside the gain, in words.
+        expected: as `slopes`, of the expected gap; None: it was not measured.
     """
     figure, (gap_ax, slope_ax) = panels(1, 2, TEXT_WIDTH, 3.1)
     among = slopes[slopes["coding"] == AMONG_REACHED]
@@ -40,12 +47,17 @@ def gap_figure(gaps: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Rol
     gaps_by_class(gaps[is_large], gap_ax, roles)
     adjustments = {NO_CONTROLS: "nothing", ALL_CONTROLS: held, WITH_GAIN: f"{held}\nand the gain"}
     rows = [among[among["adjustment"] == adjustment] for adjustment in adjustments]
-    slopes_in_rows(rows, list(adjustments.values()), slope_ax, roles)
+    names = list(adjustments.values())
+    if expected is not None:
+        held_all = (expected["coding"] == AMONG_REACHED) & (expected["adjustment"] == WITH_GAIN)
+        rows.append(expected[held_all])
+        names.append("the same,\nexpected gap")
+    slopes_in_rows(rows, names, slope_ax, roles)
     slope_ax.set_title("held constant:", loc="left")
-    rule = rule_words(str(among["measure"].iloc[0]))
+    measure = measure_words(str(among["measure"].iloc[0]))
     left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
-    told = subtitle(sample_size(among), _size(among, roles), f"k* by {rule}", BARS, left_out)
-    put_title(figure, gap_title(among), told)
+    told = subtitle(sample_size(among), _size(among, roles), f"k* by {measure}", BARS, left_out)
+    put_title(figure, gap_title(among, None if expected is None else rows[-1]), told)
     return figure
 
 
@@ -128,7 +140,7 @@ def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) ->
                 count = (
                     f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else f"fewer than {FEWEST_TARGETS}"
                 )
-                names.append(f"{_measure_words(measure)} ({count})")
+                names.append(f"{measure_words(measure)} ({count})")
         slopes_in_rows(rows, names if ax is axes[0] else [""] * len(rows), ax, roles)
         ax.tick_params(axis="y", length=0)
         ax.set_title(title, loc="left")
@@ -153,8 +165,3 @@ def _model_handles(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> tuple[lis
     return [Line2D([], [], **roles[model].look.measured) for model in models], [
         roles[m].words for m in models
     ]
-
-
-def _measure_words(measure: str) -> str:
-    rule = measure.removesuffix(BEYOND_NULL)
-    return rule_words(rule) + (BEYOND_NULL.replace(" beyond", ", beyond") if measure != rule else "")

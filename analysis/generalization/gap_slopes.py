@@ -84,6 +84,17 @@ def gap_targets(
     return targets.assign(**{FREQUENCY: np.log(token_counts_V[token_ids] + 1.0)})
 
 
+def of_expected_gap(targets: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
+    """The same targets with the expected gap in the place of the sampled one; those without one are left out.
+
+    Args:
+        targets: of `gap_targets`.
+        expected: of `expected_gaps.expected_gaps`.
+    """
+    gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
+    return targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
+
+
 def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> pd.DataFrame:
     """Slope of the gap on k*: a row a short model, measure, coding and adjustment.
 

@@ -42,6 +42,24 @@ def slope_sentences(slopes: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def expected_slope_sentences(slopes: pd.DataFrame) -> list[str]:
+    """A sentence a short model: the slope of the expected gap, of targets that have a k*.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes` of `gap_slopes.of_expected_gap`, one measure.
+    """
+    among = slopes[slopes["coding"] == AMONG_REACHED]
+    sentences = []
+    for (model, measure), rows in among.groupby(["model", "measure"], sort=False):
+        of = {row["adjustment"]: row for row in rows.to_dict("records")}
+        sentences.append(
+            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
+            f" expected gap by {_slope(of[NO_CONTROLS])} without controls,"
+            f" {_slope(of[ALL_CONTROLS])} with them and {_slope(of[WITH_GAIN])} with the gain held constant."
+        )
+    return sentences
+
+
 def _slope(row: Row) -> str:
     if pd.isna(row["slope_low"]):
         return "an amount that cannot be estimated"
@@ -65,11 +83,12 @@ def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
 _DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "neither rises nor falls steadily"}
 
 
-def gap_title(slopes: pd.DataFrame) -> str:
+def gap_title(slopes: pd.DataFrame, expected: pd.DataFrame | None = None) -> str:
     """Whether the gap changes with k*, and whether it still does with the gain held constant.
 
     Args:
         slopes: `gap_slopes.gap_slopes`, one measure and coding, one or more models.
+        expected: the rows with the gain held constant of the expected gap, which is the less noisy one.
     """
     if slopes["slope_low"].isna().any():
         return "The gap by k*: too few targets to say whether it rises"
@@ -77,6 +96,9 @@ def gap_title(slopes: pd.DataFrame) -> str:
         _common_direction(slopes[slopes["adjustment"] == adjustment])
         for adjustment in (NO_CONTROLS, WITH_GAIN)
     )
+    if expected is not None and expected["slope_low"].notna().all():
+        with_gain = _common_direction(expected)
+        return f"The gap {without} with k*; with the gain held constant the expected gap {with_gain}"
     if without == with_gain:
         return f"The gap {without} with k*, with or without the gain held constant"
     return f"The gap {without} with k*; with the gain held constant it {with_gain}"

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
 from analysis.generalization.sparsity_classes import sparsity_categories, sparsity_category
 from analysis.paired_targets import TARGET, joined_on_common, rows_of
-from pipeline.errors import InputError, unknown_name
+from pipeline.errors import InputError
 
 
 def generalization_gaps(
@@ -41,13 +41,11 @@ def generalization_gaps(
 
 def generalization_gap_by_sparsity(
     loss_differences: pd.DataFrame,
-    dependency_sparsity: pd.DataFrame,
+    sparsity: pd.DataFrame,
     *,
     short_models: Sequence[str],
-    sparsity_model: str,
     reference_model: str,
     studied_ks: Sequence[int],
-    rule: str = "leave_one_out",
 ) -> pd.DataFrame:
     """Mean generalization gap of the tokens of each dependency sparsity k*: a row a short model and class.
 
@@ -55,32 +53,27 @@ def generalization_gap_by_sparsity(
     has a large gain and a large gap from that model alone, which would tie the two together.
 
     Args:
-        loss_differences, dependency_sparsity: the artefacts.
+        loss_differences: the artefact.
+        sparsity: of `sparsity_measures.sparsity_measures`, one measure: k* of a long-trained model.
         short_models: models trained at a short context.
-        sparsity_model: the long-trained model that k* is read from.
         reference_model: the long-trained model that the gap is measured from, best another seed.
         studied_ks: every k that was studied; gives the classes, also those no token falls in.
-        rule: the selection rule behind k*.
 
     Returns:
         model, category (see `sparsity_categories`), num_targets, num_documents, generalization_gap with
         its interval (nats); NaN where a class is empty.
 
     Raises:
-        InputError: no results of one of the models or the rule, or no target that all of them measured.
+        InputError: no results of one of the models, or no target that all of them measured.
     """
-    sparsity = rows_of(dependency_sparsity, sparsity_model)
-    if rule not in set(sparsity["rule"]):
-        raise unknown_name("rule", rule, sparsity["rule"].unique())
-    sparsity = sparsity[sparsity["rule"] == rule]
     sparsity = sparsity[TARGET].assign(category=sparsity_category(sparsity, studied_ks))
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
-    what = f"targets with a gap and with k* of {sparsity_model}"
+    what = "targets with a gap and with k*"
     tokens = joined_on_common(gaps, sparsity, TARGET, what)
     if tokens.empty:
         raise InputError(
-            f"no target is common to the loss differences of {', '.join(short_models)} and the dependency"
-            f" sparsity of {sparsity_model}; measure them on the same documents"
+            f"no target is common to the loss differences of {', '.join(short_models)} and k*; measure them"
+            " on the same documents"
         )
     rows = []
     for model in short_models:

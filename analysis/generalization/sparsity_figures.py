@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from analysis.figure_texts import LineEnd, label_line_ends, put_title
 from analysis.figures import TEXT_WIDTH, draw_with_bars, panels, tokens_axis
-from analysis.generalization.sparsity_measures import BEYOND_NULL
-from analysis.own_measurements import needs_null, shown_rule
+from analysis.generalization.sparsity_measures import BEYOND_NULL, measure_words, rule_of, shown_measure
+from analysis.own_measurements import needs_null
 from analysis.palette import rule_look
-from analysis.roles import Role, common_size, rule_words, size_words
+from analysis.roles import Role, common_size, size_words
 from analysis.titles import BARS, SHOWN_K, counted, is_above, percent, sample_size, subtitle
 
 
@@ -29,7 +29,7 @@ def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
     axes = np.ravel(grid)
     for measure, ax in zip(measures, axes, strict=True):
         rows = needed[needed["measure"] == measure]
-        rule = measure.removesuffix(BEYOND_NULL)
+        rule = rule_of(measure)
         ends = []
         for place, (model, line) in enumerate(rows.groupby("model", sort=False)):
             width = 1.0 + 0.8 * place  # models of one role differ by the weight of their lines
@@ -38,7 +38,7 @@ def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
             ends.append(LineEnd(last["k"], last["share"], names[str(model)], rule_look(rule).color))
         tokens_axis(ax, rows["k"].unique())
         ax.set_ylim(0, 1)
-        ax.set_title(rule_words(rule) + (", beyond its null" if measure != rule else ""), loc="left")
+        ax.set_title(measure_words(measure), loc="left")
         label_line_ends(ax, ends)
     axes[0].set_ylabel("share of targets with k* of at most k")
     size = common_size(roles[str(model)] for model in needed["model"].unique())
@@ -50,9 +50,9 @@ def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
 def shown_measures(needed: pd.DataFrame) -> list[str]:
     """Of the measures present, the trusted rule's, and the first beyond its null where there is one."""
     present = list(dict.fromkeys(needed["measure"]))
-    trusted = shown_rule([measure for measure in present if not measure.endswith(BEYOND_NULL)])
+    trusted = shown_measure(present)
     beyond = [measure for measure in present if measure.endswith(BEYOND_NULL)]
-    return [*([] if needs_null(trusted) and beyond else [trusted]), *beyond[:1]]
+    return [*([] if needs_null(rule_of(trusted)) and beyond else [trusted]), *beyond[:1]]
 
 
 def _names(models: pd.Series, roles: Mapping[str, Role]) -> dict[str, str]:

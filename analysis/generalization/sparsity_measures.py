@@ -4,16 +4,23 @@ A k* of a rule that sees the answer is mostly selection noise where gains are sm
 asks for the same recovery beyond the null, and those of rules that never see the answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.own_measurements import needs_null, read_sparse_losses, read_sparsity
+from analysis.own_measurements import (
+    needs_null,
+    read_judged_sparsity,
+    read_sparse_losses,
+    read_sparsity,
+    shown_rule,
+)
 from analysis.paired_targets import TARGET, complete_rows, of_common_groups
 from analysis.recovered_gain import with_recovered_losses
+from analysis.roles import rule_words
 from analysis.rules.selection_rules import compared_rules
 from pipeline.errors import unknown_name
 from pipeline.results.folder import read_settings_of
@@ -21,6 +28,8 @@ from pipeline.results.names import OTHER_DOCUMENT, OWN
 
 BEYOND_NULL = " beyond its null"
 """What the name of a measure adds to that of its rule."""
+JUDGED = ", judged by another seed"
+"""What the name adds where another model says, by the divergence, how many of the tokens are needed."""
 AMONG_REACHED, ALL_TARGETS = "log2 k*, of targets that have one", "log2 (k* + 1), of all targets"
 CODINGS = (AMONG_REACHED, ALL_TARGETS)
 """How k* becomes a number: without the targets that gain too little or need more than was studied; or with
@@ -28,7 +37,7 @@ them, as 0 far tokens and as twice the largest studied k."""
 
 
 def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`sparsity_measures` of one model, and its rows of sparse_context_losses.
+    """`sparsity_measures` of one model, also as another judged, and its rows of sparse_context_losses.
 
     Raises:
         InputError: as `read_artefact`; or the folder does not tell how the model was measured.
@@ -36,7 +45,10 @@ def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.
     only = {"model": [model]}
     losses = read_sparse_losses(results, only=only)
     settings = read_settings_of(results, "influential_tokens", model)
-    return sparsity_measures(read_sparsity(results, only=only), losses, settings), losses
+    own = sparsity_measures(read_sparsity(results, only=only), losses, settings)
+    judged = read_judged_sparsity(results, only)
+    judged = judged.assign(measure=judged["rule"] + JUDGED)[list(own)].astype(own.dtypes)
+    return pd.concat([own, judged], ignore_index=True), losses
 
 
 def sparsity_measures(
@@ -121,10 +133,27 @@ def coded_sparsity(measured: pd.DataFrame, coding: str, largest_k: int) -> pd.Se
 
 
 def measures_in_order(measured: pd.DataFrame) -> list[str]:
-    """The measures present: rules in the order of all tables, each followed by its own beyond the null."""
-    rules = measured["measure"].str.removesuffix(BEYOND_NULL)
-    named = [
-        name for rule in compared_rules(pd.DataFrame({"rule": rules})) for name in (rule, rule + BEYOND_NULL)
-    ]
+    """The measures present: rules in the order of all tables, each followed by its other readings."""
+    rules = compared_rules(pd.DataFrame({"rule": measured["measure"].map(rule_of)}))
     present = set(measured["measure"])
-    return [name for name in named if name in present]
+    return [
+        rule + suffix for rule in rules for suffix in ("", JUDGED, BEYOND_NULL) if rule + suffix in present
+    ]
+
+
+def rule_of(measure: str) -> str:
+    """The selection rule that a measure reads."""
+    return measure.removesuffix(BEYOND_NULL).removesuffix(JUDGED)
+
+
+def shown_measure(measures: Iterable[str]) -> str:
+    """What a page of one measure tells of: the trusted rule, as another seed judges where one did."""
+    present = list(measures)
+    rule = shown_rule([measure for measure in present if measure == rule_of(measure)])
+    return rule + JUDGED if rule + JUDGED in present else rule
+
+
+def measure_words(measure: str) -> str:
+    """A measure in words: `leave_one_out beyond its null` is "leave one out, beyond its null"."""
+    rule = rule_of(measure)
+    return rule_words(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")

@@ -141,8 +141,8 @@ def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
 @pytest.fixture(scope="module")
 def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
     return generalization_gap_by_sparsity(
-        loss_differences, dependency_sparsity, short_models=SHORT_MODELS,
-        sparsity_model="long-seed0", reference_model="long-seed1", studied_ks=KS,
+        loss_differences, dependency_sparsity[dependency_sparsity["model"] == "long-seed0"],
+        short_models=SHORT_MODELS, reference_model="long-seed1", studied_ks=KS,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from analysis.generalization import (
 )
 from analysis.generalization.gaps import generalization_gap_by_sparsity
 from analysis.mean_losses import losses_beside_reference, losses_by_context_length
-from analysis.own_measurements import read_sparse_losses, read_sparsity
+from analysis.own_measurements import read_sparse_losses
 from analysis.palette import TRAINED_LONG
 from analysis.recovered_gain import recovered_losses
 from analysis.roles import Role, model_roles
@@ -83,15 +83,15 @@ def gap_tables(told: list[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The gaps by class, and their slopes."""
     results = told[0]
     loss_differences = read_artefact(results, "loss_differences")
+    measured, _ = sparsity_measures.read_sparsity_measures(results, LONG)
     gaps = generalization_gap_by_sparsity(
-        loss_differences, read_sparsity(results), short_models=SHORT_MODELS,
-        sparsity_model=LONG, reference_model="long-seed1", studied_ks=KS,
+        loss_differences, measured[measured["measure"] == "leave_one_out"], short_models=SHORT_MODELS,
+        reference_model="long-seed1", studied_ks=KS,
     )  # fmt: skip
     targets = gap_slopes.gap_targets(
         loss_differences, short_models=SHORT_MODELS, reference_model="long-seed1",
         difficulty_model="long-seed1", gain_model=LONG, token_counts_V=None,
     )  # fmt: skip
-    measured, _ = sparsity_measures.read_sparsity_measures(results, LONG)
     return gaps, gap_slopes.gap_slopes(targets, measured, KS[-1])
 
 
@@ -100,6 +100,16 @@ def gaps_by_sparsity(told: list[Path]) -> Figure:
     of_rule = slopes[slopes["measure"] == "leave_one_out"]
     roles = model_roles(told[0], "loss_differences")
     return gap_figures.gap_figure(gaps, of_rule, roles, "frequency, position,\ndifficulty")
+
+
+def gaps_sampled_and_expected(told: list[Path]) -> Figure:
+    gaps, slopes = gap_tables(told)
+    of_rule = slopes[slopes["measure"] == "leave_one_out"]
+    expected = of_rule.assign(
+        slope=of_rule["slope"] / 2, slope_low=of_rule["slope_low"] / 2, slope_high=of_rule["slope_high"] / 2
+    )
+    roles = model_roles(told[0], "loss_differences")
+    return gap_figures.gap_figure(gaps, of_rule, roles, "frequency, position,\ndifficulty", expected)
 
 
 def slopes(told: list[Path]) -> Figure:
@@ -158,6 +168,7 @@ DRAWINGS: dict[Callable[[list[Path]], Figure], str] = {
     effects_of_another_judge: "4 tokens carry no clear share of what the far context is worth beyond their",
     lengths: "256 tokens instead of 16 help models trained at 256",
     gaps_by_sparsity: "The gap rises with k*, with or without the gain held constant",
+    gaps_sampled_and_expected: "The gap rises with k*; with the gain held constant the expected gap rises",
     slopes: "The gap rises with k* in ",
     scale: "No clear difference between 0.46 M parameters and 2.3 M parameters",
     sparsity: "4 tokens suffice for ",

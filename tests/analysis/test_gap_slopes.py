@@ -158,6 +158,35 @@ def test_the_sentences_say_what_the_tables_hold(slopes: pd.DataFrame, tests: pd.
     assert "cannot be estimated" in unknown[0]
 
 
+def test_the_expected_gap_takes_the_place_of_the_sampled_one(
+    targets: pd.DataFrame, measured: pd.DataFrame, slopes: pd.DataFrame
+) -> None:
+    drawn = targets.iloc[:-5]  # five were not compared with the reference
+    expected = drawn.assign(expected_gap=3 * drawn["generalization_gap"])[["model", *TARGET, "expected_gap"]]
+    replaced = gap_slopes.of_expected_gap(targets, expected)
+    assert len(replaced) == len(targets) - 5 and list(replaced.columns.sort_values()) == sorted(targets)
+    whole = gap_slopes.of_expected_gap(
+        targets, targets.assign(expected_gap=3 * targets["generalization_gap"])
+    )
+    tripled = gap_slopes.gap_slopes(whole, measured, KS[-1])
+    np.testing.assert_allclose(tripled["slope"], 3 * slopes["slope"], rtol=1e-9)
+    sentence = gap_verdicts.expected_slope_sentences(tripled[tripled["model"] == "short-pose"])
+    row = tripled[(tripled["model"] == "short-pose") & (tripled["coding"] == AMONG_REACHED)].iloc[0]
+    assert len(sentence) == 1
+    assert f"changes the expected gap by {row['slope']:.3f} [{row['slope_low']:.3f}, " in sentence[0]
+
+
+def test_the_title_tells_the_expected_gap_where_it_was_measured(slopes: pd.DataFrame) -> None:
+    among = slopes[slopes["coding"] == AMONG_REACHED]
+    held = among[among["adjustment"] == gap_slopes.WITH_GAIN]
+    falling = held.assign(slope_low=-0.2, slope_high=-0.1)
+    assert gap_verdicts.gap_title(among, falling).endswith(
+        "with the gain held constant the expected gap falls"
+    )
+    few = held.assign(slope_low=np.nan)
+    assert gap_verdicts.gap_title(among, few) == gap_verdicts.gap_title(among)
+
+
 def test_the_figure_shows_every_slope_with_its_interval_and_n(slopes: pd.DataFrame, tmp_path: Path) -> None:
     figure = gap_figures.slopes_figure(slopes, ROLES, "frequency")
     axes = figure.axes

@@ -14,11 +14,11 @@ from pipeline.errors import InputError
 def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, **changes: Any) -> pd.DataFrame:
     settings = {
         "short_models": SHORT_MODELS,
-        "sparsity_model": "long-seed0",
         "reference_model": "long-seed1",
         "studied_ks": KS,
     }
-    return generalization_gap_by_sparsity(loss_differences, dependency_sparsity, **(settings | changes))
+    of_model = dependency_sparsity[dependency_sparsity["model"] == "long-seed0"]
+    return generalization_gap_by_sparsity(loss_differences, of_model, **(settings | changes))
 
 
 def test_gap_by_sparsity_finds_the_planted_gaps(
@@ -44,13 +44,11 @@ def test_an_empty_class_keeps_its_place(
     assert np.isnan(row["generalization_gap"])
 
 
-def test_gap_refuses_models_rules_and_targets_it_does_not_have(
+def test_gap_refuses_models_and_targets_it_does_not_have(
     loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame
 ) -> None:
     with pytest.raises(InputError, match="unknown model 'long-seed9'; did you mean 'long-seed"):
         gaps(loss_differences, dependency_sparsity, reference_model="long-seed9")
-    with pytest.raises(InputError, match="unknown rule 'leave-one-out'; did you mean 'leave_one_out'"):
-        gaps(loss_differences, dependency_sparsity, rule="leave-one-out")
     elsewhere = dependency_sparsity.assign(target_position=dependency_sparsity["target_position"] + 1000)
     with pytest.raises(InputError, match="no target is common"):
         gaps(loss_differences, elsewhere)

@@ -9,6 +9,7 @@ from written_results import write_rows
 
 from analysis.own_measurements import (
     needs_null,
+    read_judged_sparsity,
     read_sparse_losses,
     read_sparsity,
     sees_answer,
@@ -17,7 +18,7 @@ from analysis.own_measurements import (
 from analysis.paired_targets import TARGET
 from pipeline.influence.rules import RULES
 from pipeline.results.folder import read_artefact
-from pipeline.results.names import DIVERGENCE
+from pipeline.results.names import DIVERGENCE, LOSS
 
 
 def test_own_losses_are_all_that_the_model_measured_at_the_asked_k(results: Path, truth: Truth) -> None:
@@ -66,6 +67,25 @@ def test_rows_of_before_are_the_models_own_and_of_the_loss(tmp_path: Path) -> No
     write_rows(tmp_path / "sparsity", "influential_tokens", "dependency_sparsity", sparsity)
     assert read_sparsity(tmp_path / "sparsity")["dependency_sparsity"].tolist() == [3]
     assert read_sparsity(tmp_path / "sparsity", DIVERGENCE).empty
+
+
+def test_judged_sparsity_is_of_the_first_other_judge_by_the_divergence(tmp_path: Path) -> None:
+    rows = [
+        {"rule": rule, "judge": judge, "criterion": criterion, "dependency_sparsity": k_star}
+        for rule, judge, criterion, k_star in (
+            ("leave_one_out_divergence", "m", DIVERGENCE, 1),
+            ("leave_one_out_divergence", "seed1", LOSS, 2),
+            ("leave_one_out_divergence", "seed1", DIVERGENCE, 4),
+            ("leave_one_out_divergence", "seed2", DIVERGENCE, 8),
+            ("leave_one_out", "seed1", DIVERGENCE, 16),  # it sees the answer
+            ("nearest", "seed1", DIVERGENCE, 16),  # it chooses nothing
+        )
+    ]
+    write_rows(tmp_path, "influential_tokens", "dependency_sparsity", pd.DataFrame(rows).assign(model="m"))
+    assert read_judged_sparsity(tmp_path)["dependency_sparsity"].tolist() == [4]
+    own = pd.DataFrame(rows[:1]).assign(model="m")
+    write_rows(tmp_path / "own", "influential_tokens", "dependency_sparsity", own)
+    assert read_judged_sparsity(tmp_path / "own").empty
 
 
 @pytest.mark.parametrize(

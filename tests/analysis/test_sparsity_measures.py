@@ -49,6 +49,19 @@ def test_a_target_without_a_null_is_left_out() -> None:
     assert measures.sparsity_beyond_null(losses[losses["far_context"] == "own"], **SETTINGS).empty
 
 
+def test_readings_of_a_rule_stand_together_and_the_judged_one_is_shown() -> None:
+    blind, seeing = "leave_one_out_divergence", "leave_one_out"
+    names = [f"{seeing}{measures.BEYOND_NULL}", f"{blind}{measures.JUDGED}", seeing, "nearest", blind]
+    ordered = measures.measures_in_order(pd.DataFrame({"measure": names}))
+    assert ordered.index(blind) + 1 == ordered.index(f"{blind}{measures.JUDGED}")
+    assert ordered.index(seeing) + 1 == ordered.index(f"{seeing}{measures.BEYOND_NULL}")
+    assert {measures.rule_of(name) for name in names} == {blind, seeing, "nearest"}
+    assert measures.shown_measure(names) == f"{blind}{measures.JUDGED}"
+    assert measures.shown_measure(["nearest", blind]) == blind
+    words = [measures.measure_words(name) for name in names[:2]]
+    assert words == ["leave one out, beyond its null", "leave one out, by divergence, judged by another seed"]
+
+
 def test_codings_by_hand() -> None:
     measured = pd.DataFrame(
         {"dependency_sparsity": [1.0, 4.0, np.nan, np.nan], "is_censored": [False, False, True, False]}
