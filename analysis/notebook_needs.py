@@ -50,6 +50,13 @@ def _several_rules(arguments: argparse.Namespace) -> str | None:
     return None if compares_rules(arguments.results) else "only one selection rule beside the controls"
 
 
+def _a_target_that_gains(arguments: argparse.Namespace) -> str | None:
+    k_star = read_artefact(arguments.results, "dependency_sparsity", ["dependency_sparsity", "is_censored"])
+    if (k_star["dependency_sparsity"].notna() | k_star["is_censored"]).any():
+        return None
+    return "no target gains enough of its far context to have a k*"
+
+
 def _several_scales(arguments: argparse.Namespace) -> str | None:
     if compares_scales([arguments.results, *arguments.also_results]):
         return None
@@ -91,8 +98,8 @@ _NEEDS: dict[str, _Need] = {
     "long_perplexity": _artefact("loss_differences"),
     "length_losses": _artefact("length_losses"),
     "influential_tokens": _artefact("sparse_context_losses"),
-    "dependency_sparsity": _artefact("dependency_sparsity"),
-    "sparsity_and_generalization": _artefact("dependency_sparsity"),
+    "dependency_sparsity": _all(_artefact("dependency_sparsity"), _a_target_that_gains),
+    "sparsity_and_generalization": _all(_artefact("dependency_sparsity"), _a_target_that_gains),
     "selection_rules": _all(
         _artefact("sparse_context_losses"), _several_rules, _artefact("influential_tokens")
     ),

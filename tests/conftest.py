@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
-    "tests/test_recipes.py",
+    "tests/test_commands_of_pages.py",
     "tests/test_pretrain.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/test_types.py",

@@ -1,11 +1,16 @@
 """k* beyond the null and its codings, on targets done by hand and against the planted truth."""
 
+import argparse
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
 from analysis.generalization import sparsity_measures as measures
+from analysis.notebook_needs import what_lacks
 from analysis.paired_targets import TARGET
 from pipeline.errors import InputError
 
@@ -91,3 +96,16 @@ def test_both_measures_find_the_planted_k(
     found = beyond["dependency_sparsity"].fillna(0).mask(beyond["is_censored"], CENSORED_K)
     assert (found == beyond["needed_k"]).mean() > 0.8
     assert (found[beyond["needed_k"] == NO_GAIN_K] == 0).all()
+
+
+@pytest.mark.parametrize("notebook", ["dependency_sparsity", "sparsity_and_generalization"])
+def test_where_no_target_gains_the_notebooks_of_k_are_skipped(notebook: str) -> None:
+    arguments = argparse.Namespace(results=Path("results"))
+    for is_censored in (True, False):
+        targets = pd.DataFrame({"dependency_sparsity": [np.nan, np.nan], "is_censored": [is_censored, False]})
+        with (
+            mock.patch("analysis.notebook_needs.artefacts_in", return_value=["dependency_sparsity"]),
+            mock.patch("analysis.notebook_needs.read_artefact", return_value=targets),
+        ):
+            lacks = what_lacks(notebook, arguments)
+        assert lacks == (None if is_censored else "no target gains enough of its far context to have a k*")

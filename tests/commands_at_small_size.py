@@ -1,0 +1,342 @@
+"""How tests run the commands of pages: what stands for large things here, and who else runs what is not here.
+
+Every word of a command is what a shell makes of it, in a folder that holds what a reader brings along. The
+tables below replace some of these words: a model of two layers for one of 160 million parameters, four
+training steps for a thousand. Everything else is as the page has it.
+"""
+
+import gzip
+import importlib
+import json
+import os
+import random
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import forked_stages
+import pytest
+from hugging_face_families import make_model
+from shown_commands import ROOT, Shown
+
+from pipeline.text.bpe import train_bpe
+
+OF_A_SHELL = (
+    ". .venv/bin/activate",
+    "sparsity --help",
+    "cp slurm/",
+    "source slurm/",
+    "slurm/submit_all.sh --dry-run",
+)
+"""How the commands begin that a shell runs here as they stand."""
+AT_LENGTH = (
+    "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/", "runs/planted_lengths",
+    "runs/own",
+)  # fmt: skip
+"""What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+
+RUN_BY = {
+    "tests/studies/test_gpu_study.py::test_every_command_of_a_size_runs_at_toy_size": [
+        "TEXT=/data/text make study STUDY=olmo_configs/studies/gpu.yaml",
+    ],
+    "tests/studies/test_slurm_chain.py::test_jobs_are_submitted_with_the_clusters_variables": [
+        "python pipeline/study.py STUDY --slurm",
+    ],
+    "tests/test_pretrain.py::test_torchrun_ends_the_ranks_that_one_signal_stops": [
+        "torchrun --nproc-per-node 8 pipeline/pretrain.py …",
+    ],
+    "tests/test_benchmarks_run.py::test_the_command_of_the_readme_runs": [
+        "python tests/benchmarks/leave_one_out.py --out runs/benchmarks/leave_one_out.json",
+    ],
+    "tests/test_tokenize_c4_tasks.py::test_shards_together_are_the_corpus": [
+        "python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz'"
+        " --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo"
+        " --task-index $SLURM_ARRAY_TASK_ID --num-tasks 128 --num-workers $SLURM_CPUS_PER_TASK",
+        "python pipeline/tokenize_c4.py --out runs/c4/data --merge",
+    ],
+    "tests/analysis/test_exports.py::test_every_artefact_reads_as_from_its_parts": [
+        "python -m pipeline.results.exported <results> --out <folder>",
+        "python -m pipeline.results.exported runs/reference/results/2m runs/reference/results/300k"
+        " --out analysis/reference/study/results"
+        " --artefacts loss_differences sparse_context_losses dependency_sparsity length_losses",
+    ],
+    "tests/results/test_results_page.py::test_results_page_equals_the_schemas": [
+        "python -m pipeline.results.schemas > pipeline/RESULTS.md",
+    ],
+    "tests/slurm/test_jobs.py::test_a_study_runs_from_text_to_results": [
+        "slurm/submit_all.sh",
+        "sbatch --array=3,7 slurm/loss_differences.sh --num-tasks 16 --data $RUN/data"
+        " --checkpoints $RUN/models/* …",
+    ],
+    "tests/slurm/test_jobs.py::test_without_arguments_a_job_is_that_of_the_study": [
+        "sbatch slurm/pretrain.sh",
+        "sbatch --job-name=60m-long-seed1 slurm/pretrain.sh",
+    ],
+    "tests/slurm/test_jobs.py::test_two_nodes_train_one_model_and_go_on_after_a_requeue": [
+        "sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data $RUN/data"
+        " --save-folder $RUN/models/short-pose train_context_length=512 position_scheme=pose"
+        " pose_target_length=2048",
+        "sbatch --nodes=2 --gres=gpu:8 --cpus-per-task=64 --mem=0 --job-name=1b slurm/pretrain.sh"
+        " olmo_configs/1b.yaml --data $RUN/data --save-folder $RUN/models/1b",
+    ],
+    "tests/slurm/test_jobs.py::test_a_task_of_an_array_is_requeued_alone": ["sbatch --array=0"],
+}
+"""Tests that run commands at small size elsewhere. Those of Slurm skip themselves where there is none."""
+ELSEWHERE = {command for commands in RUN_BY.values() for command in commands}
+
+PYTHON_ELSEWHERE = {
+    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
+}
+"""Pages whose Python code another test runs."""
+
+MODEL = "pythia-tiny"
+WORDS = {
+    "EleutherAI/pythia-160m": MODEL, "MODEL": MODEL, "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
+    "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:1024": "bpe:320",
+    "max_duration=1000": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
+    "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/c4/rules",
+    "runs/c4/models/long-seed0": "runs/demo/models/long-seed0", "runs/c4/data": "runs/demo/data",
+}  # fmt: skip
+"""Words of pages, and what stands for them here."""
+PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
+"""The same for parts of words, and of variables."""
+VALUES = {
+    "--max-documents": "3", "--num-examples": "4", "--largest-k": "4", "--long-context-length": "128",
+    "--lengths": "128",
+}  # fmt: skip
+"""Flags of pages, and the value that they have here."""
+_TINY = [
+    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.mlp_ratio=2", "scheduler.t_warmup=2",
+    "global_train_batch_tokens=512", "device_train_microbatch_tokens=512", "precision=fp32",
+    "eval_context_lengths=null",
+]  # fmt: skip
+_TINY_TASK = [
+    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
+    "warm_up_steps=2", "save_interval=3", "eval_interval=3", "eval_num_examples=8",
+]  # fmt: skip
+_FEW_TARGETS = ["--targets-per-chunk", "4"]
+FURTHER_WORDS = {
+    "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
+    "pipeline/train_synthetic.py": _TINY_TASK,
+    "pipeline/influential_tokens.py": ["--k", "1", "4", "--learning-chunks", "2", *_FEW_TARGETS],
+    "pipeline/loss_differences.py": _FEW_TARGETS,
+    "pipeline/length_losses.py": _FEW_TARGETS,
+    "pipeline/sparse_functional_attention.py": [
+        "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
+        "--train-context-length", "16", "--local-length", "4",
+    ],
+    "tests/benchmarks/search_recall.py": ["--device", "cpu"],
+    "tests/benchmarks/screened_greedy.py": ["--device", "cpu", "--k", "2", "--num-candidates", "4"],
+    "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
+    "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
+    "tests/benchmarks/training.py": ["--quick"],
+    "tests/benchmarks/method_seconds.py": ["--device", "cpu"],
+}  # fmt: skip
+"""Words that a program is told here beside those of the page."""
+
+
+def _overrides(size: str, *others: str, save_interval: int = 4) -> list[str]:
+    small = ",".join([*_TINY, f"save_interval={save_interval}"])
+    return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4", *others]
+
+
+def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list[str]:
+    """Overrides of a study of synthetic tasks: what it asks, and its grids with what else these override."""
+    small = ",".join(_TINY_TASK)
+    return [
+        *(f"synthetic.grids.{grid}.overrides=[{small}{others}]" for grid, others in grids.items()),
+        *(f"synthetic.grids.{grid}.seeds=[0]" for grid in grids),
+        *(f"synthetic.evaluate_synthetic.{task}.num_examples=4" for task in tested),
+        *(f"synthetic.found_dependencies.{task}.num_examples=2" for task in found),
+    ]
+
+
+_OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4"]
+_FOUND = ["variable_assignment", "sparse_parity"]
+STUDIES = {
+    "demo": [
+        "run=runs/study",
+        "data.source=[english.jsonl]",
+        "data.tokenizer=bpe:320",
+        *_overrides("demo"),
+        "evaluation.max_documents=3",
+    ],
+    "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
+    "reference": [
+        "data.tokenizer=bpe:320",
+        *_overrides("2m", save_interval=2),
+        *_overrides("300k", save_interval=2),
+        "evaluation.max_documents=3",
+        "further_evaluations.along_training.steps=[2]",
+        "further_evaluations.along_training.max_documents=3",
+        "further_evaluations.novels.max_documents=2",
+        "further_evaluations.novels.max_chunks_per_document=1",
+    ],
+    "planted_lengths": [*_OF_SIGNS, *_overrides("tiny"), "evaluation.max_documents=4"],
+    "measures": [*_OF_SIGNS, *_overrides("tiny")],
+    "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
+    "methods": [*_OF_SIGNS, *_overrides("tiny")],
+    "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
+    "synthetic": [
+        "run=runs/synthetic_study",
+        *_of_tasks(
+            _FOUND,
+            [*_FOUND, "parity_scratchpad", "copy", "addition"],
+            variable_assignment="",
+            parity_scratchpad="",
+            other_positions="",
+            sparse_parity_k1="",
+            sparse_parity_k2="",
+            sparse_parity_k3="",
+            copy_pose="",
+            copy_predicted="",
+            addition_coupled="",
+            addition_pose="",
+            addition_predicted=",spread_of_coupled_ids=contiguous",
+        ),
+    ],
+}
+"""Study files, and the fields that tests override; `run` where the page's other commands have that folder."""
+
+
+def texts_and_models(folder: Path) -> None:
+    """Write what a reader brings along: documents, a letter, a model and its tokenizer, the repository."""
+    for name, seed, number in (
+        ("my_documents/a.jsonl", 0, 4), ("texts/a.jsonl", 5, 150), ("english.jsonl", 1, 150),
+        *((f"scratch/reader/c4/en/c4-train.{part}.json.gz", part, 1) for part in range(64)),
+        ("scratch/reader/c4/en/c4-validation.0.json.gz", 7, 9),
+        ("FOLDER/c4-train.jsonl", 6, 30), ("FOLDER/c4-validation.jsonl", 7, 20),
+        ("FOLDER/novels-train.jsonl", 8, 1), ("FOLDER/novels-validation.jsonl", 9, 2),
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        text = documents(seed, number).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    letter = json.loads(documents(2, 1))["text"][:200]
+    (folder / "letter.txt").write_text(letter)
+    tokenizer = train_bpe([documents(3, 4), "magic number of Oslo is 48213"], 320)
+    model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=320)
+    model.save_pretrained(folder / MODEL)
+    for place in (MODEL, "runs/mine", "runs/pythia"):  # the last two: what `hf download` would leave there
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        (folder / place / "tokenizer.json").write_text(tokenizer.to_json())
+    for name in ("olmo_configs", "pipeline"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("slurm", "analysis/reference"):  # a command may write there
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cluster.env"))
+    (folder / ".venv").symlink_to(sys.prefix)
+    example = folder / "slurm" / "cluster.env.example"  # which a reader edits; here for a quicker start
+    quick = f"export PATH={_python(folder).parent}:$PATH\n"
+    example.write_text(_smaller(example.read_text()) + quick)
+
+
+def documents(seed: int, number: int, length: int = 160) -> str:
+    """Documents of so many made-up words, 160 of which are more than 256 tokens, in C4's schema."""
+    generator = random.Random(seed)
+    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
+    texts = (" ".join(generator.choices(words, k=length)) for _ in range(number))
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def how(shown: Shown) -> str | None:
+    """What becomes of a command: "marked", "elsewhere", "here", "at length" (here, slowly); None: nothing."""
+    if re.search(r"[Nn]ot run by tests: \w", shown.beside):
+        return "marked"
+    if shown.text in ELSEWHERE:
+        return "elsewhere"
+    if shown.text.startswith(OF_A_SHELL):
+        return "here"
+    shown = without_make(shown)
+    if module_of(shown) is None or "…" in shown.text:
+        return None
+    is_study = shown.program == "pipeline/study.py" and "--dry-run" not in shown.text
+    return "at length" if is_study or any(part in shown.text for part in AT_LENGTH) else "here"
+
+
+def without_make(shown: Shown) -> Shown:
+    """The command itself, or the study that `make` would run instead of it; of other targets nothing."""
+    variables, typed, words = shown.text.partition("make ")
+    if not typed or not re.fullmatch(r"(\w+=\S+ )*", variables):
+        return shown
+    said = subprocess.run(["make", "-n", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
+    studies = [line for line in said.stdout.splitlines() if " pipeline/study.py " in line]
+    return Shown(f"{variables}{studies[0]}" if studies else "", shown.beside)
+
+
+def module_of(shown: Shown) -> str | None:
+    """The module of the program that a command runs; None where it runs none of this repository."""
+    if found := re.match(r"python -m (pipeline\.\S+) ", shown.text):
+        return found[1]
+    if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
+        return None
+    return shown.program.removesuffix(".py").replace("/", ".")
+
+
+def run(shown: Shown, folder: Path) -> None:
+    """Run a command in a folder, at small size.
+
+    Raises:
+        Exception, SystemExit: as the program ends where it fails.
+    """
+    if shown.text.startswith(OF_A_SHELL):
+        _bash(shown.text, folder)
+        return
+    shown = without_make(shown)
+    module, program = module_of(shown), shown.program
+    assert module is not None
+    typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
+    begin = next(place for place, word in enumerate(typed) if word in (program, module))
+    words = _at_small_size(program, typed[begin + 1 :])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("NO_COLOR", "1")
+        for variable in typed[:begin]:
+            if re.match(r"[A-Z]\w*=", variable):
+                patch.setenv(*_smaller(variable).split("=", 1))
+        if module.startswith("tests.benchmarks."):
+            patch.syspath_prepend(BENCHMARKS)
+            patch.setattr(sys, "argv", [program, *words])
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            if program == "pipeline/study.py":  # what it starts need not import everything anew
+                patch.setattr(sys, "executable", str(_python(folder)))
+            loaded = importlib.import_module(module)
+            loaded.main(loaded.parser().parse_args(words))
+
+
+def _bash(code: str, folder: Path) -> str:
+    programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": programs, "USER": "reader"}
+    done = subprocess.run(["bash", "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _at_small_size(program: str | None, words: list[str]) -> list[str]:
+    before = ["", *words]
+    small = [
+        VALUES.get(flag, WORDS.get(word, _smaller(word)))
+        for flag, word in zip(before[:-1], words, strict=True)
+    ]
+    if program == "pipeline/study.py" and "--dry-run" not in words:
+        study, *others = small
+        return [study, *STUDIES[Path(study).stem], *others]
+    return [*small, *FURTHER_WORDS.get(program or "", [])]
+
+
+def _smaller(word: str) -> str:
+    for part, stands_here in PARTS.items():
+        word = word.replace(part, stands_here)
+    return word
+
+
+@cache
+def _python(folder: Path) -> Path:
+    (folder / "programs").mkdir(exist_ok=True)
+    return forked_stages.stand_ins(folder / "programs") / "python"
