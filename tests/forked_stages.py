@@ -219,13 +219,14 @@ def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    code = os.waitstatus_to_exitcode(int(connection.recv(_NUMBER)))
+    code = os.waitstatus_to_exitcode(int(connection.recv(_NUMBER) or signal.SIGKILL))  # nobody left to tell
     sys.exit(code if code >= 0 else 128 - code)  # as a shell has it
 
 
 def _serve(address: str) -> None:
     """Fork for each request, until the standard input ends."""
     signal.signal(signal.SIGCHLD, lambda *_: _count_in(os.WNOHANG))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who asked for the programs
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.part")
         listener.listen(64)
@@ -272,6 +273,7 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
     # Not those of the first process, which know whether they are a pipe or a file.
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
