@@ -173,6 +173,7 @@ STUDIES = {
         "data.tokenizer=bpe:320",
         *_overrides("2m", save_interval=2),
         *_overrides("300k", save_interval=2),
+        *_overrides("8m", save_interval=2),
         "evaluation.max_documents=3",
         "further_evaluations.along_training.steps=[2]",
         "further_evaluations.along_training.max_documents=3",

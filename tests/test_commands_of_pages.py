@@ -17,11 +17,15 @@ from commands_at_small_size import (
     MODEL,
     PYTHON_ELSEWHERE,
     RUN_BY,
+    STUDIES,
     how,
     run,
     texts_and_models,
 )
 from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
+
+from pipeline.studies.study_file import load_study
+from pipeline.studies.synthetic_fields import SyntheticStudy
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
@@ -83,6 +87,16 @@ def test_what_is_run_elsewhere_is_shown_and_its_test_is_there() -> None:
     for node in [*RUN_BY, *PYTHON_ELSEWHERE.values()]:
         file, _, name = node.partition("::")
         assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), node
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_that_is_run_is_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("C4", "folder")
+    study = load_study(ROOT / f"olmo_configs/studies/{name}.yaml", STUDIES[name])
+    if isinstance(study, SyntheticStudy):
+        assert all("num_steps=6" in grid.overrides for grid in study.synthetic.grids.values() if grid)
+    else:
+        assert all(str(size.max_duration) == "4" for size in study.sizes.values())
 
 
 def run_of(name: str, shown: Shown, folder: Path) -> None:
