@@ -158,7 +158,8 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
     ]
 
 
-_OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4"]
+_FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,2]"]
+_OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
@@ -181,9 +182,23 @@ STUDIES = {
         "further_evaluations.novels.max_chunks_per_document=1",
     ],
     "planted_lengths": [*_OF_SIGNS, *_overrides("tiny"), "evaluation.max_documents=4"],
-    "measures": [*_OF_SIGNS, *_overrides("tiny")],
+    "measures": [
+        *_OF_SIGNS,
+        *_overrides("tiny"),
+        *_FEW,
+        *(
+            f"further_evaluations.{name}.max_documents=3"
+            for text in ("foreign", "planted")
+            for name in (text, f"{text}_substitute", f"{text}_background")
+        ),
+    ],
     "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
-    "methods": [*_OF_SIGNS, *_overrides("tiny")],
+    "methods": [
+        *_OF_SIGNS,
+        *_overrides("tiny"),
+        *_FEW,
+        "further_evaluations.removed.max_documents=3",
+    ],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic": [
         "run=runs/synthetic_study",

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.results.folder import read_made_by
+from pipeline.text.manifest import MANIFEST_FILE
 from pipeline.text.tokenized_data import TokenizedData
 from pipeline.text.unigram import UnigramDistribution
 
@@ -18,14 +19,14 @@ def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None
 
     Args:
         results: a results folder with `loss_differences`.
-        data: the folder of tokenize_c4.py that was measured; where None, `data` beside the results if it is
-            there.
+        data: the folder of tokenize_c4.py that was measured; where None, `data` beside the results if
+            tokenized data is there.
 
     Raises:
         InputError: `data` holds no tokenized data, no training tokens, or is not what was measured.
     """
     beside = results.parent / "data"
-    if data is None and not beside.is_dir():
+    if data is None and not (beside / MANIFEST_FILE).is_file():  # a table made of the text may lie there
         return None
     tokenized = TokenizedData.open(data or beside)
     for model, made_by in read_made_by(results, "loss_differences").items():

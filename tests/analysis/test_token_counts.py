@@ -9,6 +9,7 @@ from explorable_results import write_explorable
 from analysis.tokens.token_counts import training_token_counts
 from pipeline.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
     "one two three four five six seven eight nine ten " * 8,
     "red green blue yellow black white pink " * 10,
@@ -35,6 +36,10 @@ def test_data_without_training_tokens_and_other_data_are_refused(
 
 def test_without_data_there_are_no_counts(results: Path) -> None:
     assert training_token_counts(results, None) is None
+    # The kept results have a table beside them that was once made of the text, and no text.
+    kept = ROOT / "analysis" / "reference" / "study" / "results"
+    assert (kept.parent / "data").is_dir()
+    assert training_token_counts(kept, None) is None
 
 
 def test_data_beside_the_results_is_counted(
