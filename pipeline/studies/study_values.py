@@ -149,7 +149,7 @@ def _refuse_unknown_names(study: TextStudy, evaluation: Evaluation) -> None:
 
 def _refuse_missing_models(size: str, trained: Collection[str], evaluation: Evaluation) -> None:
     """What an evaluation cannot do without, in a size that trains only some of the study's models."""
-    needed = {"judge_with": evaluation.judge_with}
+    needed: dict[str, Collection[str]] = {"judge_with": evaluation.judge_with}
     if evaluation.reference_model is not None:
         needed["reference_model"] = [evaluation.reference_model]
     for field, names in needed.items():
@@ -159,7 +159,7 @@ def _refuse_missing_models(size: str, trained: Collection[str], evaluation: Eval
                     f"{field} names {name}, which sizes.{size}.models leaves out; add it there, or name one"
                     f" of {', '.join(trained)}"
                 )
-    asked = {"models": evaluation.models or trained}
+    asked: dict[str, Collection[str]] = {"models": evaluation.models or trained}
     if "influential_tokens" in evaluation.stages:
         asked["influential_models"] = evaluation.influential_models
     for field, names in asked.items():

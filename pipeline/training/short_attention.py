@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import cast
 
 import torch
-from olmo.model import OLMo, OLMoBlock
+from olmo.model import OLMo
 
 from pipeline.models.rope import blocks_of
 
@@ -24,9 +24,9 @@ _LONGEST = 512
 
 def compose_short_attention(model: OLMo) -> None:
     """Let each block of `model` take the faster of the two where it attends in training."""
-    for block in cast("list[OLMoBlock]", blocks_of(model)):
-        composed = partial(_attention, block._scaled_dot_product_attention)
-        block._scaled_dot_product_attention = composed  # type: ignore[method-assign]
+    for block in blocks_of(model):
+        fused = cast("Callable[..., torch.Tensor]", block._scaled_dot_product_attention)
+        block._scaled_dot_product_attention = cast("torch.nn.Module", partial(_attention, fused))
 
 
 def _attention(

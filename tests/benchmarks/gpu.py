@@ -38,7 +38,7 @@ from equality import Measured, refuse_unequal
 from machine import machine, use_threads
 from matrix_product_peak import Shape, matrix_product_peak
 from problem import Problem, RandomModel
-from training import Case, compare
+from training import VOCABULARY, Case, compare
 from worker import Answers, VariantName
 
 from pipeline.errors import InputError, is_out_of_memory
@@ -229,7 +229,7 @@ def training_rows(
             tempfile.TemporaryDirectory() as folder,
         ):
             compared = compare(
-                case, arguments.tokens_per_step, arguments.steps, overrides, Path(folder), peaks
+                case, VOCABULARY, arguments.tokens_per_step, arguments.steps, overrides, Path(folder), peaks
             )
             yield {**told, **asdict(compared)}
         yield from failed

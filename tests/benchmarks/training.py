@@ -42,6 +42,8 @@ from pipeline.training.schedule import Schedule
 from pipeline.training.throughput import Throughput, measured_peak_flops
 from pipeline.training.trainer import Trainer
 
+VOCABULARY = 50_280
+"""Tokens of OLMo's tokenizer."""
 CHECKED_STEPS = 3
 LOSS_TOLERANCE = {"no": 1e-5, "bf16": 2e-3}  # relative; other kernels round differently
 
@@ -62,7 +64,7 @@ def arguments_of_command_line() -> argparse.Namespace:
     parser.add_argument("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512], help="train_context_length")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "amp_bf16"])
-    parser.add_argument("--vocabulary-size", type=int, default=50_280, help="OLMo's tokenizer's if not given")
+    parser.add_argument("--vocabulary-size", type=int, default=VOCABULARY)
     parser.add_argument("--tokens-per-step", type=int, default=4096, help="one micro-batch")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each loop")
     parser.add_argument("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
