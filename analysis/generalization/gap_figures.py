@@ -22,7 +22,7 @@ from analysis.titles import BARS, FEWEST_TARGETS, sample_size, subtitle
 _ASIDE = 0.24  # between models, of a row or class
 _ROW_HEIGHT = 0.3  # inches
 _BLOCKS = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
-_SLOPE_LABEL = "nats of gap a doubling of k*"
+_SLOPE_LABEL = "nats a doubling of k*"
 
 
 def gap_figure(

@@ -1,0 +1,118 @@
+"""The numbers of the reference study that pages quote are those of the results kept in analysis/reference.
+
+Not checked here: slopes, which need the training text's counts of tokens.
+"""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quoted import (
+    C4,
+    CHOOSING,
+    FINDINGS,
+    FIRST_PAGE,
+    JUDGE,
+    JUDGED,
+    STUDY,
+    Row,
+    agree,
+    by,
+    cells_of,
+    interval,
+    section,
+)
+
+from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
+from analysis.mean_losses import summarize_models
+from analysis.own_measurements import read_sparse_losses
+from analysis.recovered_gain import recovered_losses
+from analysis.token_effects import token_effects
+from pipeline.results.folder import read_artefact
+from pipeline.results.names import DIVERGENCE, LOSS
+
+
+@pytest.mark.parametrize(
+    ("results", "heading", "prefix"),
+    [(JUDGED, "Is the far context worth anything?", "2m-"), (C4, "What did a smaller run find?", "")],
+)
+def test_gains_of_the_long_context(results: Path, heading: str, prefix: str) -> None:
+    models = by(summarize_models(read_artefact(results, "loss_differences", None)), "model")
+    seed = "-seed0" if prefix else ""
+    shown = {
+        "trained at 256, seed 0 ": "long-seed0", "trained at 256, seed 1 ": "long-seed1",
+        "trained at 64 ": f"short-contiguous{seed}",
+    }  # fmt: skip
+    if prefix:
+        shown |= {f"trained at 64, PoSE to 256, seed {seed} ": f"short-pose-seed{seed}" for seed in (0, 1)}
+        shown["trained at 256, seed 2 "] = "long-seed2"
+    else:
+        shown["trained at 64, PoSE to 256 "] = "short-pose"
+    for label, name in shown.items():
+        row, cells = models[prefix + name], cells_of(section(FINDINGS, heading), label)
+        if not prefix:
+            agree(cells[-1], *interval(row, "loss_difference"))
+            continue
+        agree(f"{cells[0]} {cells[1]}", row["short_context_loss"], row["long_context_loss"])
+        agree(cells[2], *interval(row, "loss_difference"))
+        agree(cells[3], *interval(row, "specific_gain"))
+
+
+@pytest.fixture(scope="module")
+def effects() -> dict[Any, Row]:
+    """(judge, criterion, rule, k) -> what k tokens of long seed 0 are worth, of the reference study."""
+    losses = read_sparse_losses(JUDGED, only={"model": [CHOOSING]}, every_judge=True, every_k=True)
+    return by(token_effects(losses), "judge", "criterion", "rule", "k")
+
+
+def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
+    text = section(FINDINGS, "Do few tokens carry it?")
+    rows = {
+        "chosen ": ("leave_one_out_divergence", "effect"),
+        "their null ": ("leave_one_out_divergence", "null_recovered"),
+        "chosen, beyond ": ("leave_one_out_divergence", "excess"),
+        "nearest ": ("nearest", "effect"), "random ": ("random", "effect"),
+    }  # fmt: skip
+    for label, (rule, name) in rows.items():
+        for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, label), strict=True):
+            agree(cell, *interval(effects[JUDGE, DIVERGENCE, rule, k], name))
+    whole = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]
+    agree(
+        re.findall(r"far context is worth (\S+ \[.*?\])", text.replace("\n", " "))[0],
+        *interval(whole, "gain"),
+    )
+    for (criterion, of_criterion), (judge, number) in itertools.product(
+        ((DIVERGENCE, "prediction"), (LOSS, "loss")), ((JUDGE, 1), (CHOOSING, 0))
+    ):
+        four = effects[judge, criterion, "leave_one_out_divergence", 4]
+        cells = cells_of(text, f"the {of_criterion}, judged by seed {number}")
+        agree(cells[0], *interval(four, "gain"))
+        agree(cells[1], *interval(four, "effect"))
+        agree(cells[2], *interval(four, "share"))
+
+
+def test_gaps_of_the_reference_study() -> None:
+    text = section(FINDINGS, "Do sparse predictions generalize better?")
+    losses = read_artefact(JUDGED, "loss_differences", None)
+    shorts = ["2m-short-pose-seed0", "2m-short-pose-seed1", "2m-short-contiguous-seed0"]
+    found = expected_gaps(losses, short_models=shorts, floor_model="2m-long-seed2")
+    means = by(mean_gaps(found), "model")
+    for label, model in zip(("PoSE, seed 0 ", "PoSE, seed 1 ", "contiguous "), shorts, strict=True):
+        cells = cells_of(text, label)
+        agree(cells[0], *interval(means[model], "generalization_gap"))
+        agree(cells[1], *interval(means[model], "expected_gap"))
+
+
+def test_the_first_page(effects: dict[Any, Row]) -> None:
+    text = section(FIRST_PAGE, "What was found").replace("\n", " ")
+    models = by(summarize_models(read_artefact(JUDGED, "loss_differences", None)), "model")
+    gain = interval(models[CHOOSING], "loss_difference")
+    agree(re.findall(r"by (\S+ \[.*?\]) nats a token", text)[0], *gain)
+    four = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]
+    agree(re.findall(r"carry (\d+ % \[.*?\])", text)[0], *(100 * value for value in interval(four, "share")))
+    agree(re.findall(r"carries (\d+) %", text)[0], 100 * four["null_recovered"] / four["gain"])
+    recovered = by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
+    null = recovered[CHOOSING, "leave_one_out", "other_document", 16]["recovered_fraction"]
+    agree(re.findall(r'"recover" (\S+) times', text)[0], null)
