@@ -26,6 +26,9 @@ from quoted import (
 )
 
 from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
+from analysis.generalization.gain_bins import shares_of_gaining_targets
+from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHER
+from analysis.generalization.sparsity_measures import read_sparsity_measures
 from analysis.mean_losses import summarize_models
 from analysis.own_measurements import read_sparse_losses
 from analysis.recovered_gain import recovered_losses
@@ -91,6 +94,19 @@ def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
         agree(cells[0], *interval(four, "gain"))
         agree(cells[1], *interval(four, "effect"))
         agree(cells[2], *interval(four, "share"))
+
+
+def test_for_how_many_predictions_few_tokens_suffice() -> None:
+    text = section(FINDINGS, "Do few tokens carry it?").replace("\n", " ")
+    measured, losses = read_sparsity_measures(JUDGED, CHOOSING)
+    judged = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
+    shares = by(shares_of_gaining_targets(judged, sorted(losses["k"].unique())), "k")
+    four = (100 * value for value in interval(shares[4], "share"))
+    agree(re.findall(r"nine tenths of the gain back for (\d+ % \[.*?\])", text)[0], *four)
+    assert shares[16]["share_low"] < 1 / 6 < shares[16]["share_high"]
+    num_with_k = judged["dependency_sparsity"].notna().sum()
+    slopes = section(FINDINGS, "Do sparse predictions generalize better?")
+    agree(re.findall(r"\((\d+) targets that have a k", slopes)[0], num_with_k)
 
 
 def test_gaps_of_the_reference_study() -> None:
