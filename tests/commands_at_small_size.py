@@ -158,7 +158,7 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
     ]
 
 
-_FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,2]"]
+_FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
@@ -298,7 +298,7 @@ def run(shown: Shown, folder: Path) -> None:
     """Run a command in a folder, at small size.
 
     Raises:
-        Exception, SystemExit: as the program ends where it fails.
+        Exception: the program failed.
     """
     if shown.text.startswith(OF_A_SHELL):
         _bash(shown.text, folder)
@@ -323,7 +323,10 @@ def run(shown: Shown, folder: Path) -> None:
             if program == "pipeline/study.py":  # what it starts need not import everything anew
                 patch.setattr(sys, "executable", str(_python(folder)))
             loaded = importlib.import_module(module)
-            loaded.main(loaded.parser().parse_args(words))
+            try:
+                loaded.main(loaded.parser().parse_args(words))
+            except SystemExit as end:  # a study ends so, well or not
+                assert not end.code, f"exit code {end.code}"
 
 
 def _bash(code: str, folder: Path) -> str:

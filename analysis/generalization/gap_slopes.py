@@ -142,7 +142,9 @@ def permutation_tests(
     """
     rows = []
     for labels, chosen in _regressions(targets, measured, largest_k):
-        thirds = pd.qcut(chosen[DIFFICULTY].rank(method="first"), NUM_DIFFICULTY_STRATA, labels=False)
+        ranks = chosen[DIFFICULTY].rank(method="first")
+        # of a single target no quantiles differ
+        thirds = pd.qcut(ranks, NUM_DIFFICULTY_STRATA, labels=False) if len(chosen) > 1 else ranks
         strata = chosen.groupby(["document_id", thirds.to_numpy()]).ngroup().to_numpy()
         gaps, sparsity = chosen["generalization_gap"].to_numpy(), chosen["sparsity"].to_numpy()
         p_value = permutation_p_value(gaps, sparsity, strata, seed=seed)

@@ -206,3 +206,9 @@ def test_the_figure_shows_every_slope_with_its_interval_and_n(slopes: pd.DataFra
     assert without.get_yticklabels()[1].get_text() == "leave one out (fewer than 30)"
     assert len(without.containers) == len(axes[0].containers) / 2
     assert {path.suffix for path in figures.save(figure, tmp_path, "slopes")} == {".png", ".pdf"}
+
+
+def test_of_a_single_target_nothing_can_be_permuted(targets: pd.DataFrame, measured: pd.DataFrame) -> None:
+    alone = measured[measured["dependency_sparsity"].notna()].head(1)
+    tests = gap_slopes.permutation_tests(targets, alone, KS[-1])
+    assert set(tests["num_targets"]) == {1} and tests["p_value"].isna().all()
