@@ -176,6 +176,8 @@ STUDIES = {
         *_overrides("300k", save_interval=2),
         *_overrides("8m", save_interval=2),
         "evaluation.max_documents=3",
+        # no notebooks: of a model of four steps too few targets gain for a slope by the answer's loss
+        "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
         "further_evaluations.along_training.steps=[2]",
         "further_evaluations.along_training.max_documents=3",
         "further_evaluations.novels.max_documents=2",
