@@ -17,10 +17,10 @@ from analysis.document_intervals import interval_columns, interval_over_document
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.gaps import generalization_gaps
-from analysis.generalization.sparsity_measures import read_sparsity_measures
+from analysis.generalization.sparsity_measures import read_sparsity_measures, shown_measure
 from analysis.own_measurements import needs_null, read_sparse_losses
 from analysis.paired_targets import TARGET, joined_on_common
-from analysis.recovered_gain import recovered_losses
+from analysis.token_effects import token_effects
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
 from pipeline.results.folder import (
@@ -30,7 +30,7 @@ from pipeline.results.folder import (
     read_settings,
     read_settings_of,
 )
-from pipeline.results.names import OWN
+from pipeline.results.names import DIVERGENCE, LOSS
 
 NEEDED_FACTS = ("num_parameters", "train_step", "train_context_length")
 
@@ -137,34 +137,44 @@ def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
 
 
 def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """The share of the gain that the largest studied number of tokens carries, by rules that need no null.
+    """The share of the far context's worth that the largest studied number of tokens carries.
+
+    Where another model judged, it says so, by the divergence; else the model that chose, by its loss, and
+    only of rules that need no null.
 
     Args:
         compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
 
     Returns:
-        num_parameters, train_step and the columns of `recovered_gain.recovered_losses`: a row a size, step
-        and rule, of the own far context; `recovered_fraction` is NaN where the gain is not clear.
+        num_parameters, train_step and the columns of `token_effects.token_effects`: a row a size, step and
+        rule; `share` is NaN where the gain is not clear.
     """
     tables = []
     for group in compared:
         found = _measured_sparsity(group)
         if found is not None:
-            losses = read_sparse_losses(group.results, only={"model": [found[0]]})
-            is_shown = (losses["k"] == found[2][-1]) & ~losses["rule"].map(needs_null).astype(bool)
-            rows = recovered_losses(losses[is_shown])
-            own = rows[rows["far_context"] == OWN]
-            tables.append(own.assign(num_parameters=group.num_parameters, train_step=group.train_step))
+            model, _, studied_ks = found
+            losses = read_sparse_losses(group.results, only={"model": [model]}, every_judge=True)
+            effects = token_effects(losses[losses["k"] == studied_ks[-1]])
+            shown = effects[(effects["judge"] != model) & (effects["criterion"] == DIVERGENCE)]
+            shown = shown[shown["judge"] == shown["judge"].iloc[0]] if len(shown) else _own(effects)
+            labels = {str(name): value for name, value in group.labels.items()}
+            tables.append(shown.assign(**labels))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def gaps_by_scale(compared: Sequence[ComparedModels], measure: str = "leave_one_out") -> pd.DataFrame:
+def _own(effects: pd.DataFrame) -> pd.DataFrame:
+    needs_none = ~effects["rule"].map(needs_null).astype(bool)
+    return effects[(effects["judge"] == effects["model"]) & (effects["criterion"] == LOSS) & needs_none]
+
+
+def gaps_by_scale(compared: Sequence[ComparedModels], measure: str | None = None) -> pd.DataFrame:
     """The generalization gap at every size and step, and how much larger it is where k* is large.
 
     Args:
         compared: of `compared_models`; those without both long- and short-trained models are left out.
         measure: whose k* divides targets into sparse (k* at most the middle studied k) and dense (more, or
-            censored); those without a gain are neither.
+            censored); those without a gain are neither. None: `sparsity_measures.shown_measure`.
 
     Returns:
         num_parameters, train_step, model, kind, num_targets, num_documents, then with intervals
@@ -194,13 +204,13 @@ def gaps_by_scale(compared: Sequence[ComparedModels], measure: str = "leave_one_
 
 
 def _dense_minus_sparse(
-    targets: pd.DataFrame, found: tuple[str, pd.DataFrame, list[int]] | None, measure: str
+    targets: pd.DataFrame, found: tuple[str, pd.DataFrame, list[int]] | None, measure: str | None
 ) -> dict[Hashable, float]:
     """The difference of two means: the slope on a variable of 0 and 1, whose interval knows documents."""
     if found is None:
         return interval_columns("dense_minus_sparse", Interval(np.nan, np.nan, np.nan))
     _, measured, studied_ks = found
-    of_measure = measured[measured["measure"] == measure]
+    of_measure = measured[measured["measure"] == (measure or shown_measure(measured["measure"]))]
     is_dense = ~(of_measure["dependency_sparsity"] <= _middle(studied_ks))
     of_measure = of_measure.assign(is_dense=is_dense.astype("float64"))
     names = [*TARGET, "dependency_sparsity", "is_censored", "is_dense"]

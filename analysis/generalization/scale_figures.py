@@ -15,7 +15,7 @@ from analysis.titles import BARS, lie_apart, percent, sample_size, subtitle
 from analysis.token_effects import NEAREST
 
 SIZE = "num_parameters"
-_SHARE = "recovered_fraction"
+_SHARE = "share"
 
 
 def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) -> Figure:

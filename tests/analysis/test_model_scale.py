@@ -123,7 +123,7 @@ def test_the_figure_draws_every_line(compared: list[model_scale.ComparedModels])
     for bar, values in zip(nats_ax.containers, expected, strict=True):
         np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), values)
     for bar, rule in zip(share_ax.containers, ("nearest", "random"), strict=True):
-        values = carried.loc[carried["rule"] == rule, "recovered_fraction"]
+        values = carried.loc[carried["rule"] == rule, "share"]
         np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), values)
     assert [tick.get_text() for tick in nats_ax.get_xticklabels()] == ["1 M", "3 M"]
     assert nats_ax.get_ylabel() == "nats"
@@ -136,7 +136,7 @@ def test_what_is_carried_is_the_planted_share(
     rows = model_scale.carried_by_scale(compared).set_index(["num_parameters", "train_step", "rule"])
     planted = truth.recovered_gain("nearest", 16) + SELECTION_BONUS["nearest"] * np.log2(17)
     share = planted.sum() / truth.targets["gain"].sum()
-    assert rows.loc[(1_000_000, 400, "nearest"), "recovered_fraction"] == pytest.approx(share, abs=0.01)
+    assert rows.loc[(1_000_000, 400, "nearest"), "share"] == pytest.approx(share, abs=0.01)
     assert "leave_one_out" not in rows.index.get_level_values("rule")
 
 

@@ -157,7 +157,7 @@ def test_what_changes_with_size(gain: Ends, carried: Ends, title: str) -> None:
         ]
     )
     of_nearest = [
-        {"num_parameters": size, "rule": "nearest", "k": 16, **ends("recovered_fraction", interval)}
+        {"num_parameters": size, "rule": "nearest", "k": 16, **ends("share", interval)}
         for size, interval in ((340_000, (0.684, 0.583, 0.81)), (2_300_000, carried))
     ]
     assert scale_figures.scale_title(gains, pd.DataFrame(of_nearest)) == title
