@@ -18,7 +18,13 @@ The first six by the loss, and with _divergence in their name by the whole predi
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
 
+With --head position_ids the same is asked of the position IDs that a model trained with predicted positions
+(PPC) predicts: the next ID is decided by the token before it and, where the content decides or training
+parts the IDs at random (spread_of_coupled_ids), by the prompt's token that has that ID. A token replaced
+keeps its ID; a token removed takes it along.
+
 writes   <results>/found_dependencies/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
+         <results>/found_id_dependencies/..., of the head of position IDs
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
 
@@ -46,6 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.errors import InputError
 from pipeline.influence.rules import INTERVENTIONS, find_rule
 from pipeline.stage import logger, positive_int, stage_parser, whole_number
 from pipeline.synthetic.evaluation import (
@@ -61,18 +68,23 @@ from pipeline.synthetic.finding import (
     LARGEST_K,
     NUM_EXAMPLES_OF_FINDING,
     NUM_SUBSTITUTES,
+    POSITION_IDS,
     SHORT_CONTEXT_LENGTH,
+    TOKENS,
     SearchedExample,
     Selection,
     far_dependencies,
+    searched_example,
 )
-from pipeline.synthetic.room_to_select import in_words, lengths_of, refuse_unfit_k
+from pipeline.synthetic.room_to_select import DependenciesOf, in_words, lengths_of, of_tokens, refuse_unfit_k
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.runs import TaskRun
     from pipeline.synthetic.task_model import TaskModel
 
+ARTEFACT_OF_HEAD = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_dependencies"}
+"""What is predicted -> what is written; results of both may stand in one folder."""
 TOKENS_PER_BATCH = 8192
 """Of a pass over small models."""
 _MOST_SUBSTITUTES = 10_000
@@ -83,6 +95,8 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES_OF_FINDING)
     add = stage.add_argument
+    add("--head", choices=ARTEFACT_OF_HEAD, default=TOKENS,
+        help="what is predicted: the next token, or its position ID (PPC)")  # fmt: skip
     add("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_FINDING_RULES),
         help="selection rules")  # fmt: skip
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
@@ -111,10 +125,20 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
     tested = find_tested(arguments)
-    refuse_unfit_k(
-        tested.task, tested.cells, num_examples=arguments.num_examples, test_seed=arguments.test_seed,
-        largest_k=arguments.largest_k, short_context_length=arguments.short_context_length,
-    )  # fmt: skip
+    for run in tested.runs:
+        if arguments.head == POSITION_IDS and run.config.positions != "predicted":
+            raise InputError(
+                f"--head position_ids: model '{run.name}' was trained with positions '{run.config.positions}'"
+                " and predicts no IDs; name runs with positions predicted"
+            )
+    for dependencies_of in {
+        _spread(run): _dependencies_of(arguments.head, run) for run in tested.runs
+    }.values():
+        refuse_unfit_k(
+            tested.task, tested.cells, dependencies_of, num_examples=arguments.num_examples,
+            test_seed=arguments.test_seed, largest_k=arguments.largest_k,
+            short_context_length=arguments.short_context_length,
+        )  # fmt: skip
     arguments.rules = [find_rule(rule).name for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
@@ -127,7 +151,20 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s, %s: %s", run.name, in_words(cell), _in_words(columns))
         return columns
 
-    evaluate_task_runs(arguments, tested, "found_dependencies", "found_dependencies", settings, measure)
+    artefact = ARTEFACT_OF_HEAD[arguments.head]
+    evaluate_task_runs(arguments, tested, artefact, artefact, settings, measure)
+
+
+def _spread(run: "TaskRun") -> bool:
+    """Whether coupled IDs were parted at random when the run learnt them."""
+    return run.config.spread_of_coupled_ids != "contiguous"
+
+
+def _dependencies_of(head: str, run: "TaskRun") -> DependenciesOf:
+    """What is to be found in examples."""
+    if head == TOKENS:
+        return of_tokens
+    return lambda batch: batch.id_dependencies(are_spread=_spread(run))
 
 
 def _measure(
@@ -143,29 +180,27 @@ def _measure(
     from pipeline.influence.batching import Batching
     from pipeline.models.memory import keep_freed_memory
     from pipeline.synthetic.accuracy import position_ids_in_testing
-    from pipeline.synthetic.task_lm import TaskCausalLM
 
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
     lengths = lengths_of(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
+    dependencies_of_all = _dependencies_of(arguments.head, run)(batch)
     rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
-        example = SearchedExample(
-            TaskCausalLM(model, len(vocabulary), position_ids_BS[index]),
-            batch.token_ids_BS[index],
-            lengths,
-            batch.token_ids_BS[others_R],
-            Batching(TOKENS_PER_BATCH),
-        )
+        tokens_L = batch.token_ids_BS[index]
+        example = searched_example(
+            arguments.head, model, len(vocabulary), tokens_L, position_ids_BS[index],
+            batch.token_ids_BS[others_R], lengths, Batching(TOKENS_PER_BATCH),
+        )  # fmt: skip
         found, long_losses_T = example.select(
             arguments.rules, arguments.interventions, arguments.largest_k, generator
         )
-        dependencies = far_dependencies(batch.dependencies[index], lengths)
+        dependencies = far_dependencies(dependencies_of_all[index], lengths)
         for row in _rows(example, dependencies, long_losses_T, found):
-            token = vocabulary[example.token_ids_L[row["context_position"]]]
+            token = vocabulary[tokens_L[row["context_position"]]]
             rows.append({"example_index": index, **row, "context_token": token})
     return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -168,3 +168,30 @@ def test_the_manual_names_every_search() -> None:
     manual = str(found_dependencies.__doc__)
     for rule in FINDING_RULES:
         assert rule.removesuffix("_divergence") in manual
+
+
+def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:
+    words = ["--sizes", "4", "--largest-k", "6", "--head", "position_ids", "--rules", "leave_one_out",
+             "gradient_divergence", "attention"]  # fmt: skip
+    measure(chains, tmp_path, "variable_assignment", *words)
+    measure(chains, tmp_path, "variable_assignment", "--sizes", "4", "--largest-k", "6")  # beside it
+    rows = read_artefact(tmp_path, "found_id_dependencies")
+    generator = of_test_examples(0, 4, None)
+    batch = draw_batch(task_called("variable_assignment"), 4, [None] * 3, generator)
+    for (example, target), of_target in rows.groupby(["example_index", "target_index"]):
+        ids = batch.coupled_ids_BS[example]
+        wanted = ids[batch.num_prompt_tokens + target]
+        found = of_target.loc[of_target["is_dependency"], "context_position"]
+        assert (ids[found] == wanted).all()
+        assert set(of_target["num_dependencies"]) == {1}
+        assert (of_target["context_token"].str.len() > 0).all()
+    # IDs of this run are spread, so that none can be counted on from the one before it
+    assert set(rows["target_index"] % 3) == {0, 1, 2}
+    assert len(read_artefact(tmp_path, "found_dependencies")) > 0
+
+
+def test_models_without_a_head_of_ids_are_refused(parity: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="positions 'pose' and predicts no IDs"):
+        words = ["--sizes", "10", "--sparsities", "1", "--largest-k", "4", "--head", "position_ids"]
+        measure(parity, tmp_path / "results", "sparse_parity", *words)
+    assert not (tmp_path / "results").exists()

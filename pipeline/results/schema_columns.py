@@ -120,6 +120,27 @@ SYNTHETIC_COLUMNS = [
         nullable=True,
     ),
 ]
+
+FINDING_COLUMNS = [
+    *SYNTHETIC_COLUMNS,
+    column("example_index", pa.int32(), "which test example, from 0"),
+    column("target_index", pa.int32(), "which token of the response, or which position ID, from 0"),
+    column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
+    column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
+    column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
+    column("rule", pa.string(), "selection rule, a name of pipeline/influence/rules.py"),
+    column(
+        "intervention",
+        pa.string(),
+        "what stands where a token is left out: remove, substitute or background, as in"
+        " influential_tokens; null of rules that it does not matter to",
+        nullable=True,
+    ),
+    column("rank", pa.int32(), "1 for the token that the rule ranks first"),
+    column("context_position", pa.int32(), "place of the selected token in the example"),
+    column("context_token", pa.string(), "its name, as the task's docstring shows it"),
+    column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
+]
 TRAINING_COLUMNS = [
     column("step", pa.int32(), "finished optimizer steps"),
     column("loss", pa.float64(), "mean loss of the response's tokens, nats"),

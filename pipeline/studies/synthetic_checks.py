@@ -12,7 +12,7 @@ from pipeline.studies.synthetic_fields import DependencyTest, SyntheticStudy
 from pipeline.synthetic.evaluation import cells_of, refuse_impossible
 from pipeline.synthetic.finding import FINDING_RULES
 from pipeline.synthetic.given_configuration import load_task_config
-from pipeline.synthetic.room_to_select import refuse_unfit_k
+from pipeline.synthetic.room_to_select import of_tokens, refuse_unfit_k
 
 
 def checked_task_configs(commands: Sequence[Command]) -> TaskConfigs:
@@ -68,6 +68,6 @@ def _refuse_impossible_test(measuring: TaskMeasuring, configs: TaskConfigs) -> N
     for rule in test.rules:
         find_rule(rule)
     refuse_unfit_k(
-        task, cells, num_examples=test.num_examples, test_seed=test.test_seed, largest_k=test.largest_k,
-        short_context_length=test.short_context_length,
+        task, cells, of_tokens, num_examples=test.num_examples, test_seed=test.test_seed,
+        largest_k=test.largest_k, short_context_length=test.short_context_length,
     )  # fmt: skip

@@ -19,9 +19,12 @@ from pipeline.influence.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTI
 from pipeline.results.names import OWN
 
 if TYPE_CHECKING:
+    import torch
+
     from pipeline.influence.batching import Batching
     from pipeline.influence.far_context import FarContext
     from pipeline.models.causal_lm import CausalLM
+    from pipeline.synthetic.task_model import TaskModel
 
 NOT_FINDING = ("leave_one_out_search", "learned_attention", "learned_attention_divergence")
 """A search for long contexts; and what is learned of training text, which an example has none of."""
@@ -34,6 +37,8 @@ DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
 NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
 """Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
 selects, tokens that are seen anyway."""
+TOKENS, POSITION_IDS = "tokens", "position_ids"
+"""Heads: what of the next place is predicted."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,39 @@ class SearchedExample:
             return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
         draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
         return cast("FarContext", _MeanOfDraws(draws))
+
+
+def searched_example(
+    head: str,
+    model: "TaskModel",
+    vocabulary_size: int,
+    token_ids_L: np.ndarray,
+    position_ids_L: "torch.Tensor",
+    substitutes_RL: np.ndarray,
+    lengths: ContextLengths,
+    batching: "Batching",
+) -> SearchedExample:
+    """An example as a task model sees it.
+
+    Args:
+        head: TOKENS or POSITION_IDS: what is predicted.
+        model: with position IDs to predict, where that is what it is asked for.
+        vocabulary_size: of the task.
+        token_ids_L: int64; the example.
+        position_ids_L: int64; the true ones.
+        substitutes_RL: int64; tokens that may stand in for those of the same places.
+        lengths: the response are the targets.
+        batching: of the passes.
+    """
+    from pipeline.synthetic.position_id_lm import PositionIdLM  # late, for a --help at once
+    from pipeline.synthetic.task_lm import TaskCausalLM
+
+    if head == TOKENS:
+        lm = TaskCausalLM(model, vocabulary_size, position_ids_L)
+        return SearchedExample(lm, token_ids_L, lengths, substitutes_RL, batching)
+    num_prompt_tokens = int(lengths.targets_T[0])
+    of_ids = PositionIdLM(model, vocabulary_size, position_ids_L, token_ids_L, num_prompt_tokens)
+    return SearchedExample(of_ids, of_ids.codes_L, lengths, of_ids.codes_of(substitutes_RL), batching)
 
 
 class _MeanOfDraws:

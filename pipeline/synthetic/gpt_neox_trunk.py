@@ -5,13 +5,14 @@ Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabula
 
 import torch
 import transformers
+from torch import nn
 
 from pipeline.models.causal_lm import Prefix, causal_visibility
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.huggingface_prefix import PassCache
 from pipeline.models.inspectable_lm import InspectableLM
 from pipeline.models.score_masks import added_to_scores
-from pipeline.synthetic.trunk import Trunk
+from pipeline.synthetic.trunk import Trunk, with_own_modules
 
 
 class GPTNeoXTrunk(Trunk):
@@ -78,6 +79,10 @@ class GPTNeoXTrunk(Trunk):
         """See `Trunk.logits`."""
         return self.model.get_output_embeddings()(hidden)
 
-    def inside(self) -> InspectableLM:
+    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """See `Trunk.inside`."""
-        return HuggingFaceCausalLM(self.model)
+        if head is None:
+            return HuggingFaceCausalLM(self.model)
+        model = with_own_modules(self.model)
+        model.set_output_embeddings(head)
+        return HuggingFaceCausalLM(model)

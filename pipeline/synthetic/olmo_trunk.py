@@ -6,13 +6,14 @@ Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabula
 import torch
 from olmo.config import ActivationType, LayerNormType, ModelConfig
 from olmo.model import OLMo
+from torch import nn
 
 from pipeline.models.causal_lm import Prefix
 from pipeline.models.inspectable_lm import InspectableLM
 from pipeline.models.olmo import OLMoCausalLM, logits_of
 from pipeline.models.olmo_blocks import Rows, run_block
 from pipeline.models.rope import RotaryTable, blocks_of
-from pipeline.synthetic.trunk import Trunk
+from pipeline.synthetic.trunk import Trunk, with_own_modules
 
 
 class OLMoTrunk(Trunk):
@@ -49,9 +50,14 @@ class OLMoTrunk(Trunk):
         """See `Trunk.logits`."""
         return logits_of(self.model, hidden)
 
-    def inside(self) -> InspectableLM:
+    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """See `Trunk.inside`."""
-        return OLMoCausalLM(self.model)
+        if head is None:
+            return OLMoCausalLM(self.model)
+        model = with_own_modules(self.model)
+        model.transformer = with_own_modules(model.transformer)
+        model.transformer["ff_out"] = head
+        return OLMoCausalLM(model)
 
 
 def new_olmo(

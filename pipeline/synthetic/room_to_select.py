@@ -1,6 +1,6 @@
 """Whether the examples of a size have room, and a use, for the tokens that the rules are to select."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.errors import InputError
 from pipeline.influence.context_lengths import ContextLengths
@@ -9,10 +9,19 @@ from pipeline.synthetic.finding import far_dependencies
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 from pipeline.synthetic.tasks.registry import Task
 
+DependenciesOf = Callable[[ExampleBatch], Sequence[Sequence[Sequence[int]]]]
+"""Examples -> for each of them and each target the places that decide it."""
+
+
+def of_tokens(batch: ExampleBatch) -> Sequence[Sequence[Sequence[int]]]:
+    """The places that decide the tokens."""
+    return batch.dependencies
+
 
 def refuse_unfit_k(
     task: Task,
     cells: Sequence[Cell],
+    dependencies_of: DependenciesOf,
     *,
     num_examples: int,
     test_seed: int,
@@ -24,6 +33,7 @@ def refuse_unfit_k(
     Args:
         task: whose examples.
         cells: test sizes and k.
+        dependencies_of: what is to be found in them.
         num_examples: of each size and k.
         test_seed: of the examples.
         largest_k: tokens that each rule selects.
@@ -35,7 +45,7 @@ def refuse_unfit_k(
     for cell in cells:
         batch, _ = test_examples(task, cell, num_examples, test_seed)
         lengths = lengths_of(batch, short_context_length)
-        found = [places for of_one in batch.dependencies for places in far_dependencies(of_one, lengths)]
+        found = [places for of_one in dependencies_of(batch) for places in far_dependencies(of_one, lengths)]
         num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
         if reason := _why_unfit(largest_k, num_far, most, in_words(cell)):
             raise InputError(reason)

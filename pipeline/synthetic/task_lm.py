@@ -23,7 +23,7 @@ _VALUES_PER_ROW = 16
 class TaskCausalLM:
     """Implements `CausalLM` and `InspectableLM` for the places of one example.
 
-    The head of position IDs (PPC) is not asked.
+    The head of position IDs (PPC) is asked by `PositionIdLM`.
     """
 
     def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:

@@ -38,6 +38,12 @@ class PositionIDs(nn.Module):
         """Logits [..., I] of the next token's position ID."""
         return hidden @ self.table_ID.T
 
+    def as_head(self) -> nn.Linear:
+        """What gives the logits, as a layer of its own with the same table."""
+        head = nn.Linear(self.table_ID.shape[1], self.table_ID.shape[0], bias=False, device="meta")
+        head.weight = self.table_ID
+        return head
+
 
 class TaskModel(nn.Module):
     """A trunk that reads tokens at position IDs, with the component where its positions are coupled."""

@@ -3,11 +3,16 @@
 Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabulary.
 """
 
+import copy
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 from pipeline.models.causal_lm import KeysAndValues, Prefix
 from pipeline.models.inspectable_lm import InspectableLM
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Trunk(nn.Module):
@@ -41,10 +46,13 @@ class Trunk(nn.Module):
         """Vocabulary logits [..., V] of hidden states [..., D]."""
         raise NotImplementedError
 
-    def inside(self) -> InspectableLM:
+    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """The model as one that can be looked into, given embeddings in the place of token IDs.
 
         It is measured from then on, and not trained.
+
+        Args:
+            head: what predicts, without a bias; None: the model's own, of tokens.
         """
         raise NotImplementedError
 
@@ -59,3 +67,10 @@ def joined(past: Prefix | None, new: Prefix) -> Prefix:
 
 def _joined_layer(before: KeysAndValues, after: KeysAndValues) -> KeysAndValues:
     return torch.cat((before[0], after[0]), dim=2), torch.cat((before[1], after[1]), dim=2)
+
+
+def with_own_modules(module: M) -> M:
+    """The same module, its parameters shared, one of whose modules may be replaced for this copy only."""
+    shallow = copy.copy(module)
+    shallow._modules = dict(module._modules)
+    return shallow

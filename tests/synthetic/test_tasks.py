@@ -183,3 +183,36 @@ def test_coupled_ids_are_refused_where_there_are_none() -> None:
     task_called("copy").require_coupled_ids("predicted")
     with pytest.raises(InputError, match="did you mean 'sparse_parity'"):
         task_called("sparse_party")
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_decides_an_id_decides_it(name: str) -> None:
+    # Witness: from the tokens and coupled IDs of the places that decide, every ID is known; where the
+    # content is said to decide, not without them.
+    task, told, of_last = task_called(name), {}, {}
+    for seed in range(300):
+        example = drawn(task, seed)
+        ids, tokens = example.coupled_ids_S, example.token_ids_S
+        for are_spread in (False, True):
+            for index, places in enumerate(example.id_dependencies(are_spread=are_spread)):
+                target = example.num_prompt_tokens + index
+                assert target - 1 in places
+                held = [place for place in places if place != target - 1]
+                assert all(ids[place] == ids[target] and place < example.num_prompt_tokens for place in held)
+                if not held:
+                    step = ids[target] - ids[target - 1]
+                    assert told.setdefault((are_spread, index), step) == step
+                elif not are_spread:
+                    assert [tokens[place] for place in held] == [tokens[target - 1]]
+                    of_last.setdefault(index, set()).add(ids[target] - ids[target - 1])
+    assert all(len(steps) > 5 for steps in of_last.values())
+    assert bool(of_last) == (name == "variable_assignment")
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_where_ids_are_spread_the_prompts_token_of_that_id_decides(name: str) -> None:
+    example = drawn(task_called(name), 0)
+    spread = example.id_dependencies(are_spread=True)
+    # Of an addition no token of the prompt has the last ID.
+    alone = [index for index, places in enumerate(spread) if len(places) == 1]
+    assert alone == ([len(spread) - 1] if name == "addition" else [])

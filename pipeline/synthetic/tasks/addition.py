@@ -43,6 +43,7 @@ def lay_out(first: Sequence[int], second: Sequence[int]) -> Example:
         num_prompt_tokens=2 * size + 2,
         dependencies=tuple(_decides(place, size) for place in range(size + 1)),
         coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
+        content_decides_id_T=(False,) * (size + 1),
     )
 
 

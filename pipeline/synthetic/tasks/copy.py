@@ -12,6 +12,8 @@ ID of the response is the one before it plus 1.
     [1, 2, 3, 0, 1, 2, 3]
     >>> example.dependencies
     ((0,), (1,), (2,))
+    >>> example.id_dependencies(are_spread=False)
+    ((3,), (4,), (5,))
 """
 
 from collections.abc import Sequence
@@ -33,6 +35,7 @@ def lay_out(letters: Sequence[int]) -> Example:
         num_prompt_tokens=size + 1,
         dependencies=tuple((place,) for place in range(size)),
         coupled_ids_S=np.concatenate([ids, [0], ids]),
+        content_decides_id_T=(False,) * size,
     )
 
 

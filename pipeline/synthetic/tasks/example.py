@@ -30,6 +30,9 @@ class Example:
     """For each target, the ascending places of the tokens that decide it: its true dependency set."""
     coupled_ids_S: np.ndarray | None
     """int64, from 0: tokens with one ID belong together (position coupling). None: the task has none."""
+    content_decides_id_T: tuple[bool, ...] | None = None
+    """For each target, whether its coupled ID depends on the content. Otherwise it is one step from that of
+    the token before it, on or back, in every example. None: there are no coupled IDs."""
 
     def __post_init__(self) -> None:
         first_target = self.num_prompt_tokens
@@ -37,11 +40,35 @@ class Example:
         for target, places in enumerate(self.dependencies, start=first_target):
             assert list(places) == sorted(set(places)) and all(0 <= place < target for place in places)
         assert self.coupled_ids_S is None or len(self.coupled_ids_S) == len(self.token_ids_S)
+        assert (self.coupled_ids_S is None) == (self.content_decides_id_T is None)
 
     @property
     def target_ids_T(self) -> np.ndarray:
         """The tokens to be predicted: the response."""
         return self.token_ids_S[self.num_prompt_tokens :]
+
+    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[int, ...], ...]:
+        """For each target, the ascending places of the tokens that decide its coupled ID.
+
+        They are the token right before it, and the prompt's tokens that it belongs with, which have that ID.
+        The latter decide nothing where the ID is always one step from the one before it: unless the IDs are
+        spread, as then it is not known how far a step is.
+
+        Args:
+            are_spread: whether IDs are parted by random skips (`spread_of_coupled_ids`) when they are learnt.
+        """
+        assert self.coupled_ids_S is not None and self.content_decides_id_T is not None
+        prompt_ids = self.coupled_ids_S[: self.num_prompt_tokens]
+        return tuple(
+            sorted_places(
+                target - 1,
+                *(np.flatnonzero(prompt_ids == coupled_id).tolist() if by_content or are_spread else ()),
+            )
+            for target, (coupled_id, by_content) in enumerate(
+                zip(self.coupled_ids_S[self.num_prompt_tokens :], self.content_decides_id_T, strict=True),
+                start=self.num_prompt_tokens,
+            )
+        )
 
     def text(self, vocabulary: Vocabulary) -> str:
         """The tokens by name, with a bar between prompt and response, as the tasks' docstrings show them."""

@@ -24,6 +24,12 @@ class ExampleBatch:
     """int64, from 0; None: the task has none."""
     dependencies: tuple[tuple[tuple[int, ...], ...], ...]
     """For each example and target, the places that decide it."""
+    examples: tuple[Example, ...]
+    """One by one."""
+
+    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each example and target, the places that decide its coupled ID; see `Example`."""
+        return tuple(example.id_dependencies(are_spread=are_spread) for example in self.examples)
 
 
 def draw_batch(
@@ -40,6 +46,7 @@ def draw_batch(
         examples[0].num_prompt_tokens,
         _stacked_coupled_ids(examples),
         tuple(example.dependencies for example in examples),
+        tuple(examples),
     )
 
 

@@ -37,6 +37,7 @@ def lay_out(bits: Sequence[int]) -> Example:
         num_prompt_tokens=size + 1,
         dependencies=((0,), *later_steps),
         coupled_ids_S=np.concatenate([ids, [0], ids]),
+        content_decides_id_T=(False,) * size,
     )
 
 

@@ -22,6 +22,8 @@ the names of a long test were all seen in training; no end token (n says how lon
     [3, 4, 5, 9, 10, 11, 6, 7, 8]
     >>> example.dependencies[:4]
     ((16,), (17,), (3, 5, 17), (19,))
+    >>> example.id_dependencies(are_spread=False)[:4]  # each begins at the left side of the one it restates
+    ((3, 16), (17,), (18,), (9, 19))
 """
 
 from collections.abc import Sequence
@@ -52,6 +54,7 @@ def lay_out(assignments: Sequence[Assignment], asked: str, vocabulary: Vocabular
         num_prompt_tokens=len(prompt),
         dependencies=_dependencies(chain, len(prompt)),
         coupled_ids_S=np.concatenate([prompt_ids, response_ids]).astype(np.int64),
+        content_decides_id_T=(True, False, False) * len(chain),
     )
 
 

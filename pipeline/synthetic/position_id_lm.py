@@ -1,0 +1,96 @@
+"""The head of position IDs (PPC) behind the interface that measuring code sees, for one example.
+
+Measuring code takes what is to be predicted from the sequence itself: the target is a token, and tokens are
+what is read. Here tokens are read and position IDs predicted, so both are written as codes: I position IDs,
+then the vocabulary. A target is the code of its ID, which stands for its token wherever it is read; IDs
+occur once in a response. Every other token is its code in the vocabulary.
+
+Shapes: as in `task_lm`; I position IDs.
+"""
+
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from pipeline.models.causal_lm import Prefix
+from pipeline.models.inspectable_lm import InspectableLM
+from pipeline.synthetic.task_lm import TaskCausalLM
+from pipeline.synthetic.task_model import TaskModel
+
+
+class PositionIdLM(TaskCausalLM):
+    """Predicts the next position ID; implements `CausalLM` and `InspectableLM`, token IDs being codes."""
+
+    def __init__(
+        self,
+        model: TaskModel,
+        vocabulary_size: int,
+        position_ids_L: torch.Tensor,
+        token_ids_L: np.ndarray,
+        num_prompt_tokens: int,
+    ) -> None:
+        """Look at a model through the places of an example.
+
+        Args:
+            model: read only; it has the component.
+            vocabulary_size: V, of the task.
+            position_ids_L: int64; the position ID of each place.
+            token_ids_L: int64; the example.
+            num_prompt_tokens: the others are the response, whose position IDs are to be predicted.
+        """
+        super().__init__(model, vocabulary_size, position_ids_L)
+        assert model.position_ids is not None
+        self._head, self._num_position_ids = model.position_ids, len(model.position_ids.table_ID)
+        response_ids_T = position_ids_L[num_prompt_tokens:].cpu().numpy()
+        assert len(set(response_ids_T.tolist())) == len(response_ids_T), "a code stands for one token"
+        token_of_code = np.concatenate([np.zeros(self._num_position_ids, int), np.arange(vocabulary_size)])
+        token_of_code[response_ids_T] = token_ids_L[num_prompt_tokens:]
+        self._token_of_code = torch.from_numpy(token_of_code).to(model.device)
+        self.codes_L = self.codes_of(token_ids_L)
+        """int64; the example in codes: the response as IDs to be predicted."""
+        self.codes_L[num_prompt_tokens:] = response_ids_T
+
+    def codes_of(self, token_ids: np.ndarray) -> np.ndarray:
+        """Tokens that are read and not to be predicted."""
+        return self._num_position_ids + token_ids
+
+    @property
+    def vocabulary_size(self) -> int:
+        """I: of what is predicted."""
+        return self._num_position_ids
+
+    def read(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """See `CausalLM.read`."""
+        return super().read(self._token_of_code[token_ids_1S], position_ids_1S, visible_1SS, query_rows_1T)
+
+    def hidden_states(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
+        """See `CausalLM.hidden_states`."""
+        tokens_BS = self._token_of_code[token_ids_BS]
+        return super().hidden_states(tokens_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+
+    @torch.inference_mode()
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Of position IDs: [N, I]."""
+        return self._head.logits(hidden_ND)
+
+    @cached_property
+    def _inside(self) -> InspectableLM:
+        return self._model.trunk.inside(self._head.as_head())
+
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """See `InspectableLM.embed`."""
+        return super().embed(self._token_of_code[token_ids_1S])

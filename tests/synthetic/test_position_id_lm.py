@@ -1,0 +1,134 @@
+"""The head of position IDs behind the measuring interface: the model's own numbers, a planted dependency."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_task_model import NUM_IDS, TRUNKS, V, task_model
+
+from pipeline.influence.batching import Batching
+from pipeline.influence.context_lengths import ContextLengths
+from pipeline.models.causal_lm import Prefix, causal_visibility
+from pipeline.models.inspectable_lm import InspectableLM
+from pipeline.synthetic.finding import POSITION_IDS, SearchedExample, searched_example
+from pipeline.synthetic.position_id_lm import PositionIdLM
+from pipeline.synthetic.task_model import PositionIDs, TaskModel
+from pipeline.synthetic.trunk import Trunk
+
+NUM_PROMPT = 6
+TOKENS_L = np.array([5, 1, 2, 6, 7, 8, 3, 9, 9])
+IDS_L = torch.tensor([10, 11, 12, 13, 14, 15, 20, 12, 13])
+LENGTHS = ContextLengths(short_context_length=2, long_context_length=9, targets_per_chunk=3)
+ATOL = 1e-4
+
+
+def searched(model: TaskModel, substitutes: np.ndarray = TOKENS_L[None]) -> SearchedExample:
+    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, substitutes, LENGTHS, Batching(100))
+
+
+def logits_by_hand(
+    model: TaskModel, target: int, left_out: int | None = None, tokens: Any = TOKENS_L
+) -> torch.Tensor:
+    """Of the ID of place `target`, reading the model's own passes over the tokens before it."""
+    kept = [place for place in range(target) if place != left_out]
+    hidden, _ = model(torch.tensor(tokens[kept])[None], IDS_L[kept][None])
+    return model.position_logits(hidden[0, -1])
+
+
+def loss(logits: torch.Tensor, target: int) -> float:
+    return float(torch.nn.functional.cross_entropy(logits, IDS_L[target]))
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+@torch.no_grad()
+def test_leaving_out_equals_brute_force(name: str) -> None:
+    model = task_model(name)
+    example = searched(model)
+    context = example._context("remove")
+    for index, target in enumerate(LENGTHS.targets_T.tolist()):
+        whole = logits_by_hand(model, target)
+        assert context.long_losses_T[index] == pytest.approx(loss(whole, target), abs=ATOL)
+        for place in range(target - 2):
+            without = logits_by_hand(model, target, left_out=place)
+            influence = loss(without, target) - loss(whole, target)
+            assert context.influence_TF[index, place] == pytest.approx(influence, abs=ATOL)
+            log_p, log_q = whole.log_softmax(-1), without.log_softmax(-1)
+            divergence = float((log_p.exp() * (log_p - log_q)).sum())
+            assert context.divergence_TF[index, place] == pytest.approx(divergence, abs=ATOL)
+    assert np.nanmax(context.divergence_TF) > 0.1
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+@torch.no_grad()
+def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
+    model, others = task_model(name), (TOKENS_L + 1) % V
+    context = searched(model, others[None])._context("substitute")._draws[0]
+    target, place = 7, 1
+    replaced = TOKENS_L.copy()
+    replaced[place] = others[place]
+    expected = loss(logits_by_hand(model, target, tokens=replaced), target)
+    assert context.influence_TF[1, place] + context.long_losses_T[1] == pytest.approx(expected, abs=ATOL)
+    assert abs(context.influence_TF[1, place]) > 1e-3
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
+    model = task_model(name)
+    own_head = model.trunk.logits(torch.ones(1, model.trunk.width)).detach()
+    lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
+    assert isinstance(lm, InspectableLM)
+    codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
+    queries, targets = torch.tensor([6, 7]), IDS_L[[7, 8]]
+    losses = lm.losses_of_embeddings(lm.embed(codes), places, None, queries, targets)[0]
+    with torch.no_grad():
+        expected = [loss(logits_by_hand(model, target), target) for target in (7, 8)]
+    np.testing.assert_allclose(losses.detach().numpy(), expected, atol=ATOL)
+    gradients_TS = lm.gate_gradients(codes, places, None, queries, targets)
+    torch.testing.assert_close(gradients_TS.sum(-1), torch.zeros(2), atol=1e-3, rtol=0)
+    other_ids = lm.gate_gradients(codes, places, None, queries, (targets + 1) % NUM_IDS)
+    assert (gradients_TS - other_ids).abs().max() > 1e-3
+    # The head of tokens is as it was.
+    assert torch.equal(model.trunk.logits(torch.ones(1, model.trunk.width)), own_head)
+
+
+class _PointsAtMarks(Trunk):
+    """Says, at every row, the sum of the one-hot IDs of the marked tokens that the row sees."""
+
+    mark = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = NUM_IDS
+
+    def embed(self, token_ids_BS: torch.Tensor) -> torch.Tensor:
+        return 100.0 * (token_ids_BS == self.mark)[..., None].expand(-1, -1, NUM_IDS)
+
+    def run(
+        self, embedded: torch.Tensor, ids: torch.Tensor, visible: torch.Tensor | None, past: Prefix | None
+    ) -> tuple[torch.Tensor, Prefix]:
+        # Embeddings of marks are 100 and more, so that their one-hot IDs are what is above 50.
+        own = (embedded * (embedded.mean(-1, keepdim=True) > 50) - 100).clamp(min=0)
+        seen, num_past = own, 0
+        if past is not None:
+            read = past.keys_and_values[0][0][:, 0]
+            seen, num_past = torch.cat([read.expand(len(own), -1, -1), own], 1), read.shape[1]
+        if visible is None:
+            visible = causal_visibility(own.shape[1], own.device)
+        missing = num_past + own.shape[1] - visible.shape[-1]
+        visible = torch.nn.functional.pad(visible, (missing, 0), value=True).float()
+        return 5 * visible.expand(len(own), -1, -1) @ seen, Prefix(((own[:, None], own[:, None]),))
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
+@pytest.mark.parametrize("intervention", ["remove", "substitute"])
+def test_a_planted_token_that_decides_the_id_is_found(rule: str, intervention: str) -> None:
+    position_ids = PositionIDs(NUM_IDS, NUM_IDS)
+    with torch.no_grad():
+        position_ids.table_ID.copy_(torch.eye(NUM_IDS))
+    model = TaskModel(_PointsAtMarks(), position_ids)
+    # The mark stands at place 2, whose ID, 12, is the second to be predicted.
+    example = searched(model, np.full((1, 9), 4))
+    selections, long_losses_T = example.select([rule], [intervention], 1, np.random.default_rng(0))
+    assert selections[0].positions_TK[1].tolist() == [2]
+    assert long_losses_T[1] < 1.0 < long_losses_T[0]
