@@ -2,7 +2,8 @@
 
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
-Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
+Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k,
+and one of where the wrong responses first err: what follows an error may be wrong because of it.
 
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
@@ -70,6 +71,8 @@ def main(arguments: argparse.Namespace) -> None:
         found = answers(model, batch, run.config, generator, arguments.examples_per_batch)
         row = _row(batch, found)
         logger.info("%s: %s", run.name, _in_words(cell, row, run.is_learnt))
+        if not found.is_right_B.all():
+            logger.info("%s: %s", run.name, _errors_in_words(found))
         return {name: [value] for name, value in row.items()}
 
     evaluate_task_runs(
@@ -97,3 +100,14 @@ def _in_words(cell: Cell, row: dict[str, Any], is_learnt: bool) -> str:
     interval = f"[{row['exact_match_low']:.3f}, {row['exact_match_high']:.3f}]"
     learnt = "" if is_learnt else " (the task was not learnt in distribution)"
     return f"size {size}{of_k}: exact match {row['exact_match']:.3f} {interval}{learnt}"
+
+
+def _errors_in_words(found: "Answers") -> str:
+    errors, num_places = found.first_errors(), found.token_is_right_BT.shape[1]
+    is_predicted = found.position_id_is_right_BT is not None
+    ids = f", {errors.num_position_ids} IDs, {errors.num_both} both" if is_predicted else ""
+    low, middle, high = np.quantile(errors.places, [0.25, 0.5, 0.75], method="lower")
+    return (
+        f"  first errors: {errors.num_tokens} tokens{ids}; half of them at places {low} to {high} of"
+        f" {num_places}, median {middle}; {errors.num_alone} of {len(errors.places)} err there only"
+    )
