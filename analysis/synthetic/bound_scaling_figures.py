@@ -3,12 +3,14 @@
 A line is a case in words, its median over seeds; its band is their range. The lengths of training are shaded.
 """
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
-from analysis.figures import TEXT_WIDTH, panels
+from analysis.figures import TEXT_WIDTH, panels, share_scale
 from analysis.palette import BLACK, GREY, OTHER_MODELS, POSITION_LOOKS, Look
 from analysis.synthetic.bound_scaling import KEPT
 from analysis.titles import counted, percent, subtitle
@@ -20,7 +22,7 @@ CASES = {
 }
 """Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
 _GUESSED = 0.5  # of labels -1 and 1
-_HEIGHT = 2.8  # inches
+_HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
 
 
 def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Look]]:
@@ -56,12 +58,12 @@ def bound_scaling_title(by_length: pd.DataFrame) -> str:
     )
 
 
-def bound_scaling_figure(by_length: pd.DataFrame, num_seeds: int, num_sequences: int) -> Figure:
+def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
     """Two panels: wrong answers, and the squared error beside the bound, against the test length.
 
     Args:
         by_length: `bound_scaling.errors_by_length`, one k.
-        num_seeds: of the range.
+        seeds: how many the range is over, in words.
         num_sequences: a length.
     """
     figure, (rate_ax, error_ax) = panels(1, 2, TEXT_WIDTH, _HEIGHT)
@@ -73,9 +75,68 @@ def bound_scaling_figure(by_length: pd.DataFrame, num_seeds: int, num_sequences:
     ends += bound_against_length(by_length, error_ax)
     error_ax.set(yscale="log", ylabel="squared error (1: always saying 0)")
     label_line_ends(error_ax, ends)
-    sample = f"n = {counted(num_seeds, 'seed')}, {counted(num_sequences, 'sequence')} a length"
+    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained"
     put_title(figure, bound_scaling_title(by_length), subtitle("Sparse functional attention", sample, told))
+    return figure
+
+
+def by_sparsity_title(by_length_of: Mapping[int, pd.DataFrame]) -> str:
+    """At which k answers stay right at the longest test length, case by case.
+
+    Args:
+        by_length_of: k -> `bound_scaling.errors_by_length`.
+    """
+    kept_at: dict[str, list[int]] = {}
+    times = 0.0
+    for k, by_length in by_length_of.items():
+        longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
+        times = longest["length_ratio"].iloc[0]
+        for model, (words, _) in drawn_cases(by_length).items():
+            kept_at.setdefault(words.replace("\n", " "), [])
+            if longest["error_rate_high"][model] < KEPT:
+                kept_at[words.replace("\n", " ")].append(k)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for words, ks in kept_at.items():
+        groups.setdefault(tuple(ks), []).append(words)
+    parts = [f"{', or '.join(cases)}, {_at(ks, list(by_length_of))}" for ks, cases in groups.items()]
+    return f"At {times:.0f} times the training length answers hold for deciding tokens {'; '.join(parts)}"
+
+
+def _at(kept: Sequence[int], asked: Sequence[int]) -> str:
+    """At which k, in words."""
+    if not kept:
+        return "at no k"
+    if list(kept) == list(asked):
+        return f"at every k up to {max(asked)}"
+    return f"at k = {' and '.join(map(str, kept))} only"
+
+
+def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
+    """A column a k: above wrong answers, below the squared error beside the bound, against the test length.
+
+    Args:
+        by_length_of: k -> `bound_scaling.errors_by_length`, k ascending.
+        seeds: how many, in words.
+        num_sequences: a length.
+    """
+    figure, axes = panels(2, len(by_length_of), TEXT_WIDTH, 2 * _HEIGHT_OF_ROW)
+    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.T, strict=True):
+        rate_ends = against_length(by_length, "error_rate", rate_ax)
+        rate_ax.set(ylim=(-0.02, 0.62), title=f"k = {k}", xlabel="")
+        name_level(rate_ax, _GUESSED, "guessing", side="left")
+        error_ends = against_length(by_length, "squared_error", error_ax)
+        error_ends += bound_against_length(by_length, error_ax)
+        error_ax.set(yscale="log")
+    axes[0, 0].set_ylabel("wrong answers (share)")
+    axes[1, 0].set_ylabel("squared error")
+    share_scale(axes[1])
+    label_line_ends(axes[0, -1], rate_ends)
+    label_line_ends(axes[1, -1], error_ends)
+    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
+    told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
+    title = by_sparsity_title(by_length_of)
+    put_title(figure, title, subtitle("Sparse functional attention", sample, told))
     return figure
 
 

@@ -71,6 +71,9 @@ def test_the_sentences_say_what_was_planted(fits: pd.DataFrame) -> None:
     )
     assert "neither kept nor lost: 50.0 [50.0, 50.0] % wrong" in lost
     assert "range over 3 seeds" in bound_scaling.what_ranges_mean(conditions)
+    assert bound_scaling.seeds_in_words(conditions) == "3 seeds"
+    fewer = pd.concat([conditions, conditions.assign(num_seeds=6)])
+    assert bound_scaling.seeds_in_words(fewer) == "3 to 6 seeds"
     assert "probability 75 %" in bound_scaling.what_ranges_mean(conditions)
 
 
@@ -107,7 +110,7 @@ THREE_CASES = {"local": 0.0, "halves_coupled": 0.0, "halves_trained_keys": 0.5}
 
 def test_the_figure_draws_the_table() -> None:
     by_length = lengths_of(THREE_CASES)
-    figure = bound_scaling_figures.bound_scaling_figure(by_length, 3, 500)
+    figure = bound_scaling_figures.bound_scaling_figure(by_length, "3 seeds", 500)
     rate_ax, error_ax = figure.axes
     drawn = by_length[by_length["model"] == "local-k2"]
     assert list(error_ax.lines[0].get_ydata()) == drawn["squared_error"].tolist()
@@ -137,6 +140,25 @@ def test_the_figure_draws_the_table() -> None:
 )
 def test_the_title_says_which_cases_hold(error_rates: dict[str, float], title: str) -> None:
     assert bound_scaling_figures.bound_scaling_title(lengths_of(error_rates)) == title
+
+
+def test_the_figure_of_every_k_draws_the_tables_and_says_where_answers_hold() -> None:
+    kept_at_1 = dict.fromkeys(THREE_CASES, 0.0)
+    by_length_of = {1: lengths_of(kept_at_1), 2: lengths_of(THREE_CASES), 3: lengths_of(THREE_CASES)}
+    figure = bound_scaling_figures.by_sparsity_figure(by_length_of, "3 to 6 seeds", 500)
+    assert [ax.get_title() for ax in figure.axes[:3]] == ["k = 1", "k = 2", "k = 3"]
+    uncoupled = [max(ax.lines[2].get_ydata()) for ax in figure.axes[:3]]
+    assert uncoupled == [0, 0.5, 0.5]
+    drawn = by_length_of[2].query("model == 'local-k2'")["squared_error"].tolist()
+    assert list(figure.axes[4].lines[0].get_ydata()) == drawn
+    assert len({ax.get_ylim() for ax in figure.axes[3:]}) == 1
+    assert bound_scaling_figures.by_sparsity_title(by_length_of) == (
+        "At 8 times the training length answers hold for deciding tokens close together, or far apart but"
+        " coupled, at every k up to 3; far apart and uncoupled, at k = 1 only"
+    )
+    never = {2: lengths_of({"local": 0.5})}
+    assert bound_scaling_figures.by_sparsity_title(never).endswith("close together, at no k")
+    assert_legible(figure)
 
 
 def test_fits_and_seeds_that_are_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -151,3 +151,6 @@ def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) ->
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
         "found_dependencies.pdf", "found_dependencies.png",
     }  # fmt: skip
+    write_rows(tmp_path / "results", "found_id_dependencies", "found_id_dependencies", rows)
+    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    assert (tmp_path / "found_id_dependencies.png").exists()
