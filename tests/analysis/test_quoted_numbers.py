@@ -204,6 +204,15 @@ def test_what_the_rules_find_of_the_truth() -> None:
         agree(numbers, *(100 * row[name] for name in ("found", "found_lowest", "found_highest")))
 
 
+def test_rules_that_look_inside_models_of_tasks() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    table = pd.read_parquet(REFERENCE / "methods.parquet")
+    removed = by(table[table["intervention"] == "remove"].drop_duplicates("rule"), "rule")
+    for rule in ("attention_rollout", "attention", "leave_one_out_divergence", "leave_one_out",
+                 "gradient_divergence", "gradient"):  # fmt: skip
+        agree(cells_of(text, f"`{rule}` |")[0], *interval(removed[rule], "found_dependencies"))
+
+
 def test_queries_shown_with_their_answers() -> None:
     needles = REFERENCE / "study/needles/length-256"
     for page, heading, results, key in (
