@@ -2,9 +2,9 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, copy; each file of pipeline/synthetic/tasks shows an example. Positions:
-contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and, as an
-oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
+variable_assignment, addition, addition_padded, copy; pipeline/synthetic/tasks shows an example of each.
+Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
+as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.
 
 A laptop-size run, minutes on two cores:

@@ -12,6 +12,7 @@ before determine: a + b - s of that place is 9 or 10 where something is carried,
 
 No token of the prompt has the last digit's ID, 0. Parted from the others at random (`spread_of_coupled_ids`),
 it cannot be predicted; predictive position coupling is trained here with spread_of_coupled_ids=contiguous.
+`addition_padded` lays the same sums out so that it can.
 
     >>> example = lay_out([1, 7], [0, 5])
     >>> example.text(VOCABULARY)
@@ -31,31 +32,40 @@ from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size, t
 VOCABULARY: Vocabulary = (*"0123456789", "+", "=")
 
 
-def lay_out(first: Sequence[int], second: Sequence[int]) -> Example:
-    """The example that adds two numbers, given as digits of equal number, most significant first."""
+def lay_out(first: Sequence[int], second: Sequence[int], *, is_padded: bool = False) -> Example:
+    """The example that adds two numbers, given as digits of equal number, most significant first.
+
+    Args:
+        is_padded: both operands have a zero in front, and so as many digits as the sum.
+    """
     size = len(first)
     total = int("".join(map(str, first))) + int("".join(map(str, second)))
     response = f"{total:0{size + 1}d}"[::-1]
-    names = [*map(str, first), "+", *map(str, second), "=", *response]
-    operand_ids = [*range(1, size + 1), size + 1]
+    pad = ["0"] if is_padded else []
+    names = [*pad, *map(str, first), "+", *pad, *map(str, second), "=", *response]
+    operand_ids = [*range(1 - len(pad), size + 2)]
+    num_digits = len(pad) + size
     return Example(
         token_ids_S=token_ids(names, VOCABULARY),
-        num_prompt_tokens=2 * size + 2,
-        dependencies=tuple(_decides(place, size) for place in range(size + 1)),
+        num_prompt_tokens=2 * num_digits + 2,
+        dependencies=tuple(_decides(place, size, num_digits) for place in range(size + 1)),
         coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
         content_decides_id_T=(False,) * (size + 1),
     )
 
 
-def _decides(place: int, size: int) -> tuple[int, ...]:
-    """Where the digits stand that decide digit `place` of the sum, counted from the least significant."""
-    own = _operand_digits(place, size) if place < size else ()
-    before = (*_operand_digits(place - 1, size), 2 * size + 2 + place - 1) if place > 0 else ()
+def _decides(place: int, size: int, num_digits: int) -> tuple[int, ...]:
+    """Where the digits stand that decide digit `place` of the sum, counted from the least significant.
+
+    A padding zero decides nothing.
+    """
+    own = _operand_digits(place, num_digits) if place < size else ()
+    before = (*_operand_digits(place - 1, num_digits), 2 * num_digits + 2 + place - 1) if place > 0 else ()
     return tuple(sorted((*own, *before)))
 
 
-def _operand_digits(place: int, size: int) -> tuple[int, int]:
-    return size - 1 - place, 2 * size - place
+def _operand_digits(place: int, num_digits: int) -> tuple[int, int]:
+    return num_digits - 1 - place, 2 * num_digits - place
 
 
 def draw(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -65,5 +75,10 @@ def draw(size: int, sparsity: None, generator: np.random.Generator) -> Example:
         InputError: there are none.
     """
     refuse_size("addition", size, 1, "digits")
+    return lay_out(*operands(size, generator))
+
+
+def operands(size: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    """The digits of two numbers, uniform and independent."""
     first, second = generator.integers(0, 10, (2, size)).tolist()
-    return lay_out(first, second)
+    return first, second

@@ -8,6 +8,7 @@ import numpy as np
 from pipeline.errors import InputError, unknown_name
 from pipeline.synthetic.tasks import (
     addition,
+    addition_padded,
     copy,
     parity_scratchpad,
     planted_correlation,
@@ -77,6 +78,7 @@ _PLANTED = planted_correlation.PlantedCorrelation()
 _ALL = (
     _task("copy", copy.VOCABULARY, copy.draw),
     _task("addition", addition.VOCABULARY, addition.draw),
+    _task("addition_padded", addition_padded.VOCABULARY, addition_padded.draw),
     _task("parity_scratchpad", parity_scratchpad.VOCABULARY, parity_scratchpad.draw),
     _task("variable_assignment", variable_assignment.VOCABULARY, variable_assignment.draw),
     Task(
