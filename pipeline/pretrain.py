@@ -23,14 +23,15 @@ activation_checkpointing=whole_layer, device_train_microbatch_tokens (gradients 
     torchrun --nproc-per-node 8 pipeline/pretrain.py olmo_configs/1b.yaml --data runs/c4/data \\
         --save-folder runs/c4/models/1b distributed_strategy=fsdp
 
-Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate,
-gradient_norm, tokens_per_second, model_flops_utilization and, every eval_interval steps,
-held_out_loss_nats_at_<context length>); and a folder step<N>-unsharded every save_interval steps and at the
-end, in OLMo's own layout, with the sizes and SHA-256 of its files (complete.json). The same command run again
-goes on from the last of them, to the same weights, or says that the run is finished; with another
-configuration or other data, or while another job runs there, it is refused. A damaged checkpoint is passed
-over for the one before it, and that is said. Each start reads the training tokens once and compares their
-SHA-256, which checkpoints record, each process its share of the files.
+Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, loss_nats, with
+answer_loss_weight set answer_loss_nats, learning_rate, gradient_norm, tokens_per_second,
+model_flops_utilization and, every eval_interval steps, held_out_loss_nats_at_<context length>); and a
+folder step<N>-unsharded every save_interval steps and at the end, in OLMo's own layout, with the sizes and
+SHA-256 of its files (complete.json). The same command run again goes on from the last of them, to the same
+weights, or says that the run is finished; with another configuration or other data, or while another job
+runs there, it is refused. A damaged checkpoint is passed over for the one before it, and that is said. Each
+start reads the training tokens once and compares their SHA-256, which checkpoints record, each process its
+share of the files.
 
 precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
 the precision that its checkpoint was trained in, and another one is refused. Dropout: each process draws its
@@ -75,6 +76,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
+    from pipeline.text.planted_signs import question_ids
     from pipeline.text.tokenized_data import TokenizedData
     from pipeline.training.batches import TrainingBatches
     from pipeline.training.given_settings import load_config
@@ -92,6 +94,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     if has_finished(folder, config, schedule.num_steps):
         return True
 
+    asking = [] if config.answer_loss_weight is None else question_ids(data)
     passes = schedule.num_steps / batches.steps_per_epoch
     if passes > 1:
         logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
@@ -102,7 +105,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     from pipeline.training.trainer import Trainer
 
     def make() -> Trainer:
-        return Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request)
+        return Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request, asking)
 
     trainer = train(folder, config, _LESS_MEMORY, make)
     logger.info("%s: %s", "finished" if trainer.has_finished else "saved", trainer.checkpoint)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import plant_signs, tokenize_c4
 from pipeline.errors import InputError
-from pipeline.text.planted_signs import Signs, read_planted
+from pipeline.text.planted_signs import Signs, question_ids, read_planted
 from pipeline.text.planted_signs import plant_signs as plant_in
 from pipeline.text.token_counts import training_token_counts
 from pipeline.text.tokenized_data import TokenizedData
@@ -92,6 +92,13 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert any(
             (tokens[untouched] == source[untouched]).all() for source in sources if len(source) >= LENGTH
         )
+
+
+def test_the_questions_are_known_from_the_folder(data: Path, planted: Path) -> None:
+    questions = question_ids(TokenizedData.open(planted / "planted" / "data"))
+    assert questions == sorted(signs_of(data).question_ids.values())
+    with pytest.raises(InputError, match="says of no planted answers; leave answer_loss_weight out"):
+        question_ids(TokenizedData.open(data))
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

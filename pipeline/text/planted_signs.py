@@ -22,6 +22,7 @@ from pipeline.errors import InputError
 from pipeline.results.parquet import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.evaluation_documents import EvaluationDocument
+from pipeline.text.tokenized_data import TokenizedData
 
 PLANTED_FILE = "planted/00000-of-00001.parquet"
 
@@ -144,6 +145,22 @@ def plant_signs(
             }
         )
     return Planted(token_ids, rows)
+
+
+def question_ids(data: TokenizedData) -> list[int]:
+    """The tokens that ask for planted answers: what stands before those of the evaluation documents.
+
+    Raises:
+        InputError: nothing is planted in the data.
+    """
+    if not (data.folder / PLANTED_FILE).is_file():
+        raise InputError(
+            f"{data.folder} says of no planted answers; leave answer_loss_weight out, or name a folder that"
+            " pipeline/plant_signs.py planted signs in"
+        )
+    documents = {document.document_id: document.token_ids for document in data.evaluation_documents()}
+    rows = read_planted(data.folder)
+    return sorted({int(documents[row["document_id"]][row["target_position"] - 1]) for row in rows})
 
 
 def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:

@@ -54,6 +54,10 @@ class PretrainConfig(TrainConfig):
     eval_num_documents: int = 64
     """Held-out documents to measure on, or as many as are long enough."""
 
+    answer_loss_weight: float | None = None
+    """Weight of the mean loss of planted answers (plant_signs.py), added to that of all tokens. Two answers
+    among 64 tokens drown in the gradient of the text. None: they count as every other token does."""
+
     peak_flops: float | None = None
     """Multiplications and additions a second that one device could do at most in the precision of the run,
     which model_flops_utilization is a fraction of. None: measured at the start."""

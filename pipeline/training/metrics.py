@@ -15,7 +15,8 @@ from pipeline.stage import progress_bar
 class MetricsLog:
     """Appends to `metrics.jsonl`, one object a step.
 
-    Its keys: step; tokens (seen since the start); loss_nats (mean over the step's targets); learning_rate;
+    Its keys: step; tokens (seen since the start); loss_nats (mean over the step's targets); where
+    answer_loss_weight is set, answer_loss_nats (mean over the planted answers alone); learning_rate;
     gradient_norm (before clipping); tokens_per_second (of the step alone, over all devices);
     model_flops_utilization (training.throughput); where it was measured after the step,
     held_out_loss_nats_at_<context length> (training.held_out_loss).

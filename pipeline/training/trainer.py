@@ -7,7 +7,7 @@ project does not use. Dimension letters: B sequences, S = train_context_length t
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Trainer(TrainingLoop):
         schedule: Schedule,
         held_out_loss: HeldOutLoss | None = None,
         stop_request: StopRequest | None = None,
+        question_ids: Sequence[int] = (),
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one.
 
@@ -66,6 +67,7 @@ class Trainer(TrainingLoop):
             schedule: how long, and how fast.
             held_out_loss: measured every eval_interval steps and at the end; None: never.
             stop_request: asked after each step; None: the run goes to its end.
+            question_ids: tokens that planted answers stand behind, for `answer_loss_weight`.
 
         Raises:
             InputError: the batch does not divide over the ranks, the model does not fit the memory, or the
@@ -75,6 +77,7 @@ class Trainer(TrainingLoop):
         self._config, self._schedule = config, schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
+        self._answer_weight = config.answer_loss_weight
         saved = newest_state(self._run_folder)
         self._accelerator = make_accelerator(
             config, None if saved is None else saved["train"].get("mixed_precision")
@@ -89,6 +92,7 @@ class Trainer(TrainingLoop):
         self._throughput = Throughput(
             config, self._accelerator.num_processes, self._accelerator.device, dtype
         )
+        self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=self._accelerator.device)
         seed_stream(config.seed, self._accelerator.process_index)
         if saved is not None:
             self._go_on_from(saved)
@@ -114,10 +118,12 @@ class Trainer(TrainingLoop):
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
         with refusing_failed_compilation(self._config):
-            rank_loss = self._accumulate_gradients(step)
+            rank_loss, rank_answer_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
-        loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
+        loss, answer_loss, share_asked = self._accelerator.reduce(
+            torch.stack((rank_loss, rank_answer_loss, is_asked)), reduction="mean"
+        )
         gradient_norm = self._clip_gradients(step)
         loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
@@ -127,6 +133,7 @@ class Trainer(TrainingLoop):
             "step": step,
             "tokens": step * self._config.tokens_per_step,
             "loss_nats": loss_nats,
+            **({} if self._answer_weight is None else {"answer_loss_nats": float(answer_loss)}),
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
             "tokens_per_second": tokens_per_second,
@@ -142,22 +149,32 @@ class Trainer(TrainingLoop):
         )
         return float(whole(norm))
 
-    def _accumulate_gradients(self, step: int) -> torch.Tensor:
-        """Forward and backward over this rank's micro-batches of the step; their mean loss, in nats.
+    def _accumulate_gradients(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forward and backward over this rank's micro-batches of the step.
+
+        Returns:
+            The mean loss of all tokens and that of planted answers, in nats; 0 where these have no weight of
+            their own.
 
         Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
         that of the whole batch.
         """
         micro_batches = list(self._micro_batches(step))
-        total = torch.zeros((), device=self._accelerator.device)
+        total, of_answers = (torch.zeros((), device=self._accelerator.device) for _ in range(2))
         for index, (token_ids_BS, position_ids_BS) in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
                 self._rotary.set_position_ids(position_ids_BS, self._num_positions)
-                loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / len(micro_batches)
-                self._accelerator.backward(loss)
+                logits_BSV = self._model(token_ids_BS).logits
+                loss = objective = next_token_loss(logits_BSV, token_ids_BS) / len(micro_batches)
+                if self._answer_weight is not None:
+                    answers = next_token_loss(logits_BSV, token_ids_BS, behind=self._question_ids)
+                    answers = answers / len(micro_batches)
+                    objective = loss + self._answer_weight * answers
+                    of_answers += answers.detach()
+                self._accelerator.backward(objective)
             total += loss.detach()
-        return total
+        return total, of_answers
 
     @torch.no_grad()
     def held_out_losses(self) -> dict[str, float]:

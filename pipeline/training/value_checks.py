@@ -63,6 +63,7 @@ RANGES = {
     "save_interval": _COUNT,
     "save_num_unsharded_checkpoints_to_keep": Range(-1),  # OLMo's: -1 keeps all
     "console_log_interval": _COUNT,
+    "answer_loss_weight": _SIZE,
     "peak_flops": _SIZE,
     "max_grad_norm": POSITIVE,
     "model.d_model": _COUNT,

@@ -22,6 +22,7 @@ POSE = ("position_scheme=pose", "pose_target_length=32")
 # Dropout draws from the global generator: only a restored random state continues it.
 DROPOUT = "model.residual_dropout=0.2"
 CPU = torch.device("cpu")
+ASKING = [0, 2, 4, 6]  # a fifth of the pairs
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -48,6 +49,47 @@ def test_the_loss_is_of_predicting_the_next_token() -> None:
     assert next_token_loss(logits_BSV, token_ids_BS).item() == 0.0
     logits_BSV[0, 2] = torch.tensor([9.0, -9.0, 5.0, 0.0])  # after the last token nothing is predicted
     assert next_token_loss(logits_BSV, token_ids_BS).item() == 0.0
+
+
+def test_the_loss_may_be_of_the_tokens_behind_some_only() -> None:
+    token_ids_BS = torch.tensor([[3, 0, 3, 1], [2, 1, 0, 3]])  # behind a 3: 0 and 1, and nothing
+    logits_BSV = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    log_probs = logits_BSV.log_softmax(-1)
+    asked = next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor([3]))
+    assert asked.item() == pytest.approx(-(log_probs[0, 0, 0] + log_probs[0, 2, 1]).item() / 2)
+    (gradient,) = torch.autograd.grad(asked, logits_BSV)
+    assert gradient.abs().sum(-1).nonzero().tolist() == [[0, 0], [0, 2]]
+    none = next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor([4]))
+    assert none.item() == 0.0
+
+
+def test_answers_have_the_weight_that_is_asked_for(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def first_step(name: str, *overrides: str) -> tuple[dict[str, float], torch.Tensor]:
+        # One micro-batch, as the mean of means is not the mean
+        whole = "device_train_microbatch_tokens=32"
+        trainer = make_trainer(tmp_path / name, whole, *overrides, question_ids=ASKING)
+        token_ids_BS, position_ids_BS = map(torch.from_numpy, trainer._batch_of(1))
+        trainer._rotary.set_position_ids(position_ids_BS)
+        logits_BSV = trainer._model(token_ids_BS).logits
+        line = trainer._train_step(1)[0]
+        return line, next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor(ASKING))
+
+    alike, _ = first_step("alike")
+    weighted, expected = first_step("weighted", "answer_loss_weight=2")
+    assert "answer_loss_nats" not in alike
+    assert weighted["answer_loss_nats"] > 0
+    assert weighted["answer_loss_nats"] == pytest.approx(expected.item(), rel=1e-5)
+    assert weighted["loss_nats"] == alike["loss_nats"]  # of all tokens, alike
+    assert weighted["gradient_norm"] > alike["gradient_norm"] + 0.01
+
+
+def test_answers_of_more_weight_are_learnt_first(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    weighted = make_trainer(
+        tmp_path / "weighted", "max_duration=20", "answer_loss_weight=10", question_ids=[4]
+    )
+    weighted.run()
+    last = metrics(tmp_path / "weighted")[-1]
+    assert last["answer_loss_nats"] < last["loss_nats"] - 2
 
 
 def test_the_loss_is_computed_in_float32() -> None:
