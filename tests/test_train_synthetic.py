@@ -12,7 +12,7 @@ import torch
 
 from pipeline import evaluate_synthetic, train_synthetic
 from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
+from pipeline.results.folder import read_artefact, read_settings
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
 from pipeline.synthetic.given_configuration import load_task_config
 from pipeline.synthetic.runs import find_task_run
@@ -161,6 +161,17 @@ def test_evaluation_says_where_responses_first_err(
     assert said is not None, caplog.text
     tokens, ids, both, low, high, middle, alone = map(int, said.groups())
     assert tokens + ids + both == 20 >= alone and 1 <= low <= middle <= high <= 5
+
+
+def test_sharpened_attention_is_a_setting_of_its_own(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluate(trained, tmp_path, "--sizes", "3")
+    with pytest.raises(InputError):  # else shards of both would be mixed
+        evaluate(trained, tmp_path, "--sizes", "3", "--attention-scale", "2")
+    evaluate(trained, tmp_path / "sharp", "--sizes", "3", "--attention-scale", "2")
+    settings = read_settings(tmp_path / "sharp", "evaluate_synthetic")
+    assert {found["attention_scale"] for found in settings.values()} == {2.0}
 
 
 def test_given_ids_have_no_loss(tmp_path: Path) -> None:

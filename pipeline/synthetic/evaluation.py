@@ -121,6 +121,7 @@ def evaluate_task_runs(
     artefact: str,
     settings: Mapping[str, Any],
     measure: Measure,
+    prepare: Callable[["TaskModel"], None] | None = None,
 ) -> None:
     """Run `measure` on the examples of every cell with every model, writing a shard a cell.
 
@@ -131,6 +132,7 @@ def evaluate_task_runs(
         artefact: what it writes; columns that tell of run and cell are added to those of `measure`.
         settings: the stage's own, beyond those of `add_task_evaluation_arguments`.
         measure: the stage's work.
+        prepare: what is done to a loaded model before it is measured.
 
     Raises:
         InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
@@ -148,6 +150,8 @@ def evaluate_task_runs(
             with output.writing():
                 pending = output.pending_shards()
                 model, is_learnt = run.load(device), run.is_learnt
+                if prepare is not None:
+                    prepare(model)
                 for shard in progress(pending, f"{stage} {run.name}", "cells"):
                     cell = tested.cells[shard]
                     batch, generator = test_examples(

@@ -79,6 +79,16 @@ class GPTNeoXTrunk(Trunk):
         """See `Trunk.logits`."""
         return self.model.get_output_embeddings()(hidden)
 
+    @torch.no_grad()
+    def sharpen_attention(self, factor: float) -> None:
+        """See `Trunk.sharpen_attention`."""
+        num_heads = self.model.config.num_attention_heads
+        for layer in self.model.base_model.layers:
+            projection = layer.attention.query_key_value
+            for parameter in (projection.weight, projection.bias):
+                # Each head's rows are its query, its key, its value.
+                parameter.view(num_heads, 3, -1)[:, 0] *= factor
+
     def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """See `Trunk.inside`."""
         if head is None:

@@ -50,6 +50,12 @@ class OLMoTrunk(Trunk):
         """See `Trunk.logits`."""
         return logits_of(self.model, hidden)
 
+    @torch.no_grad()
+    def sharpen_attention(self, factor: float) -> None:
+        """See `Trunk.sharpen_attention`; queries are the first rows, without bias or norm."""
+        for block in blocks_of(self.model):
+            block.att_proj.weight[: self.width] *= factor
+
     def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """See `Trunk.inside`."""
         if head is None:

@@ -46,6 +46,10 @@ class Trunk(nn.Module):
         """Vocabulary logits [..., V] of hidden states [..., D]."""
         raise NotImplementedError
 
+    def sharpen_attention(self, factor: float) -> None:
+        """Multiply all attention scores, by way of the queries' weights: above 1 attention spreads less."""
+        raise NotImplementedError
+
     def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """The model as one that can be looked into, given embeddings in the place of token IDs.
 

@@ -110,6 +110,29 @@ def test_a_cached_step_equals_the_full_forward_in_every_number(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", TRUNKS)
+def test_sharpened_attention_scales_the_scores_and_nothing_else(name: str) -> None:
+    token_ids, ids = tokens(4, 13), gapped_ids(4)
+    models = {factor: task_model(name, with_position_ids=False) for factor in (1.0, 0.5, 2.0, 0.0)}
+    for factor, model in models.items():
+        model.trunk.sharpen_attention(factor)
+    models[0.5].trunk.sharpen_attention(2.0)
+
+    def hidden(factor: float, position_ids: torch.Tensor = ids) -> torch.Tensor:
+        with torch.no_grad():
+            return models[factor](token_ids, position_ids)[0]
+
+    assert torch.equal(hidden(0.5), hidden(1.0))
+    assert (hidden(2.0) - hidden(1.0)).abs().max() > 0.1
+    # At 0 every score is 0: all rows count alike, wherever they stand. What they hold still counts.
+    assert torch.equal(hidden(0.0), hidden(0.0, ids.flip(1)))
+    assert (hidden(1.0) - hidden(1.0, ids.flip(1))).abs().max() > 0.1
+    with torch.no_grad():
+        other_first = token_ids.clone()
+        other_first[:, 0] = (other_first[:, 0] + 1) % V
+        assert (models[0.0](other_first, ids)[0] - hidden(0.0))[:, -1].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", TRUNKS)
 def test_a_row_sees_only_what_it_may(name: str) -> None:
     # Witness: changing a token that is hidden changes nothing, one that is seen does.
     model, ids = task_model(name), gapped_ids(1)
