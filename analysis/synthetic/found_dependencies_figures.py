@@ -61,12 +61,11 @@ def found_title(parts: pd.DataFrame) -> str:
     )
 
 
-def found_figure(parts: pd.DataFrame, title: str | None = None) -> Figure:
+def found_figure(parts: pd.DataFrame) -> Figure:
     """A panel a task, a row a rule, a point a part; the panels share their axis.
 
     Args:
         parts: of `by_part`.
-        title: None: what the best rule finds of each part.
     """
     shown = drawn_conditions(parts)
     keys = parts[["rule", "intervention"]].drop_duplicates().astype(object)
@@ -79,7 +78,7 @@ def found_figure(parts: pd.DataFrame, title: str | None = None) -> Figure:
         _draw(of_one, rows, ax)
     np.atleast_1d(axes)[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
     note = "share among the first as many tokens as there are true ones; bars: range of seeds"
-    put_title(figure, title or found_title(parts), subtitle(sample_size(parts), note))
+    put_title(figure, found_title(parts), subtitle(sample_size(parts), note))
     return figure
 
 

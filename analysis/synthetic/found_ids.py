@@ -11,15 +11,19 @@ import pandas as pd
 
 from analysis.synthetic.found_dependencies import CONDITION, SELECTION
 from analysis.titles import percent
+from pipeline.influence.rules import REMOVE, SUBSTITUTE
+
+LEAVING_OUT = "leave_one_out_divergence"
 
 _TOKENS_OF_ASSIGNMENT = 3
 KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
     "variable_assignment": {
-        "where an assignment begins": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 0,
-        "within one": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT != 0,
+        "a left side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 0,
+        "=": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 1,
+        "a right side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 2,
     },
 }
-"""Task -> kinds of IDs: those that the content decides, and those that follow the one before."""
+"""Task -> whose IDs are predicted. The content decides that of a left side; the others follow it."""
 _OF_OTHER_TASKS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {"every ID": lambda rows: rows["rank"] > 0}
 
 
@@ -56,16 +60,19 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_title(kinds: pd.DataFrame) -> str:
-    """What the best rule finds of each kind, where the ranges of the seeds do not touch.
+    """What leaving out finds, token removed, and with its ID kept.
+
+    It says what is shown where leaving out was not asked both ways.
 
     Args:
         kinds: of `by_kind`, one condition.
     """
-    best = kinds.sort_values("found", ascending=False, kind="stable").iloc[0]
-    is_best = (kinds["rule"] == best["rule"]) & kinds["intervention"].isin([best["intervention"]])
-    rows = kinds[is_best].sort_values("found").to_dict("records")
-    least, most = rows[0], rows[-1]
-    if len(rows) < 2 or most["found_lowest"] <= least["found_highest"]:
+    asked = kinds[kinds["rule"] == LEAVING_OUT].set_index("intervention")
+    if not {REMOVE, SUBSTITUTE} <= set(asked.index):
         return "What the rules find of the tokens that decide the next position ID"
-    shares = (f"{percent(row['found'])} {row['part']}" for row in (most, least))
-    return f"Of the tokens that decide the next position ID the best rule finds {' and '.join(shares)}"
+    removed, replaced = (asked.loc[[name]] for name in (REMOVE, SUBSTITUTE))
+    of_kinds = ", ".join(f"{percent(row['found'])} ({row['part']})" for row in replaced.to_dict("records"))
+    return (
+        "The prompt's token that has the next position ID decides it: taken away, it is found in"
+        f" {percent(removed['found'].min())}; where its ID stays, in {of_kinds}"
+    )

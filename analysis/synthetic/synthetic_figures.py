@@ -20,8 +20,10 @@ POSITION_WORDS = {
     "randomized": "randomized positions", "contiguous": "contiguous positions",
 }  # fmt: skip
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
-GUESSED = {"sparse_parity": 0.5}
+GUESSED = {"sparse_parity": 0.5, "planted_correlation": 0.5}
 """Exact match of guessing, where the answer is one of two."""
+DECIDING = {"planted_correlation": "planted token"}
+"""What k counts in a task; bits elsewhere."""
 _MOST_PANELS, _HEIGHT = 2, 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
 _BANDS, _EXACT_MATCH = "bands: range of seeds", "exact match (share)"
@@ -105,13 +107,18 @@ def sparsity_title(cells: pd.DataFrame) -> str:
     own = longest[longest["sparsity"] == longest["largest_train_sparsity"]].sort_values("sparsity")
     is_ordered = len(own) > 1 and own["is_learnt"].all() and own["exact_match"].is_monotonic_decreasing
     if not is_ordered or own["lowest"].iloc[0] <= own["highest"].iloc[-1]:
-        return "Exact match against size, by the number of bits that count"
+        return f"Exact match against size, by the number of {_deciding(cells)}s that count"
     within = _of_most_bits(longest)
     widest = within["lowest"].max(), within["lowest"].max()
     alike = not lie_apart(widest, (within["lowest"].min(), within["highest"].min()))
-    return "Trained on fewer bits, models generalize farther" + (
-        "; within one training the number of bits makes no clear difference" if alike else ""
+    return f"Trained on fewer {_deciding(cells)}s, models generalize farther" + (
+        f"; within one training the number of {_deciding(cells)}s makes no clear difference" if alike else ""
     )
+
+
+def _deciding(cells: pd.DataFrame) -> str:
+    """What k counts in the one task of these cells."""
+    return DECIDING.get(str(cells["task"].iloc[0]), "bit")
 
 
 def _of_most_bits(cells: pd.DataFrame) -> pd.DataFrame:
@@ -129,9 +136,10 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
     within, most = _of_most_bits(cells), int(cells["largest_train_sparsity"].max())
-    shown = [("sparsity", within, f"one training, on up to {counted(most, 'bit')}", "{}")]
+    noun = _deciding(cells)
+    shown = [("sparsity", within, f"one training, on up to {counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
-        shown.insert(0, ("largest_train_sparsity", own, "each training at its most bits", "up to {}"))
+        shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
     figure, axes = panels(1, len(shown), TEXT_WIDTH, _HEIGHT)
     colors = graded(most)
     for (column, lines, title, words), ax in zip(shown, [axes] if len(shown) == 1 else axes, strict=True):
@@ -139,7 +147,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         for bits, line in lines.groupby(column):
             number = int(float(str(bits)))
             look = Look(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
-            ends.append(_draw_line(line, ax, words.format(counted(number, "bit")), look))
+            ends.append(_draw_line(line, ax, words.format(counted(number, noun)), look))
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
         for level in {task: GUESSED[task] for task in cells["task"].unique() if task in GUESSED}.values():

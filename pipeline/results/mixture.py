@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.results.marks import exported_name
 from pipeline.results.parquet import read_footer
-from pipeline.results.schemas import SCHEMAS
+from pipeline.results.schemas import AS_IN_VERSION_1, SCHEMA_VERSION, SCHEMAS
 
 MODELS = b"models"
 """Of an export's file: model -> the metadata that each of its files had, as JSON."""
@@ -21,7 +21,9 @@ MODELS = b"models"
 _OTHER_VERSION = "it is of another version, or was changed; measure it again into another --results folder"
 _HOW_THE_WORK_WAS_CUT = frozenset({"num_shards", "documents_per_shard", "tokens_per_batch"})
 # What two models may differ in: a column tells it of every row, or it is what makes them two.
-_TOLD_BY_THE_ROWS = frozenset({"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities"})
+_TOLD_BY_THE_ROWS = frozenset(
+    {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class FileOrigin:
     """What one file of an artefact says of how one model's rows in it were made."""
 
     path: Path
+    artefact: str
     model: str
     columns: tuple[str, ...]
     metadata: Mapping[bytes, bytes]
@@ -49,6 +52,8 @@ class FileOrigin:
     def facts(self) -> dict[str, Any]:
         """Name -> value of everything that two files which are read together should agree in."""
         version, settings, inputs = (json.loads(text or "null") for text in self.configuration)
+        if version == 1 and self.artefact in AS_IN_VERSION_1:
+            version = SCHEMA_VERSION
         facts = {"schema_version": version, **(settings or {}), **(inputs or {})}
         return {name: value for name, value in facts.items() if name not in _HOW_THE_WORK_WAS_CUT}
 
@@ -82,9 +87,9 @@ def _origins(path: Path, artefact: str) -> list[FileOrigin]:
             )
     columns = tuple(footer.schema.names)
     if path.name != exported_name(artefact):
-        return [FileOrigin(path, path.parent.name.removeprefix("model="), columns, footer.metadata)]
+        return [FileOrigin(path, artefact, path.parent.name.removeprefix("model="), columns, footer.metadata)]
     return [
-        FileOrigin(path, model, columns, metadata, is_shared=True)
+        FileOrigin(path, artefact, model, columns, metadata, is_shared=True)
         for model, metadata in _told_of_models(path, footer.metadata).items()
     ]
 

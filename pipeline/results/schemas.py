@@ -26,6 +26,8 @@ from pipeline.results.schema_columns import (
 # Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
 # older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 2
+AS_IN_VERSION_1 = frozenset({"sparse_functional_attention", "synthetic_accuracy"})
+"""Artefacts that version 2 left as they were: files of the two may be read together."""
 
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema(

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.synthetic import found_dependencies_figures, found_ids
+from analysis.synthetic import found_ids, found_ids_figures
 
 
 def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_divergence") -> dict[str, object]:
@@ -19,7 +19,7 @@ def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_dive
 
 @pytest.fixture
 def kinds() -> pd.DataFrame:
-    # Of targets 0 and 3 an assignment begins; of the other four one goes on.
+    # Two assignments, of which the left side, = and the right side are targets.
     found = {"a": [True, False, False, True, False, False], "b": [True, True, False, True, False, False]}
     rows = [row(model, target, is_found) for model in found for target, is_found in enumerate(found[model])]
     further = pd.DataFrame([row("a", 0, False)]).assign(rank=2)  # beyond its one dependency: not counted
@@ -28,24 +28,31 @@ def kinds() -> pd.DataFrame:
 
 def test_ids_that_the_content_decides_stand_apart(kinds: pd.DataFrame) -> None:
     of_kind = kinds.set_index("part")
-    begins, within = of_kind.loc["where an assignment begins"], of_kind.loc["within one"]
-    assert (begins["found"], begins["found_lowest"], begins["num_targets"]) == (1, 1, 2)
-    assert (within["found"], within["found_lowest"], within["found_highest"]) == (0.125, 0, 0.25)
+    left, sign, right = (of_kind.loc[name] for name in ("a left side", "=", "a right side"))
+    assert (left["found"], left["found_lowest"], left["num_targets"]) == (1, 1, 2)
+    assert (sign["found"], sign["found_lowest"], sign["found_highest"]) == (0.25, 0, 0.5)
+    assert right["found"] == 0
     assert set(kinds["chance"]) == {0.05} and set(kinds["num_seeds"]) == {2}
 
 
 def test_the_title_and_the_figure_say_so(kinds: pd.DataFrame) -> None:
-    title = found_ids.kinds_title(kinds)
-    assert title == (
-        "Of the tokens that decide the next position ID the best rule finds 100 % where an assignment begins"
-        " and 12 % within one"
+    both = pd.concat(
+        [kinds, kinds.assign(intervention="remove", found=0.98, found_lowest=0.9, found_highest=1.0)]
     )
-    unclear = kinds.assign(found_lowest=0.0, found_highest=1.0)
-    assert found_ids.kinds_title(unclear).startswith("What the rules find")
-    figure = found_dependencies_figures.found_figure(kinds, title)
+    assert found_ids.kinds_title(both) == (
+        "The prompt's token that has the next position ID decides it: taken away, it is found in 98 %; where"
+        " its ID stays, in 100 % (a left side), 25 % (=), 0 % (a right side)"
+    )
+    assert found_ids.kinds_title(kinds).startswith("What the rules find")
+    figure = found_ids_figures.found_ids_figure(both)
+    assert [ax.get_title() for ax in figure.axes] == ["ID of a left side", "ID of =", "ID of a right side"]
+    drawn = [float(container.lines[0].get_xdata()[0]) for container in figure.axes[1].containers]
+    assert sorted(drawn) == [0.25, 0.98]
     assert_legible(figure)
 
 
 def test_other_tasks_have_one_kind() -> None:
     rows = pd.DataFrame([row("a", target, target == 0) for target in range(4)]).assign(task="copy")
-    assert found_ids.by_kind(rows)[["part", "found"]].values.tolist() == [["every ID", 0.25]]
+    kinds = found_ids.by_kind(rows)
+    assert kinds[["part", "found"]].values.tolist() == [["every ID", 0.25]]
+    assert_legible(found_ids_figures.found_ids_figure(kinds))

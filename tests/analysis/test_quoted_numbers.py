@@ -263,18 +263,30 @@ def test_needles() -> None:
 
 def test_theory() -> None:
     text = section(FINDINGS, "Does the theory's own class behave?")
-    fits = read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None)
-    conditions = by(summarize_conditions(with_bounds(fits)), "model")
-    agree(
-        cells_of(text, "half a sequence apart | uncoupled")[1],
-        100 * conditions["halves_trained_keys-k2"]["error_rate"],
-    )
-    agree(cells_of(text, "uniform")[1], 100 * conditions["uniform_trained_keys-k2"]["error_rate"])
-    assert (
-        conditions["local-k2"]["error_rate_high"] == conditions["halves_coupled-k2"]["error_rate_high"] == 0
-    )
-    power = re.findall(r"to the power (\S+ \[.*?\])", text.replace("\n", " "))[0]
-    agree(power, *interval(conditions["local-k2"], "growth_exponent"))
+    fits = with_bounds(read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None))
+    conditions = by(summarize_conditions(fits), "model")
+    for label, name in {
+        "local | relative": "local", "half a sequence apart | coupled": "halves_coupled",
+        "half a sequence apart | uncoupled": "halves_trained_keys",
+        "uniform | relative": "uniform_trained_keys",
+    }.items():  # fmt: skip
+        for k, cell in zip((1, 2, 3), cells_of(text, label)[1:], strict=True):
+            if cell == "not fitted":
+                assert f"{name}-k{k}" not in conditions
+            elif cell.startswith("none"):
+                assert conditions[f"{name}-k{k}"]["error_rate_high"] == 0
+            else:
+                agree(cell.partition(" (")[0], 100 * conditions[f"{name}-k{k}"]["error_rate"])
+                assert (conditions[f"{name}-k{k}"]["num_seeds"] == 3) == ("three seeds" in cell)
+    for label, scale, name in (
+        ("in distribution, times", 1e5, "in_distribution_error"), ("at 8 L, times", 1e3, "squared_error"),
+        ("grows from L to 8 L", 1, "growth_exponent"),
+    ):  # fmt: skip
+        for k, cell in zip((1, 2, 3), cells_of(text, label), strict=True):
+            agree(cell, *(scale * value for value in interval(conditions[f"local-k{k}"], name)))
+    last = fits[(fits["test_length"] == 256) & (fits["training_step"] == 2000)]
+    above = (last["published_bound"] / last["squared_error"])[last["model"].str.startswith("local-k")]
+    assert above.min() > 10**3 and above.max() < 10**5
 
 
 def test_the_trial_of_the_measures() -> None:

@@ -103,6 +103,16 @@ def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> N
     plt.close("all")
 
 
+def test_what_k_counts_is_called_by_its_name() -> None:
+    planted = parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]).assign(task="planted_correlation")
+    figure = synthetic_figures.sparsity_figure(planted, 500)
+    texts = [text.get_text() for text in figure.findobj(plt.Text)]
+    assert "up to 2 planted tokens" in texts and "guessing" in texts
+    assert not any("bit" in text for text in texts)
+    assert_legible(figure)
+    plt.close("all")
+
+
 def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
     of_scheme = [

@@ -10,8 +10,9 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.query import connect, run_query
 from pipeline.results import stage_output
-from pipeline.results.exported import write_manifest
+from pipeline.results.exported import export, write_manifest
 from pipeline.results.folder import read_artefact
+from pipeline.results.schemas import SCHEMAS
 from pipeline.results.stage_output import StageOutput
 
 NEW_IN_VERSION_2 = ["judge", "criterion", "gain"]
@@ -94,6 +95,23 @@ def test_both_versions_in_one_folder_are_refused_by_name(tmp_path: Path, newer: 
     }
     with pytest.raises(InputError, match=sentence):
         connect(tmp_path / "both")
+
+
+def test_what_version_2_left_as_it_was_is_read_and_exported_together(tmp_path: Path) -> None:
+    for model in ("old", "new"):
+        output = StageOutput(
+            tmp_path, "sparse_functional_attention", model, settings={}, inputs={}, num_shards=1
+        )
+        row = dict.fromkeys(SCHEMAS["sparse_functional_attention"].names, [1])
+        laws = {"position_law": ["local"], "position_scheme": ["contiguous"]}
+        output.write_shard(0, {"sparse_functional_attention": row | laws})
+    path = tmp_path / "sparse_functional_attention/model=old/00000-of-00001.parquet"
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"schema_version": b"1"}), path)
+    shutil.rmtree(tmp_path / "_stages")
+    write_manifest(tmp_path)
+    for results in (tmp_path, export([tmp_path], tmp_path / "together").parent):
+        assert set(read_artefact(results, "sparse_functional_attention")["model"]) == {"old", "new"}
 
 
 def test_a_run_is_not_continued_in_a_folder_of_version_1(
