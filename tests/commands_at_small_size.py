@@ -236,7 +236,8 @@ def texts_and_models(folder: Path) -> None:
         ("FOLDER/novels-train.jsonl", 8, 1), ("FOLDER/novels-validation.jsonl", 9, 2),
     ):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        text = documents(seed, number).encode()
+        length = 800 if "novels" in name else 160  # novels are measured at 1,024 tokens
+        text = documents(seed, number, length).encode()
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     letter = json.loads(documents(2, 1))["text"][:200]
     (folder / "letter.txt").write_text(letter)

@@ -140,15 +140,17 @@ def shares_of_gaining_targets(measured: pd.DataFrame, studied_ks: Sequence[int])
         measured, studied_ks: as `sparsity_distribution` takes them.
 
     Returns:
-        measure, k (each studied one), num_targets, num_documents, share of them with k* <= k, with interval.
+        measure, k (each studied one), num_targets, num_documents, share of them with k* <= k, with interval;
+        no rows where no target gains enough.
     """
+    columns = ["measure", "k", "num_targets", "num_documents", "share", "share_low", "share_high"]
     gaining = measured[measured["dependency_sparsity"].notna() | measured["is_censored"]]
     rows = []
     for measure, targets in gaining.groupby("measure", sort=False):
         for k in sorted(studied_ks):
             share = _share(targets, targets["dependency_sparsity"] <= k)
             rows.append({"measure": measure, "k": k, **sample_counts(targets), **share})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def share_sentences(shares: pd.DataFrame) -> list[str]:

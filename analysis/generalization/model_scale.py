@@ -32,7 +32,8 @@ from pipeline.results.folder import (
 )
 from pipeline.results.names import DIVERGENCE, LOSS
 
-NEEDED_FACTS = ("num_parameters", "train_step", "train_context_length")
+SIZE, STEP = "num_parameters", "train_step"
+NEEDED_FACTS = (SIZE, STEP, "train_context_length")
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,12 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     Returns:
         num_parameters, train_step, model, measure (see `sparsity_measures`), k (the middle one of
         those studied), num_targets, num_documents, then with intervals share (of the targets whose long
-        context helps, those with k* <= k) and loss_difference (mean of all targets, nats).
+        context helps, those with k* <= k) and loss_difference (mean of all targets, nats). No rows of
+        sizes and steps at which no target gains enough.
     """
     rows: list[dict[Hashable, Any]] = []
+    intervals = [f"{name}{end}" for name in ("share", "loss_difference") for end in ("", "_low", "_high")]
+    columns = [SIZE, STEP, "model", "measure", "k", "num_targets", "num_documents", *intervals]
     for group in compared:
         found = _measured_sparsity(group)
         if found is None:
@@ -112,7 +116,7 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
         for row in shares[shares["k"] == _middle(studied_ks)].to_dict("records"):
             labels = {**group.labels, "model": model}
             rows.append({**labels, **row, **interval_columns("loss_difference", gain)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from exported_results import vouch_for
 from synthetic_results import CENSORED_K, MEAN_GAP, SELECTION_BONUS, Truth, write_results
 
 from analysis import notebook_execution, notebook_needs
-from analysis.generalization import model_scale, scale_figures
+from analysis.generalization import gain_bins, model_scale, scale_figures
 from pipeline.errors import InputError
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "analysis/notebooks/model_scale.ipynb"
@@ -52,6 +52,22 @@ def test_sparsity_is_that_of_each_folder(compared: list[model_scale.ComparedMode
     assert row["loss_difference"] == pytest.approx(truth.targets["gain"].mean(), abs=1e-4)
     assert len(exact) == 3
     assert exact.loc[(3_000_000, 400), "share"] != row["share"]
+
+
+def test_where_no_target_gains_there_is_no_share(folders: list[Path]) -> None:
+    (small,) = model_scale.compared_models(folders[1:2])
+    nothing = measured_without_gain(model_scale._measured_sparsity(small))
+    assert gain_bins.shares_of_gaining_targets(nothing, [1, 16]).empty
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_scale, "_measured_sparsity", lambda _: ("long-seed0", nothing, [1, 4, 16]))
+        table = model_scale.sparsity_by_scale([small])
+    assert table.empty
+    assert model_scale.trend_sentences(table, "num_parameters", "measure", "share", "the share") == []
+
+
+def measured_without_gain(found: tuple[str, pd.DataFrame, list[int]] | None) -> pd.DataFrame:
+    assert found is not None
+    return found[1].assign(dependency_sparsity=np.nan, is_censored=False)
 
 
 def test_the_gap_and_its_rise_are_the_planted_ones(
