@@ -215,6 +215,7 @@ def _rows(
         for target_index, places in enumerate(dependencies):
             if not places:
                 continue
+            effects_TK = selection.effects_TK
             for rank, place in enumerate(selection.positions_TK[target_index].tolist(), start=1):
                 yield {
                     "target_index": target_index,
@@ -226,6 +227,7 @@ def _rows(
                     "rank": rank,
                     "context_position": place,
                     "is_dependency": place in places,
+                    "effect": None if effects_TK is None else float(effects_TK[target_index, rank - 1]),
                 }
 
 

@@ -35,8 +35,9 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A row a condition, rule, intervention and kind (`part`), with `found`, `found_lowest` and
-        `found_highest` over the seeds, `chance` (as many tokens drawn uniformly), `num_seeds` and
-        `num_targets` (of a seed, the fewest).
+        `found_highest` over the seeds, `chance` (as many tokens drawn uniformly), `effect` (mean of what
+        leaving these tokens out does, nats; NaN where the rule does not say), `num_seeds` and `num_targets`
+        (of a seed, the fewest).
     """
     within = rows[rows["rank"] <= rows["num_dependencies"]]
     within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
@@ -50,11 +51,13 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
     shares = of_models.agg(
         found=("is_dependency", "mean"),
         chance=("chance", "mean"),
+        effect=("effect", "mean"),
         targets=("rank", lambda ranks: (ranks == 1).sum()),
     )
     table = shares.groupby(keys, dropna=False, sort=False).agg(
         found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
-        chance=("chance", "mean"), num_seeds=("found", "size"), num_targets=("targets", "min"),
+        chance=("chance", "mean"), effect=("effect", "mean"), num_seeds=("found", "size"),
+        num_targets=("targets", "min"),
     )  # fmt: skip
     return table.reset_index()
 

@@ -140,6 +140,13 @@ FINDING_COLUMNS = [
     column("context_position", pa.int32(), "place of the selected token in the example"),
     column("context_token", pa.string(), "its name, as the task's docstring shows it"),
     column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
+    column(
+        "effect",
+        pa.float32(),
+        "what leaving it out does, nats: to the loss (leave_one_out), or as the divergence that it makes"
+        " (leave_one_out_divergence); null of other rules, and in older results",
+        nullable=True,
+    ),
 ]
 TRAINING_COLUMNS = [
     column("step", pa.int32(), "finished optimizer steps"),

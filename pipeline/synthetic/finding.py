@@ -37,6 +37,8 @@ DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
 NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
 """Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
 selects, tokens that are seen anyway."""
+_EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
+"""Rule -> what a far context tells of each far token left out."""
 TOKENS, POSITION_IDS = "tokens", "position_ids"
 """Heads: what of the next place is predicted."""
 
@@ -50,6 +52,8 @@ class Selection:
     """remove, substitute or background; None of rules that it does not matter to."""
     positions_TK: np.ndarray
     """int64; most influential first."""
+    effects_TK: np.ndarray | None = None
+    """float32, nats: what leaving out each does; None of rules that leave no single token out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +91,15 @@ class SearchedExample:
                 continue
             for intervention in interventions:
                 if intervention in rule.interventions:
-                    positions_TK = rule(contexts[intervention], max_k, generator)
-                    found.append(Selection(rule.name, intervention, positions_TK))
+                    context = contexts[intervention]
+                    positions_TK = rule(context, max_k, generator)
+                    of_far_tokens = _EFFECTS.get(rule.name)
+                    effects_TK = (
+                        np.take_along_axis(getattr(context, of_far_tokens), positions_TK, axis=1)
+                        if of_far_tokens
+                        else None
+                    )
+                    found.append(Selection(rule.name, intervention, positions_TK, effects_TK))
         return found, own.long_losses_T
 
     def _context(self, intervention: str) -> "FarContext":

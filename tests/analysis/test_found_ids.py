@@ -14,6 +14,7 @@ def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_dive
         "largest_train_sparsity": None, "size": 6, "sparsity": None, "model": model, "example_index": 0,
         "target_index": target, "rule": rule, "intervention": "substitute", "rank": 1, "context_token": "v1",
         "context_position": 3, "is_dependency": is_found, "num_far_tokens": 20, "num_dependencies": 1,
+        "effect": 3.0 if is_found else 1.0,
     }  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def test_ids_that_the_content_decides_stand_apart(kinds: pd.DataFrame) -> None:
     assert (left["found"], left["found_lowest"], left["num_targets"]) == (1, 1, 2)
     assert (sign["found"], sign["found_lowest"], sign["found_highest"]) == (0.25, 0, 0.5)
     assert right["found"] == 0
+    assert (left["effect"], sign["effect"], right["effect"]) == (3.0, 1.5, 1.0)
     assert set(kinds["chance"]) == {0.05} and set(kinds["num_seeds"]) == {2}
 
 

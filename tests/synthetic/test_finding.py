@@ -41,6 +41,19 @@ def test_a_substitution_is_a_mean_over_its_draws(rule: str) -> None:
     assert positions(both, rule, "substitute") == [1, 2]
 
 
+def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
+    rules = ["leave_one_out", "leave_one_out_divergence", "add_one_in", "random"]
+    selections, _ = example([TOKENS.tolist()]).select(rules, ["remove"], 3, np.random.default_rng(0))
+    told = {one.rule: one.effects_TK for one in selections}
+    assert told["add_one_in"] is None and told["random"] is None
+    logits = torch.zeros(2, 10)
+    logits[0, 3] = SURE
+    log_p, log_q = logits.log_softmax(-1)
+    rise, divergence = float(log_p[3] - log_q[3]), float((log_p.exp() * (log_p - log_q)).sum())
+    np.testing.assert_allclose(told["leave_one_out"], [[rise, rise, 0]], atol=1e-6)
+    np.testing.assert_allclose(told["leave_one_out_divergence"], [[divergence, divergence, 0]], atol=1e-6)
+
+
 def test_a_pair_is_not_found_by_adding_one() -> None:
     selections, losses_T = example([TOKENS.tolist()]).select(
         ["add_one_in", "greedy"], ["remove"], 2, np.random.default_rng(0)
