@@ -54,7 +54,7 @@ class OLMoTrunk(Trunk):
     def sharpen_attention(self, factor: float) -> None:
         """See `Trunk.sharpen_attention`; queries are the first rows, without bias or norm."""
         for block in blocks_of(self.model):
-            block.att_proj.weight[: self.width] *= factor
+            block.get_parameter("att_proj.weight")[: self.width] *= factor
 
     def inside(self, head: nn.Linear | None = None) -> InspectableLM:
         """See `Trunk.inside`."""
