@@ -203,7 +203,9 @@ STUDIES = {
     ],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic_rotated": _of_tasks([], ["copy"], copy=",model.rotary_fraction=1.0"),
-    "synthetic_short": _of_tasks([], ["parity_scratchpad"], parity_scratchpad=",largest_size=5"),
+    "synthetic_short": _of_tasks(
+        [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
+    ),
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(
