@@ -32,7 +32,8 @@ def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) 
         look = TRAINED_POSE if str(kind).endswith(POSE) else TRAINED_CONTIGUOUS
         length = str(kind).partition(" tokens")[0]
         words = f"gap, trained\nat {length}" + (", PoSE" if look is TRAINED_POSE else "")
-        lines.append((words, look, rows.rename(columns=_as_value("generalization_gap"))))
+        of_a_seed = rows.drop_duplicates(SIZE)  # of several, the first
+        lines.append((words, look, of_a_seed.rename(columns=_as_value("generalization_gap"))))
     _lines_by_size(lines, nats_ax, "nats")
     k = int(shares["k"].iloc[0])
     name_level(share_ax, 1, "the whole gain", "left")
@@ -46,7 +47,9 @@ def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) 
         for rule, rows in shares.groupby("rule", sort=False)
     ]
     _lines_by_size(lines, share_ax, f"share of the gain carried by {k} tokens")
-    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gaps), BARS))
+    is_judged = "judge" in shares and (shares["judge"] != shares["model"]).all()
+    by_whom = ["shares as another seed judges"] if is_judged else []
+    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gaps), *by_whom, BARS))
     return figure
 
 

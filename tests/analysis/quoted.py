@@ -12,6 +12,8 @@ REFERENCE = ROOT / "analysis" / "reference"
 STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
 JUDGED = REFERENCE / "judged" / "results"
 """The reference study; STUDY is its earlier run."""
+SMALLER = REFERENCE / "judged" / "300k" / "results"
+"""The same at the smallest size."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
 FINDINGS, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",

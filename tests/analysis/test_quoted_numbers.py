@@ -26,7 +26,7 @@ from shown_commands import commands_of
 
 from analysis.document_intervals import interval_columns, interval_over_documents
 from analysis.generalization.gap_slopes import WITH_GAIN, gap_slopes, gap_targets
-from analysis.generalization.model_scale import compared_models, gaps_by_scale, sparsity_by_scale
+from analysis.generalization.model_scale import compared_models, sparsity_by_scale
 from analysis.generalization.sparsity_measures import ALL_TARGETS, read_sparsity_measures
 from analysis.mean_losses import summarize_models
 from analysis.own_measurements import read_sparse_losses
@@ -97,28 +97,16 @@ def test_slopes_with_the_gain_held_constant() -> None:
             agree(cell, *interval(row_of[measure, model], "slope"))
 
 
-def test_scale(recovered: dict[Any, Row]) -> None:
+def test_scale() -> None:
     text = section(FINDINGS, "What changes with model size?")
-    compared = compared_models([STUDY])
-    shares, gaps = sparsity_by_scale(compared), gaps_by_scale(compared)
-    gains = by(summarize_models(read_artefact(STUDY, "loss_differences", None)), "model")
+    shares = sparsity_by_scale(compared_models([STUDY]))
     for place, size in enumerate(("300k", "2m")):
         model = f"{size}-long-seed0"
-        agree(cells_of(text, "gain of the long")[place], *interval(gains[model], "loss_difference"))
-        for label, rule in {
-            "share carried by the": "nearest",
-            "share carried by 16": "leave_one_out_divergence",
-        }.items():
-            row = recovered[model, rule, "own", 16]
-            agree(cells_of(text, label)[place], *interval(row, "recovered_fraction"))
         of_model = by(shares[shares["model"] == model], "measure")
         agree(
             cells_of(text, "targets that gain")[place],
             *interval(of_model["leave_one_out beyond its null"], "share"),
         )
-        agree(cells_of(text, "the same by")[place], of_model["leave_one_out_divergence"]["share"])
-        gap = by(gaps, "model")[f"{size}-short-pose-seed0"]
-        agree(cells_of(text, "gap of the PoSE")[place], *interval(gap, "generalization_gap"))
         agree(
             cells_of(text, "gain of tokens that end")[place],
             *of_kind(model, "repetition", "repeated trigram"),

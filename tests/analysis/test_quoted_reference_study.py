@@ -16,6 +16,7 @@ from quoted import (
     FIRST_PAGE,
     JUDGE,
     JUDGED,
+    SMALLER,
     STUDY,
     Row,
     agree,
@@ -27,6 +28,7 @@ from quoted import (
 
 from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
 from analysis.generalization.gain_bins import shares_of_gaining_targets
+from analysis.generalization.model_scale import carried_by_scale, compared_models, gaps_by_scale
 from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHER
 from analysis.generalization.sparsity_measures import read_sparsity_measures
 from analysis.mean_losses import summarize_models
@@ -35,6 +37,12 @@ from analysis.recovered_gain import recovered_losses
 from analysis.token_effects import token_effects
 from pipeline.results.folder import read_artefact
 from pipeline.results.names import DIVERGENCE, LOSS
+
+SIZES = {
+    "300k": (SMALLER, ("300k-long-seed0", "300k-long-seed1", "300k-long-seed0")),
+    "2m": (JUDGED, (CHOOSING, JUDGE, "2m-long-seed2")),
+}
+"""Of each size: results, and the models that choose, judge, and are the floor of expected gaps."""
 
 
 @pytest.mark.parametrize(
@@ -119,6 +127,46 @@ def test_gaps_of_the_reference_study() -> None:
         cells = cells_of(text, label)
         agree(cells[0], *interval(means[model], "generalization_gap"))
         agree(cells[1], *interval(means[model], "expected_gap"))
+
+
+@pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
+def test_what_changes_with_size(place: int, size: str) -> None:
+    text = section(FINDINGS, "What changes with model size?")
+    results, (choosing, judge, floor) = SIZES[size]
+
+    def agrees(label: str, row: Row, name: str) -> None:
+        agree(cells_of(text, label)[place], *interval(row, name))
+
+    losses = read_artefact(results, "loss_differences", None)
+    gains = by(summarize_models(losses), "model")[choosing]
+    agrees("gain of the long", gains, "loss_difference")
+    agrees("own: how much worse", gains, "specific_gain")
+    of_model = {"model": [choosing]}
+    effects = token_effects(read_sparse_losses(results, only=of_model, every_judge=True))
+    judged = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
+    agrees("what the far context is worth", judged[DIVERGENCE, "leave_one_out_divergence", 4], "gain")
+    agrees("share that 4 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 4], "share")
+    agrees("share that 16 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 16], "share")
+    agrees("share that the 16 nearest", judged[DIVERGENCE, "nearest", 16], "share")
+    measured, sparse = read_sparsity_measures(results, choosing)
+    measured = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
+    shares = by(shares_of_gaining_targets(measured, sorted(sparse["k"].unique())), "k")
+    agrees("predictions that gain", shares[4], "share")
+    agrees("the same of 16", shares[16], "share")
+    short = f"{size}-short-pose-seed0"
+    assert f", {measured['dependency_sparsity'].notna().sum()} targets" in cells_of(text, "its change")[place]
+    gaps = by(gaps_by_scale(compared_models([results])), "model")
+    agrees("gap of the PoSE model, sampled", gaps[short], "generalization_gap")
+    expected = expected_gaps(losses, short_models=[short], floor_model=floor)
+    agrees("the same, expected", by(mean_gaps(expected), "model")[short], "expected_gap")
+
+
+def test_the_figure_of_sizes_speaks_as_another_seed_judges() -> None:
+    carried = carried_by_scale(compared_models([SMALLER]))
+    assert set(carried["judge"]) == {"300k-long-seed1"}
+    assert set(carried["criterion"]) == {DIVERGENCE}
+    assert set(carried["rule"]) == {"leave_one_out_divergence", "nearest", "random"}
+    assert set(carried["k"]) == {16}
 
 
 def test_the_first_page(effects: dict[Any, Row]) -> None:
