@@ -168,6 +168,31 @@ def test_every_rule_of_the_first_run() -> None:
         agree(last, *(own if last.startswith("own") else interval(beyond[rule, 16], "excess_loss")))
 
 
+def test_position_coupling() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    first, rotated = (
+        by(
+            over_seeds(pd.read_parquet(REFERENCE / f"synthetic/{folder}/synthetic_accuracy.parquet")),
+            "task", "positions", "size",
+        )
+        for folder in ("results", "rotated")
+    )  # fmt: skip
+
+    def of(cells: dict[Any, Row], *key: str | int) -> tuple[float, float, float]:
+        return tuple(cells[key][name] for name in ("exact_match", "lowest", "highest"))  # type: ignore[return-value]
+
+    for label, size in {"variable assignment, whose": 18, "parity with a scratchpad | three": 30}.items():
+        task = label.split(",")[0].split(" with")[0]
+        name = {"parity": "parity_scratchpad"}.get(task, task.replace(" ", "_"))
+        agree(cells_of(text, label)[-3], *of(first, name, "predicted", size))
+    for label, size in {"copy | 20 letters": 20, "copy | 30 letters": 30}.items():
+        agree(cells_of(text, label)[-3], *of(first, "copy", "predicted", size))
+    for label, size in {"copy with PPC, whole heads": 30, "the same | 40": 40}.items():
+        quarter, whole = cells_of(text, label)[1:]
+        agree(quarter, *of(first, "copy", "predicted", size))
+        agree(whole, *of(rotated, "copy", "predicted", size))
+
+
 def test_sparse_parity() -> None:
     text = section(FINDINGS, "Do synthetic tasks agree?")
     accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
