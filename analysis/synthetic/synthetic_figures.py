@@ -177,7 +177,7 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Look) -> LineEnd
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=GREY, alpha=0.12, linewidth=0)
     ax.annotate(
-        "trained", (trained / 2, 0), (0, 2), xycoords="data", textcoords="offset points", ha="center",
+        "trained", (0, 0), (2, 2), xycoords="data", textcoords="offset points", ha="left",
         va="bottom", fontsize=8, color=GREY,
     )  # fmt: skip
     ax.set_title(title)

@@ -205,6 +205,21 @@ def test_sparse_parity() -> None:
         agree(cells_of(text, label)[0], *(within[k][name] for name in ("exact_match", "lowest", "highest")))
 
 
+def test_planted_correlation() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    accuracy = pd.read_parquet(REFERENCE / "synthetic/further/synthetic_accuracy.parquet")
+    cells = over_seeds(accuracy[accuracy["task"] == "planted_correlation"])
+    assert cells["is_learnt"].all() and set(cells["num_seeds"]) == {3}
+    own = by(cells[cells["sparsity"] == cells["largest_train_sparsity"]], "sparsity", "size")
+    for k in (1, 2):
+        for size, cell in zip((40, 80, 160), cells_of(text, f"K_train = {k}"), strict=True):
+            agree(cell, *(own[k, size][name] for name in ("exact_match", "lowest", "highest")))
+    assert (cells[cells["sparsity"] == 1]["lowest"] == 1).all()
+    two = (accuracy["task"] == "planted_correlation") & (accuracy["largest_train_sparsity"] == 2)
+    longest = accuracy[two & (accuracy["sparsity"] == 2) & (accuracy["size"] == 80)]["exact_match"]
+    assert sorted(longest.round(2)) == [0.73, 0.75, 1.0]
+
+
 def test_what_the_rules_find_of_the_truth() -> None:
     text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
     found = by(
