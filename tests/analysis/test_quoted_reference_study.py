@@ -145,6 +145,8 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     effects = token_effects(read_sparse_losses(results, only=of_model, every_judge=True))
     judged = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
     agrees("what the far context is worth", judged[DIVERGENCE, "leave_one_out_divergence", 4], "gain")
+    agrees("what 4 chosen tokens", judged[DIVERGENCE, "leave_one_out_divergence", 4], "effect")
+    agrees("their null", judged[DIVERGENCE, "leave_one_out_divergence", 4], "null_recovered")
     agrees("share that 4 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 4], "share")
     agrees("share that 16 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 16], "share")
     agrees("share that the 16 nearest", judged[DIVERGENCE, "nearest", 16], "share")
