@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.synthetic.found_dependencies import CONDITION, SELECTION
 from analysis.titles import percent
-from pipeline.influence.rules import REMOVE, SUBSTITUTE
+from pipeline.influence.rules import REMOVE
 
 LEAVING_OUT = "leave_one_out_divergence"
 
@@ -63,19 +63,19 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_title(kinds: pd.DataFrame) -> str:
-    """What leaving out finds, token removed, and with its ID kept.
+    """What leaving out finds, and how far that moves the prediction.
 
-    It says what is shown where leaving out was not asked both ways.
+    It says what is shown where tokens were not taken away.
 
     Args:
         kinds: of `by_kind`, one condition.
     """
-    asked = kinds[kinds["rule"] == LEAVING_OUT].set_index("intervention")
-    if not {REMOVE, SUBSTITUTE} <= set(asked.index):
+    removed = kinds[(kinds["rule"] == LEAVING_OUT) & (kinds["intervention"] == REMOVE)]
+    if removed.empty:
         return "What the rules find of the tokens that decide the next position ID"
-    removed, replaced = (asked.loc[[name]] for name in (REMOVE, SUBSTITUTE))
-    of_kinds = ", ".join(f"{percent(row['found'])} ({row['part']})" for row in replaced.to_dict("records"))
+    low, high = (f"{end:.1f}" for end in (removed["effect"].min(), removed["effect"].max()))
+    by = f"{low} nats" if low == high else f"{low} to {high} nats"
     return (
         "The prompt's token that has the next position ID decides it: taken away, it is found in"
-        f" {percent(removed['found'].min())}; where its ID stays, in {of_kinds}"
+        f" {percent(removed['found'].min())}, and that moves the prediction by {by}"
     )

@@ -42,8 +42,8 @@ def test_the_title_and_the_figure_say_so(kinds: pd.DataFrame) -> None:
         [kinds, kinds.assign(intervention="remove", found=0.98, found_lowest=0.9, found_highest=1.0)]
     )
     assert found_ids.kinds_title(both) == (
-        "The prompt's token that has the next position ID decides it: taken away, it is found in 98 %; where"
-        " its ID stays, in 100 % (a left side), 25 % (=), 0 % (a right side)"
+        "The prompt's token that has the next position ID decides it: taken away, it is found in 98 %, and"
+        " that moves the prediction by 1.0 to 3.0 nats"
     )
     assert found_ids.kinds_title(kinds).startswith("What the rules find")
     figure = found_ids_figures.found_ids_figure(both)

@@ -34,6 +34,7 @@ from analysis.recovered_gain import excess_over_null, recovered_losses
 from analysis.rules.selection_rules import rules_table
 from analysis.synthetic.bound_scaling import summarize_conditions, with_bounds
 from analysis.synthetic.found_dependencies import by_part
+from analysis.synthetic.found_ids import by_kind
 from analysis.synthetic.synthetic_accuracy import over_seeds
 from analysis.tokens.needles import found_needles, retrieval_losses
 from analysis.tokens.planted_lengths import learnt
@@ -230,6 +231,34 @@ def test_what_the_rules_find_of_the_truth() -> None:
     for part, numbers in zip(("bits", "marks"), quoted, strict=True):
         row = found["leave_one_out", "substitute", 2, part]
         agree(numbers, *(100 * row[name] for name in ("found", "found_lowest", "found_highest")))
+
+
+def test_what_predicted_ids_depend_on() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    rows = read_artefact(REFERENCE / "synthetic/further", "found_id_dependencies")
+    kinds = by_kind(rows).fillna({"intervention": "-"})
+    assert set(kinds["num_seeds"]) == {2} and set(kinds["num_targets"]) == {300}
+    found = by(kinds, "rule", "intervention", "part")
+    leaving_out = "leave_one_out_divergence"
+    for label, rule, intervention, name in (
+        ("token taken away", leaving_out, "remove", "found"),
+        ("how far that moves", leaving_out, "remove", "effect"),
+        ("token replaced", leaving_out, "substitute", "found"),
+        ("how far the first then", leaving_out, "substitute", "effect"),
+        ("found first by `attention`", "attention", "-", "found"),
+        ("found first by `gradient`", "gradient", "-", "found"),
+    ):
+        for part, cell in zip(("a left side", "=", "a right side"), cells_of(text, label), strict=True):
+            row = found[rule, intervention, part]
+            agree(cell, *(interval_of_seeds(row) if name == "found" else (row["effect"],)))
+    second = rows[(rows["rule"] == leaving_out) & (rows["rank"] == 2)]
+    of_kinds = second.groupby(["intervention", second["target_index"] % 3])["effect"].mean()
+    (most,) = re.findall(r"moves the prediction by (\S+) nats or less", text)
+    assert of_kinds.max() <= float(most)
+
+
+def interval_of_seeds(row: Row) -> tuple[float, float, float]:
+    return row["found"], row["found_lowest"], row["found_highest"]
 
 
 def test_rules_that_look_inside_models_of_tasks() -> None:
