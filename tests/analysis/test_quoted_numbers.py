@@ -192,6 +192,14 @@ def test_position_coupling() -> None:
         quarter, whole = cells_of(text, label)[1:]
         agree(quarter, *of(first, "copy", "predicted", size))
         agree(whole, *of(rotated, "copy", "predicted", size))
+    for label, size in {
+        "within training": 5,
+        "twice | 10": 10,
+        "three times | 15": 15,
+        "four times | 20": 20,
+    }.items():
+        for cell, positions in zip(cells_of(text, label)[1:], ("predicted", "pose"), strict=True):
+            agree(cell, *of(rotated, "parity_scratchpad", positions, size))
 
 
 def test_sparse_parity() -> None:
