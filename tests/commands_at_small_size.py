@@ -142,8 +142,8 @@ FURTHER_WORDS = {
 """Words that a program is told here beside those of the page."""
 
 
-def _overrides(size: str, *others: str, save_interval: int = 4) -> list[str]:
-    small = ",".join([*_TINY, f"save_interval={save_interval}"])
+def _overrides(size: str, *others: str, save_interval: int = 4, further: Sequence[str] = ()) -> list[str]:
+    small = ",".join([*_TINY, f"save_interval={save_interval}", *further])
     return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4", *others]
 
 
@@ -183,7 +183,11 @@ STUDIES = {
         "further_evaluations.novels.max_documents=2",
         "further_evaluations.novels.max_chunks_per_document=1",
     ],
-    "planted_lengths": [*_OF_SIGNS, *_overrides("tiny"), "evaluation.max_documents=4"],
+    "planted_lengths": [
+        *_OF_SIGNS,
+        *_overrides("tiny", further=["answer_loss_weight=1"]),
+        "evaluation.max_documents=4",
+    ],
     "measures": [
         *_OF_SIGNS,
         *_overrides("tiny"),
