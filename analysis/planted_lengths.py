@@ -7,7 +7,7 @@ documents of several lengths, the shortest of which the models were trained at. 
 tokens only models count that have learnt its answers at that length; others are named. Writes
 planted_lengths.parquet (pipeline/RESULTS.md) and the figure.
 
-on a laptop, minutes on the text of `make demo`; trained so shortly the models learn no answer, so no figure:
+on a laptop, minutes on the text of `make demo`; what is not learnt so soon is named, not drawn:
   python pipeline/study.py olmo_configs/studies/planted_lengths.yaml run=runs/demo/lengths \\
       text_folder=. 'data.source=[embedded]' data.further_source=null data.evaluation_source=null \\
       data.evaluation_fraction=0.15 sizes.tiny.max_duration=600

@@ -37,7 +37,7 @@ from analysis.synthetic.found_dependencies import by_part
 from analysis.synthetic.found_ids import by_kind
 from analysis.synthetic.synthetic_accuracy import over_seeds
 from analysis.tokens.needles import found_needles, retrieval_losses
-from analysis.tokens.planted_lengths import learnt
+from analysis.tokens.planted_lengths import learnt, over_models
 from pipeline.query import connect, run_query
 from pipeline.results.folder import read_artefact, read_settings
 
@@ -382,11 +382,17 @@ def test_the_trial_of_the_measures() -> None:
 
 def test_planted_answers_beyond_the_trained_length() -> None:
     text = section(FINDINGS, "Do planted answers hold longer where fewer tokens decide?")
-    answers = learnt(pd.read_parquet(REFERENCE / "planted_lengths.parquet"))
-    for k in (1, 2, 4):
-        cells = cells_of(text, str(k))
-        for length, cell in zip((64, 256, 512), cells, strict=True):
-            of_cell = answers[(answers["num_planted"] == k) & (answers["test_length"] == length)]
-            shares = of_cell.sort_values("model")["right_share"]
-            agree(cell.split(" (")[0].replace("not learnt", ""), *shares)
-    assert set(answers["num_planted"]) == {1, 2, 4}
+    table = pd.read_parquet(REFERENCE / "planted_lengths.parquet")
+    assert len(learnt(table)) == len(table) == 5 * 4 * 4  # all models learnt every number
+    cells = by(over_models(table), "num_planted", "test_length")
+    measures = [("right_share", length) for length in (64, 128, 256, 512)] + [("loss", 64), ("loss", 512)]
+    for k in (1, 2, 4, 8):
+        for (name, length), cell in zip(measures, cells_of(text, str(k)), strict=True):
+            agree(cell, *interval(cells[k, length], name))
+    one, eight = cells[1, 512], cells[8, 512]
+    assert one["right_share_low"] < eight["right_share_high"]  # the ranges touch
+    assert one["right_share"] < cells[2, 512]["right_share"]
+    of_eight = table[(table["num_planted"] == 8) & (table["test_length"] == 512)].sort_values("model")
+    agree(re.findall(r"depend on the seed:\n  (.*) are right", text)[0], *of_eight["right_share"])
+    by_itself = re.findall(r"missed by itself.*?, (\S+) would be right at 512; it is (\S+)\.\n", text)[0]
+    agree(" ".join(by_itself), one["right_share"] ** 8, eight["right_share"])
