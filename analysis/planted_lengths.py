@@ -39,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--run", type=folder_path, required=True, help="the study's run folder")
     add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
+    add(
+        "--without-chance-signs",
+        action="store_true",
+        help="leave out texts in which another sign of the same number stands by chance: their answers are"
+        " ambiguous, the more often the longer the text",
+    )
     return program
 
 
@@ -51,6 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from analysis.derived_tables import write_derived_table
     from analysis.figures import save
+    from analysis.tokens.chance_signs import texts_with_chance_signs
     from analysis.tokens.planted_length_figures import planted_lengths_figure
     from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models
     from pipeline.results.folder import artefacts_in
@@ -64,13 +71,15 @@ def main(arguments: argparse.Namespace) -> None:
             f"{run} holds no losses of planted answers; run the study first, as in"
             f" python pipeline/study.py olmo_configs/studies/planted_lengths.yaml run={run}"
         )
-    answers = answers_at_lengths(results, planted)
+    is_without = arguments.without_chance_signs
+    answers = answers_at_lengths(results, planted, texts_with_chance_signs(planted) if is_without else set())
     known = learnt(answers)
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(answers, "planted_lengths", arguments.figures)
     sys.stdout.write(f"{lines_of(answers)}\n{_not_learnt(answers, known)}")
     if not known.empty:
-        save(planted_lengths_figure(over_models(known)), arguments.figures, "planted_lengths")
+        which_texts = " without a sign by chance" if is_without else ""
+        save(planted_lengths_figure(over_models(known), which_texts), arguments.figures, "planted_lengths")
 
 
 def lines_of(answers: "pd.DataFrame") -> str:

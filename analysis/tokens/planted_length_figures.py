@@ -17,11 +17,12 @@ _HEIGHT = 2.6  # inches
 _PANELS = {"right_share": "share of answers that are right", "loss": "loss of the answer (nats)"}
 
 
-def planted_lengths_figure(cells: pd.DataFrame) -> Figure:
+def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure:
     """Right answers and their loss against length.
 
     Args:
         cells: of `over_models`, of answers that were learnt.
+        which_texts: what the texts have in common, for the subtitle.
     """
     figure, axes = panels(1, 2, TEXT_WIDTH, _HEIGHT)
     lengths = sorted(cells["test_length"].unique())
@@ -42,7 +43,7 @@ def planted_lengths_figure(cells: pd.DataFrame) -> Figure:
         figure,
         title_of_lengths(cells),
         subtitle(
-            f"n = {models} that learnt the answers, {texts:,} texts or more each",
+            f"n = {models} that learnt the answers, {texts:,} texts{which_texts} or more each",
             "points: mean of the models",
             "bands: their range",
             "shaded: the trained length",

@@ -6,7 +6,7 @@ several lengths. An answer is right where the model gives it more than half of t
 Means are over texts; of several models of one training also their range.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,15 @@ LEARNT = 0.9
 _CELL = ["num_planted", "test_length"]
 
 
-def answers_at_lengths(results: Sequence[Path], planted: Sequence[Path]) -> pd.DataFrame:
+def answers_at_lengths(
+    results: Sequence[Path], planted: Sequence[Path], left_out: Set[str] = frozenset()
+) -> pd.DataFrame:
     """How often each model's answers are right, and what they cost: a row a model, k and length.
 
     Args:
         results: folders of loss_differences on planted documents, one a length.
         planted: the data folders that those documents are from.
+        left_out: IDs of documents that do not count.
 
     Returns:
         The columns of the schema `planted_lengths`.
@@ -50,6 +53,7 @@ def answers_at_lengths(results: Sequence[Path], planted: Sequence[Path]) -> pd.D
         )
     keys = ["document_id", "target_position"]
     answers = joined_on_common(measured, truth, keys, "planted answers and their losses")
+    answers = answers[~answers["document_id"].isin(left_out)].copy()
     answers["test_length"] = answers["target_position"] + 1
     answers["is_right"] = answers["long_context_loss"] < np.log(2)
     rows = []

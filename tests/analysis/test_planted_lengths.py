@@ -10,10 +10,13 @@ from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import planted_lengths
+from analysis.tokens.chance_signs import texts_with_chance_signs
 from analysis.tokens.planted_length_figures import planted_lengths_figure
 from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models, title_of_lengths
 from pipeline.errors import InputError
 from pipeline.results.parquet import read_parquet
+from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
+from pipeline.text.manifest import EVALUATION_FILE
 from pipeline.text.planted_signs import write_planted
 
 LENGTHS, KS, MODELS, NUM_TEXTS = (64, 128), (1, 8), ("seed0", "seed1"), 4
@@ -112,6 +115,43 @@ def test_the_program_writes_the_table_and_names_what_was_not_learnt(
     assert "Not learnt, and left out of the figure: 8 deciding, seed1" in capsys.readouterr().out
     assert read_parquet(tmp_path / "planted_lengths.parquet").num_rows == len(LOSSES)
     assert (tmp_path / "planted_lengths.png").is_file()
+
+
+def test_texts_that_hold_another_sign_by_chance_can_be_left_out(tmp_path: Path) -> None:
+    texts = {  # two signs of 2 planted at places 1 and 3; then question and answer
+        "a": [0, 50, 0, 60, 0, 0, 90, 91],
+        "b": [0, 51, 0, 61, 0, 0, 90, 92],
+        "other": [0, 50, 0, 60, 0, 61, 90, 91],
+        "same": [0, 50, 50, 60, 0, 0, 90, 91],
+        "of another number": [0, 50, 70, 60, 0, 0, 90, 91],
+        "one": [0, 0, 70, 0, 50, 0, 93, 94],
+        "behind the question": [0, 50, 0, 60, 0, 0, 90, 51],
+    }
+    documents = [
+        EvaluationDocument(name, np.array(tokens, dtype="<i4"), None) for name, tokens in texts.items()
+    ]
+    write_evaluation_documents(tmp_path / EVALUATION_FILE, documents, "plant_signs")
+    rows = [
+        {
+            "document_id": name,
+            "target_position": 7,
+            "num_planted": 1 if name == "one" else 2,
+            "planted_positions": [2] if name == "one" else [1, 3],
+        }
+        for name in texts
+    ]
+    write_planted(tmp_path, rows)
+    assert texts_with_chance_signs([tmp_path]) == {"other"}
+
+
+def test_documents_that_do_not_count_are_left_out(run: Path) -> None:
+    left_out = {"128-1-3", "64-8-0"}
+    folders = [run / "results", run / "at128/results"]
+    kept = answers_at_lengths(folders, sorted(run.glob("signs/*/data")), left_out)
+    cells = kept.set_index(["model", "num_planted", "test_length"])
+    assert cells.loc[("seed0", 1, 128), "right_share"] == 1.0
+    assert cells.loc[("seed1", 8, 64), "right_share"] == pytest.approx(1 / 3)
+    assert cells.loc[("seed0", 8, 128), "num_documents"] == NUM_TEXTS
 
 
 def test_a_run_without_planted_answers_is_refused(run: Path, tmp_path: Path) -> None:
