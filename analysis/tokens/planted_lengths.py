@@ -37,7 +37,7 @@ def answers_at_lengths(
         The columns of the schema `planted_lengths`.
 
     Raises:
-        InputError: no planted answer was measured.
+        InputError: no planted answer was measured, or all of them are left out.
     """
     measured = pd.concat(
         [
@@ -54,6 +54,11 @@ def answers_at_lengths(
     keys = ["document_id", "target_position"]
     answers = joined_on_common(measured, truth, keys, "planted answers and their losses")
     answers = answers[~answers["document_id"].isin(left_out)].copy()
+    if answers.empty:
+        raise InputError(
+            "each of the texts that were measured holds another sign by chance; leave --without-chance-signs"
+            " out, or plant in more text"
+        )
     answers["test_length"] = answers["target_position"] + 1
     answers["is_right"] = answers["long_context_loss"] < np.log(2)
     rows = []
