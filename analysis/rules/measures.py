@@ -135,11 +135,12 @@ def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd
         for num_planted, of_k in of_rule.groupby("num_planted"):
             row[f"found_of_{num_planted}"] = of_k["is_sign"].mean()
         table.append(row)
-    return pd.DataFrame(table)
+    names = ["rule", "intervention", "found", "found_low", "found_high"]
+    return pd.DataFrame(table) if table else pd.DataFrame(columns=names)
 
 
 def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row a measure: the share of answers whose k* is the number of their signs.
+    """A row a measure: the share of answers whose k* is the number of their signs; none where none has a k*.
 
     In a background that plants as many signs, an answer has two truths: such documents are left out.
     """
@@ -152,7 +153,8 @@ def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]])
         is_right = of_measure["k_star"] == of_measure["num_planted"]
         interval = interval_over_documents(of_measure["document_id"], is_right)
         rows.append(dict(zip(MEASURE, key, strict=True)) | interval_columns("right_sparsity", interval))
-    return pd.DataFrame(rows)
+    columns = [f"right_sparsity{end}" for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 
 
 def _with_rival_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -108,6 +108,14 @@ def table(run: Path) -> pd.DataFrame:
     return compared_measures(**kinds, signs=SIGNS, k=4)
 
 
+def test_measures_without_a_measured_answer_have_no_share_of_signs(run: Path) -> None:
+    kinds = {kind: MeasuredText.of([run / kind]) for kind in ("text", "foreign", "planted")}
+    elsewhere = [{**row, "target_position": 7} for row in SIGNS]
+    table = compared_measures(**kinds, signs=elsewhere, k=4)
+    assert len(table) == 2 * 2 * 2
+    assert table[["found", "right_sparsity"]].isna().all(axis=None)
+
+
 def row_of(
     table: pd.DataFrame, rule: str, judge: str = "the same model", criterion: str = "loss"
 ) -> pd.Series:
