@@ -206,7 +206,9 @@ STUDIES = {
         "further_evaluations.removed.max_documents=3",
     ],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
-    "synthetic_rotated": _of_tasks([], ["copy"], copy=",model.rotary_fraction=1.0"),
+    "synthetic_rotated": _of_tasks(
+        [], ["copy", "variable_assignment"], copy=",model.rotary_fraction=1.0", variable_assignment=""
+    ),
     "synthetic_short": _of_tasks(
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
