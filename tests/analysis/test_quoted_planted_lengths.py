@@ -3,7 +3,7 @@
 import re
 
 import pandas as pd
-from quoted import FINDINGS, REFERENCE, agree, by, cells_of, interval, section
+from quoted import FINDINGS, FIRST_PAGE, REFERENCE, agree, by, cells_of, interval, section
 
 from analysis.tokens.planted_lengths import learnt, over_models
 
@@ -24,6 +24,12 @@ def test_planted_answers_beyond_the_trained_length() -> None:
     agree(re.findall(r"depend on the seed:\n  (.*) are right", text)[0], *of_eight["right_share"])
     by_itself = re.findall(r"missed by itself.*?, (\S+) would be right at 512; it is (\S+)\.\n", text)[0]
     agree(" ".join(by_itself), one["right_share"] ** 8, eight["right_share"])
+    first_page = section(FIRST_PAGE, "What was found").replace("\n", " ")
+    quoted = re.findall(
+        r"eight times (\S+ \[.*?\]) of those of 8 are right, (\S+ \[.*?\]) of those of 1", first_page
+    )
+    for cell, row in zip(quoted[0], (eight, one), strict=True):
+        agree(cell, *interval(row, "right_share"))
 
 
 def test_planted_answers_of_unambiguous_texts() -> None:
