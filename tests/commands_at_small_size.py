@@ -207,7 +207,11 @@ STUDIES = {
     ],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic_rotated": _of_tasks(
-        [], ["copy", "variable_assignment"], copy=",model.rotary_fraction=1.0", variable_assignment=""
+        [],
+        ["copy", "variable_assignment", "addition_padded"],
+        copy=",model.rotary_fraction=1.0",
+        variable_assignment="",
+        addition_padded="",
     ),
     "synthetic_short": _of_tasks(
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"

@@ -191,6 +191,14 @@ def test_position_coupling() -> None:
         quarter, whole = cells_of(text, label)[1:]
         agree(quarter, *of(first, "copy", "predicted", size))
         agree(whole, *of(rotated, "copy", "predicted", size))
+    assigned = ("variable_assignment", "predicted", 18)
+    quarter, whole = cells_of(text, "assignments with PPC")[1:]
+    agree(quarter, *of(first, *assigned))
+    agree(whole, *of(rotated, *assigned))
+    for label, size in {"addition with PPC, spread": 12, "the same addition": 24}.items():
+        unspread, spread = cells_of(text, label)[1:]
+        agree(unspread, *of(first, "addition", "predicted", size))
+        agree(spread, *of(rotated, "addition_padded", "predicted", size))
     for label, size in {
         "within training": 5,
         "twice | 10": 10,
