@@ -109,6 +109,7 @@ def execute_all(
                 ended.put((path, failure))
 
     with _folder_of_jupyter():
+        _resolve_traits()
         for _ in range(min(num_at_once, len(made_from))):
             threading.Thread(target=work, daemon=True).start()
         try:
@@ -169,6 +170,15 @@ def _execute(
         failed.unlink(missing_ok=True)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _resolve_traits() -> None:
+    """Make a manager of kernels and a client in this thread, and leave them.
+
+    With the first of a class traitlets puts classes in the place of their names, and fails where a second
+    thread does so at the same time.
+    """
+    NotebookClient(nbformat.v4.new_notebook()).create_kernel_manager().client()
 
 
 def _run(notebook: nbformat.NotebookNode, clients: list[NotebookClient]) -> None:

@@ -105,3 +105,23 @@ def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Sig
         assert time.monotonic() - sent < 10
         time.sleep(0.05)
     assert not (tmp_path / "figures").exists()
+
+
+def test_traits_are_resolved_before_there_are_threads() -> None:
+    code = """
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+from analysis import notebook_execution
+
+def names():
+    traits = [kind.class_traits().values() for kind in (AsyncKernelManager, AsyncKernelClient)]
+    return [trait for both in traits for trait in both if isinstance(getattr(trait, "klass", None), str)]
+
+assert names()
+with notebook_execution._folder_of_jupyter():
+    notebook_execution._resolve_traits()
+assert not names()
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
