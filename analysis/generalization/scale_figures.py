@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
 from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
+from analysis.generalization.model_scale import SIZE
 from analysis.palette import BLACK, TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, Look, rule_look
 from analysis.roles import POSE, rule_words, size_words
 from analysis.titles import BARS, lie_apart, percent, sample_size, subtitle
 from analysis.token_effects import NEAREST
 
-SIZE = "num_parameters"
 _SHARE = "share"
 
 

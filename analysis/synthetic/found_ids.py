@@ -62,6 +62,16 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
+def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one condition: that with the largest examples, the last of several.
+
+    Args:
+        kinds: of `by_kind`, one task.
+    """
+    conditions = [rows for _, rows in kinds.groupby(CONDITION, dropna=False)]
+    return max(reversed(conditions), key=lambda rows: int(rows["size"].iloc[0]))
+
+
 def kinds_title(kinds: pd.DataFrame) -> str:
     """What leaving out finds, and how far that moves the prediction.
 

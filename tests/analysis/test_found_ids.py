@@ -58,3 +58,12 @@ def test_other_tasks_have_one_kind() -> None:
     kinds = found_ids.by_kind(rows)
     assert kinds[["part", "found"]].values.tolist() == [["every ID", 0.25]]
     assert_legible(found_ids_figures.found_ids_figure(kinds))
+
+
+def test_the_figure_is_of_the_largest_examples_alone(kinds: pd.DataFrame) -> None:
+    larger, other = kinds.assign(size=9), kinds.assign(size=9, largest_train_size=7)
+    assert set(found_ids.of_largest_size(pd.concat([larger, kinds]))["size"]) == {9}
+    of_several = found_ids.of_largest_size(pd.concat([kinds, other, larger]))  # one condition, drawn alone
+    assert of_several[["size", "largest_train_size"]].drop_duplicates().values.tolist() == [[9, 7]]
+    assert len(of_several) == len(kinds)
+    assert found_ids.of_largest_size(kinds).equals(kinds)

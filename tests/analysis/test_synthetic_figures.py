@@ -81,6 +81,7 @@ ALIKE = "; within one training the number of bits makes no clear difference"
         ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], FARTHER + ALIKE),
         ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9], FARTHER),  # within the last training it makes one
         ([0.7, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], "Exact match against size, by the number of bits"),
+        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.99], [0.7, 0.7], "Exact match against size, by the number of bits"),
         ([0.6, 0.8, 1.0], [0.6, 0.8, 1.0], [1.0, 1.0], "Exact match against size, by the number of bits"),
     ],
 )
