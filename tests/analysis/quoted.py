@@ -14,6 +14,8 @@ JUDGED = REFERENCE / "judged" / "results"
 """The reference study; STUDY is its earlier run."""
 SMALLER = REFERENCE / "judged" / "300k" / "results"
 """The same at the smallest size."""
+LARGEST = REFERENCE / "judged" / "8m" / "results"
+"""The same at the largest, trained on half of the tokens and measured on fewer documents."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
 FINDINGS, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",

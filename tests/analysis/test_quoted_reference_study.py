@@ -16,6 +16,7 @@ from quoted import (
     FIRST_PAGE,
     JUDGE,
     JUDGED,
+    LARGEST,
     SMALLER,
     STUDY,
     Row,
@@ -41,6 +42,7 @@ from pipeline.results.names import DIVERGENCE, LOSS
 SIZES = {
     "300k": (SMALLER, ("300k-long-seed0", "300k-long-seed1", "300k-long-seed0")),
     "2m": (JUDGED, (CHOOSING, JUDGE, "2m-long-seed2")),
+    "8m": (LARGEST, ("8m-long-seed0", "8m-long-seed1", "8m-long-seed0")),
 }
 """Of each size: results, and the models that choose, judge, and are the floor of expected gaps."""
 
