@@ -42,6 +42,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def counted_seeds(cells: pd.DataFrame) -> str:
+    """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
+    fewest, most = int(cells["num_seeds"].min()), int(cells["num_seeds"].max())
+    return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
+
+
 def sample_size(rows: pd.DataFrame) -> str:
     """The n of a subtitle: targets and documents, from the fewest to the most where the rows drawn differ."""
     sizes = [(int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())) for kind in _SAMPLED]

@@ -178,12 +178,6 @@ def what_ranges_mean(conditions: pd.DataFrame) -> str:
     )
 
 
-def seeds_in_words(conditions: pd.DataFrame) -> str:
-    """How many seeds the rows of `summarize_conditions` have, for a caption."""
-    fewest, most = int(conditions["num_seeds"].min()), int(conditions["num_seeds"].max())
-    return f"{fewest} seeds" if fewest == most else f"{fewest} to {most} seeds"
-
-
 def _scientific(row: pd.Series, name: str) -> str:
     return f"{row[name]:.1e} [{row[f'{name}_low']:.1e}, {row[f'{name}_high']:.1e}]"
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from analysis.titles import counted_seeds
+
 CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
 SELECTION = ["rule", "intervention"]
 _TOKENS_OF_ASSIGNMENT = 3  # left side, =, right side; the prompt begins with one
@@ -119,6 +121,4 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 def sample_size(cells: pd.DataFrame) -> str:
     """Of how many seeds and targets the numbers of `by_k` are, for a caption."""
-    fewest, most = cells["num_seeds"].min(), cells["num_seeds"].max()
-    seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    return f"n = {seeds} seeds, {cells['num_targets'].min():,} or more targets a sample"
+    return f"n = {counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.titles import counted_seeds
+
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
 SOLVED = 0.9
@@ -56,9 +58,7 @@ def largest_solved_sizes(cells: pd.DataFrame, threshold: float = SOLVED) -> pd.D
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
     """Of how many seeds and examples the numbers are, for a caption."""
-    fewest, most = cells["num_seeds"].min(), cells["num_seeds"].max()
-    seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    return f"n = {seeds} seeds a training, {num_examples:,} examples a size"
+    return f"n = {counted_seeds(cells)} a training, {num_examples:,} examples a size"
 
 
 def verdicts(cells: pd.DataFrame) -> list[str]:

@@ -71,9 +71,6 @@ def test_the_sentences_say_what_was_planted(fits: pd.DataFrame) -> None:
     )
     assert "neither kept nor lost: 50.0 [50.0, 50.0] % wrong" in lost
     assert "range over 3 seeds" in bound_scaling.what_ranges_mean(conditions)
-    assert bound_scaling.seeds_in_words(conditions) == "3 seeds"
-    fewer = pd.concat([conditions, conditions.assign(num_seeds=6)])
-    assert bound_scaling.seeds_in_words(fewer) == "3 to 6 seeds"
     assert "probability 75 %" in bound_scaling.what_ranges_mean(conditions)
 
 

@@ -212,3 +212,10 @@ def test_for_how_many_few_tokens_suffice() -> None:
 def test_whether_gains_come_as_expected(slopes: list[Ends], title: str) -> None:
     rows = pd.DataFrame([ends("slope", slope) for slope in slopes])
     assert calibration_figures.calibration_title(rows) == title
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "words"), [([1, 1], "1 seed"), ([3, 3], "3 seeds"), ([1, 3, 2], "1 to 3 seeds")]
+)
+def test_seeds_are_counted(num_seeds: list[int], words: str) -> None:
+    assert titles.counted_seeds(pd.DataFrame({"num_seeds": num_seeds})) == words
