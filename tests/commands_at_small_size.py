@@ -217,7 +217,7 @@ STUDIES = {
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
     "synthetic_parity": _of_tasks(
-        [], ["sparse_parity"], **{f"k{k}": ",num_position_ids=256" for k in (1, 2, 4, 6)}
+        [], ["sparse_parity"], up_to_k4=",num_position_ids=256", k6=",num_position_ids=256"
     ),
     "synthetic": [
         "run=runs/synthetic_study",
