@@ -18,7 +18,7 @@ from pipeline import influential_tokens, loss_differences, plant_needles
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import Measurement
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.results.files import write_json
 from pipeline.text.bpe import train_bpe

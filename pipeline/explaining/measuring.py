@@ -11,8 +11,9 @@ import numpy as np
 from pipeline.explaining.asked import Asked, Part
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_loss import Measured
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.foreign_context import measured_in_foreign_context
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.rules import RULES
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.influence.sparsity import dependency_sparsity

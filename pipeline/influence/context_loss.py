@@ -5,7 +5,7 @@ Coordinates here count from the start of the chunk, and are the position IDs too
 Shapes: L chunk (long_context_length), T targets, C context, N contexts, B contexts of a batch.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,12 @@ class Measured(NamedTuple):
     """loss(t | C) = -ln p(x_t | C)."""
     divergences: np.ndarray
     """divergence(t | C) = KL(p(. | long) || p(. | C)): it never sees x_t; 0 at C = long."""
+
+
+_ROWS_READ_TOGETHER = 512
+"""Of tokens that do not see each other, whose attention is computed all the same."""
+Criterion = Literal["losses", "divergences"]
+"""What is to become small: a field of `Measured`."""
 
 
 def measured_contexts(
@@ -110,3 +116,23 @@ def measured_windows(
         model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], batching,
         reference, np.arange(len(targets_T)),
     )  # fmt: skip
+
+
+def read_alone(model: CausalLM, token_ids_F: np.ndarray) -> Prefix:
+    """Each token at its position, with nothing before it in sight: row i of the prefix is the token at i.
+
+    Such a token sees itself only, so its keys and values depend on nothing but itself and its position ID:
+    they are computed once, and serve every context that it comes first in.
+    """
+    parts = []
+    for start in range(0, len(token_ids_F), _ROWS_READ_TOGETHER):
+        token_ids_1S = torch.as_tensor(token_ids_F[None, start : start + _ROWS_READ_TOGETHER])
+        num_rows = token_ids_1S.shape[1]
+        inputs = (
+            token_ids_1S,
+            torch.arange(start, start + num_rows)[None],
+            torch.eye(num_rows, dtype=torch.bool)[None],
+            torch.zeros(1, 1, dtype=torch.int64),
+        )
+        parts.append(model.read(*(tensor.to(model.device) for tensor in inputs))[1])
+    return parts[0] if len(parts) == 1 else Prefix.together(parts)

@@ -17,11 +17,8 @@ import numpy as np
 import torch
 
 from pipeline.errors import InputError
-from pipeline.influence.additions import Criterion, measured_additions, no_tokens, screened_additions
-from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import Measured, measured_contexts, measured_windows
-from pipeline.influence.head_weights import HeadWeights
+from pipeline.influence.context_loss import Measured, measured_contexts, measured_windows, read_alone
 from pipeline.influence.leave_one_out import (
     Everything,
     LeftOut,
@@ -31,6 +28,7 @@ from pipeline.influence.leave_one_out import (
     read_everything,
 )
 from pipeline.influence.leave_one_out_search import search_influences
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.random_subsets import SubsetEffects, measured_in_subsets, random_subsets
 from pipeline.models.causal_lm import CausalLM, Prefix
 from pipeline.models.divergence import Predictions
@@ -46,33 +44,6 @@ _LOOKED_INTO = (
     "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
     " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
 )
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """How far contexts are measured: by which model, at which lengths, at what cost."""
-
-    model: CausalLM
-    lengths: ContextLengths
-    batching: Batching
-    search_budget: float | None = None
-    """What a search for the largest influences may take, as a share of what all of them take."""
-    num_subsets: int = 64
-    """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
-    kept_fraction: float = 0.5
-    """How likely a token is to be in a subset of rules `surrogate*`."""
-    num_sampled_answers: int = 8
-    """Tokens drawn from the prediction that rule `gradient_divergence` averages over."""
-    head_weights: HeadWeights | None = None
-    """Of rules `learned_attention*`; None where none of them is asked for."""
-    num_integration_steps: int = 20
-    """Places on the way from no embedding that rule `integrated_gradients` takes a gradient at."""
-    num_candidates: int | None = None
-    """Tokens that a step of `add_one_in*` and `greedy*` tries, those that a screen puts first; None: all."""
-    seed: tuple[int, ...] = (0,)
-    """Of random subsets and sampled answers."""
-    where: str = "the chunk"
-    """What messages call the chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,23 +230,51 @@ class FarContext:
         """loss(t | short and a foreign far context) and its divergence, where there is such a thing."""
         return None
 
+    @property
+    def no_tokens(self) -> np.ndarray:
+        """Nothing chosen: int64 [T, 0]."""
+        return np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64)
+
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
-        return measured_additions(self, no_tokens(self))
+        return self.measured_additions(self.no_tokens)
 
-    def additions(self, criterion: Criterion, chosen_TK: np.ndarray | None = None) -> np.ndarray:
-        """loss(t | short, the chosen positions, i), or its divergence: float32 [T, F], nats.
-
-        NaN for the chosen, and for tokens that a screen has left out (`Measurement.num_candidates`).
+    def measured_additions(self, chosen_TK: np.ndarray, is_tried_TF: np.ndarray | None = None) -> Measured:
+        """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of what is not tried.
 
         Args:
-            chosen_TK: None: none.
+            is_tried_TF: which tokens are added, one at a time; None: all that are not chosen.
         """
-        if self.measurement.num_candidates is not None:
-            return screened_additions(self, criterion, chosen_TK)
-        measured = self.first_additions if chosen_TK is None else measured_additions(self, chosen_TK)
-        return np.asarray(getattr(measured, criterion))
+        if is_tried_TF is None:
+            is_tried_TF = self.is_candidate(chosen_TK)
+        target_index_N, added_N = np.nonzero(is_tried_TF)
+        sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
+        measured = self.measure_sets(target_index_N, sets_NK, self.alone)
+        of_all_TF = []
+        # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
+        is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
+        for values_N in measured:
+            values_TF = np.full(is_tried_TF.shape, np.nan, dtype=np.float32)
+            values_TF[is_tried_TF] = values_N
+            of_all_TF.append(values_TF)
+            is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
+        keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
+        kept = [values_N[is_kept_N] for values_N in measured]
+        self._known.update(zip(keys, zip(*kept, strict=True), strict=True))
+        return Measured(*of_all_TF)
+
+    def is_candidate(self, chosen_TK: np.ndarray) -> np.ndarray:
+        """Whether each position is far context of the target and not chosen: bool [T, F]."""
+        num_far_T = self.num_far_tokens_T
+        is_candidate_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
+        np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
+        return is_candidate_TF
+
+    @cached_property
+    def alone(self) -> Prefix:
+        """Each far token as it is wherever it comes first: row i of the prefix is the token at i."""
+        return read_alone(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N] each.
@@ -295,11 +294,6 @@ class FarContext:
             self._known.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
         values_2N = np.array([self._known[key] for key in keys], dtype=np.float32).T
         return Measured(*values_2N)
-
-    def remember(self, target_index_N: np.ndarray, sets_NK: np.ndarray, measured: Measured) -> None:
-        """Keep what sets in ascending order were measured to do, for `measured_with`."""
-        keys = _set_keys(target_index_N, sets_NK)
-        self._known.update(zip(keys, zip(*measured, strict=True), strict=True))
 
     def measure_sets(
         self, target_index_N: np.ndarray, sets_NK: np.ndarray, alone: Prefix | None = None

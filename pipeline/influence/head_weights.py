@@ -12,31 +12,20 @@ Shapes: T targets, H heads of all layers, F far-context positions.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from pipeline.influence.far_context import FarContext
-    from pipeline.models.inspectable_lm import InspectableLM
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import HeadWeights
+from pipeline.models.inspectable_lm import InspectableLM
 
 RIDGE = 1e-3
 """What is added to the features' variances, as a share of their mean."""
 
 
-@dataclass(frozen=True, eq=False)
-class HeadWeights:
-    """A weight for each head, layer after layer; only their proportions matter."""
-
-    losses_H: np.ndarray
-    """Fitted to influences: float64."""
-    divergences_H: np.ndarray
-    """Fitted to the divergences of leaving one out: float64."""
-
-
-def attention_of_heads(context: "FarContext", rule: str) -> np.ndarray:
+def attention_of_heads(context: FarContext, rule: str) -> np.ndarray:
     """Attention of the row that predicts each target to each far token, by head: float32 [H, T, F].
 
     Of a chunk's own far context.
@@ -44,7 +33,7 @@ def attention_of_heads(context: "FarContext", rule: str) -> np.ndarray:
     of_heads: list[np.ndarray] = []
 
     def watch(
-        model: "InspectableLM",
+        model: InspectableLM,
         token_ids_1S: torch.Tensor,
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
@@ -61,7 +50,7 @@ def attention_of_heads(context: "FarContext", rule: str) -> np.ndarray:
     return np.concatenate(of_heads)
 
 
-def fitted_head_weights(contexts: Iterable["FarContext"], rule: str) -> HeadWeights:
+def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeights:
     """The weights of all targets of the own far contexts of several chunks.
 
     Args:

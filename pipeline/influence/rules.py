@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.errors import InputError, unknown_name
+from pipeline.influence.ranking import ranked
 from pipeline.results.names import EARLIER_RULES, MIMICRY, SELECTION
 
 if TYPE_CHECKING:
-    from pipeline.influence.additions import Criterion
+    from pipeline.influence.context_loss import Criterion
     from pipeline.influence.far_context import FarContext
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
@@ -131,6 +132,14 @@ def _leave_one_out_search(context: "FarContext", max_k: int, generator: np.rando
     return ranked(context.searched_influence_TF, max_k)
 
 
+def _additions(
+    context: "FarContext", criterion: "Criterion", chosen_TK: np.ndarray | None = None
+) -> np.ndarray:
+    from pipeline.influence.additions import additions  # late: a --help needs no model
+
+    return additions(context, criterion, chosen_TK)
+
+
 def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
@@ -138,7 +147,7 @@ def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generato
     F / m with F the last target's, for all rules that add tokens; with a screen of the best c,
     (1 + c) s, and one backward pass through s tokens.
     """
-    return ranked(-context.additions("losses"), max_k)
+    return ranked(-_additions(context, "losses"), max_k)
 
 
 def _add_one_in_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -147,7 +156,7 @@ def _add_one_in_divergence(context: "FarContext", max_k: int, generator: np.rand
     Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared; with a screen, which
     is by the divergence then, as many of its own.
     """
-    return ranked(-context.additions("divergences"), max_k)
+    return ranked(-_additions(context, "divergences"), max_k)
 
 
 def _greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
@@ -169,9 +178,9 @@ def _greedy_divergence(context: "FarContext", max_k: int, generator: np.random.G
 
 
 def _repeated(context: "FarContext", max_k: int, criterion: "Criterion") -> np.ndarray:
-    chosen_TK = ranked(-context.additions(criterion), 1)
+    chosen_TK = ranked(-_additions(context, criterion), 1)
     while chosen_TK.shape[1] < max_k:
-        best_T1 = ranked(-context.additions(criterion, chosen_TK), 1)
+        best_T1 = ranked(-_additions(context, criterion, chosen_TK), 1)
         chosen_TK = np.concatenate([chosen_TK, best_T1], axis=1)
     return chosen_TK
 
@@ -254,17 +263,6 @@ def _method(
     return Rule(
         name, ranking, sees, _ADDING, reads_everything=reads_everything, builds_up=builds_up, needs=needs
     )
-
-
-def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
-    """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
-
-    NaN is no candidate.
-    """
-    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
-    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
-    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
-    return scores_TF.shape[1] - 1 - order_TK
 
 
 _ADDING = (REMOVE, BACKGROUND)

@@ -9,8 +9,9 @@ import numpy as np
 
 from pipeline.influence.background import FarContextInBackground
 from pipeline.influence.context_loss import Measured
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.leave_one_out import null_contexts, own_context
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.rules import find_rule
 from pipeline.results.names import OTHER_DOCUMENT, OWN
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import Measurement
-from pipeline.influence.head_weights import RIDGE, HeadWeights, fitted_head_weights
+from pipeline.influence.head_weights import RIDGE, fitted_head_weights
+from pipeline.influence.measurement import HeadWeights, Measurement
 from pipeline.influence.selection import far_contexts
 from pipeline.measuring.evaluate_checkpoints import LoadedModel
 from pipeline.measuring.tasks import share_of_this_process

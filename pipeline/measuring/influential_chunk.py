@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
-from pipeline.influence.far_context import FarContext, Measurement
-from pipeline.influence.head_weights import HeadWeights
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import HeadWeights, Measurement
 from pipeline.influence.rationale import RATIONALE_RULES, rationale_sizes
 from pipeline.influence.rules import find_rule, studied_numbers
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts

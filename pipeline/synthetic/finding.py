@@ -105,8 +105,9 @@ class SearchedExample:
     def _context(self, intervention: str) -> "FarContext":
         # Imported late: the names of the rules are wanted for a --help at once.
         from pipeline.influence.background import FarContextInBackground
-        from pipeline.influence.far_context import FarContext, Measurement
+        from pipeline.influence.far_context import FarContext
         from pipeline.influence.leave_one_out import own_context
+        from pipeline.influence.measurement import Measurement
 
         tokens_L = self.token_ids_L
         sequences = (own_context(tokens_L, self.lengths),)

@@ -13,7 +13,8 @@ from test_quoted_numbers import REFERENCE, agree, by, interval
 from pipeline.influence import methods, rules
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.olmo import OLMoCausalLM
 

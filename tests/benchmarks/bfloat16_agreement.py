@@ -34,7 +34,8 @@ from machine import DTYPES, machine, use_threads
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo

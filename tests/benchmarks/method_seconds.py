@@ -25,8 +25,9 @@ from machine import DTYPES
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.head_weights import fitted_head_weights
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.rules import RULES, SEARCH_BUDGET
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.loading import Loading, find_model, load_causal_lm

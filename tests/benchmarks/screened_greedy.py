@@ -41,8 +41,9 @@ from machine import machine, use_threads
 from pipeline.influence import additions
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.head_weights import fitted_head_weights
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.methods.learned_attention import learned_attention_divergence
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.measuring.flags import DTYPES

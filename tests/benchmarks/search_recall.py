@@ -32,7 +32,7 @@ import torch
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import estimated_losses
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.head_weights import fitted_head_weights
 from pipeline.influence.leave_one_out import PackedSequence
 from pipeline.influence.leave_one_out_search import (
@@ -41,6 +41,7 @@ from pipeline.influence.leave_one_out_search import (
     reruns_within,
     rows_to_remove,
 )
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.methods.learned_attention import learned_attention
 from pipeline.influence.selection import far_contexts
 from pipeline.measuring.flags import DTYPES

@@ -16,8 +16,9 @@ from on_devices import on_a_gpu, on_devices
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.leave_one_out import _queue_removals, own_context, read_everything
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.devices import usable_device

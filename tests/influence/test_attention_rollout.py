@@ -11,7 +11,7 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import Measurement
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.methods.attention_rollout import attention_rollout
 from pipeline.influence.selection import far_contexts
 from pipeline.models.huggingface import HuggingFaceCausalLM

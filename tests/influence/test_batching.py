@@ -16,8 +16,8 @@ from pipeline.errors import InputError
 from pipeline.influence import batching
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import Measurement
 from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.olmo import OLMoCausalLM
 

@@ -18,10 +18,11 @@ from olmo.model import OLMo
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.errors import InputError
-from pipeline.influence.additions import derivatives_by_gates
+from pipeline.influence.additions import additions, derivatives_by_gates
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.causal_lm import CausalLM
 from pipeline.models.huggingface import HuggingFaceCausalLM
@@ -198,7 +199,7 @@ def test_the_best_of_those_that_the_screen_puts_first(
             tried = [candidates[place] for place in order[:num_candidates]]
             values = slopes.open(criterion, chosen, tried)
             if step == 0:
-                found_F = context.additions(criterion)[index]
+                found_F = additions(context, criterion)[index]
                 np.testing.assert_allclose(found_F[tried], values, atol=2e-5)
                 assert np.isnan(found_F).sum() == len(found_F) - len(tried)
             chosen.append(tried[int(np.argmin(values))])

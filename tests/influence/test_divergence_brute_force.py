@@ -23,9 +23,10 @@ from olmo.model import OLMo
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import measured_windows
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
 from pipeline.influence.foreign_context import measured_in_foreign_context, measured_in_sequence
 from pipeline.influence.leave_one_out import own_context, read_everything
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.causal_lm import CausalLM
 

@@ -13,7 +13,8 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.methods.input_x_gradient import input_x_gradient
 from pipeline.influence.methods.integrated_gradients import integrated_gradients
 from pipeline.influence.selection import far_contexts

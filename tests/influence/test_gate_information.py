@@ -11,7 +11,8 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement, sampled_answers
+from pipeline.influence.far_context import FarContext, sampled_answers
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.divergence import Predictions
 from pipeline.models.olmo import OLMoCausalLM

@@ -18,7 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement, sampled_answers
+from pipeline.influence.far_context import FarContext, sampled_answers
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.inspectable_lm import attention_mass

@@ -11,7 +11,6 @@ from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.estimated_losses import Reruns, estimated_losses
-from pipeline.influence.far_context import Measurement
 from pipeline.influence.leave_one_out import PackedSequence, leave_each_out, null_contexts, own_context
 from pipeline.influence.leave_one_out_search import (
     exhaustive_cost,
@@ -22,6 +21,7 @@ from pipeline.influence.leave_one_out_search import (
     rows_to_remove,
     search_influences,
 )
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import far_contexts, selected_positions
 from pipeline.models.olmo import OLMoCausalLM
 

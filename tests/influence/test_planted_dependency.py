@@ -9,7 +9,8 @@ from olmo.model import OLMo
 
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.selection import (
     OTHER_DOCUMENT,
     OWN,

@@ -13,7 +13,7 @@ from pipeline.influence.background import FarContextInBackground
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
 from pipeline.influence.context_loss import Measured
-from pipeline.influence.far_context import Measurement
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.rules import BACKGROUND, RULES
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.influence.sparsity import dependency_sparsity

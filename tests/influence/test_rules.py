@@ -13,7 +13,9 @@ from pipeline.errors import InputError
 from pipeline.influence import methods
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, Measurement
+from pipeline.influence.context_loss import Measured
+from pipeline.influence.far_context import FarContext
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.random_subsets import SubsetEffects
 from pipeline.influence.rules import (
     CONTROLS,
@@ -34,7 +36,8 @@ SCORED = SimpleNamespace(
     attention_TF=SCORES_TF,
     gate_gradient_TF=-SCORES_TF,
     gate_information_TF=SCORES_TF,
-    additions=lambda criterion: -SCORES_TF,
+    measurement=SimpleNamespace(num_candidates=None),
+    first_additions=Measured(-SCORES_TF, -SCORES_TF),
     subset_effects=SubsetEffects(SCORES_TF, SCORES_TF),
 )
 

@@ -16,7 +16,7 @@ from olmo.model import OLMo
 from pipeline.errors import InputError
 from pipeline.influence.batching import Batching
 from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import Measurement
+from pipeline.influence.measurement import Measurement
 from pipeline.influence.rules import RULES, exhaustive, studied_numbers
 from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
 from pipeline.models.olmo import OLMoCausalLM
