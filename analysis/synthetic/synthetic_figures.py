@@ -98,25 +98,39 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 
 
 def sparsity_title(cells: pd.DataFrame) -> str:
-    """Whether training on fewer bits generalizes farther, and whether k matters within one training.
+    """Whether fewer bits hold farther, across trainings and within the one on the most bits.
 
-    Both are read at the largest size: a difference is one where the ranges of the seeds do not touch, and of
-    trainings are `TOLD_APART` apart.
+    Both are read at the largest size.
 
     Args:
         cells: of `over_seeds`, one task and scheme with a k.
     """
     longest = cells[cells["size"] == cells["size"].max()]
-    own = longest[longest["sparsity"] == longest["largest_train_sparsity"]].sort_values("sparsity")
-    is_ordered = len(own) > 1 and own["is_learnt"].all() and own["exact_match"].is_monotonic_decreasing
-    if not is_ordered or own["lowest"].iloc[0] < own["highest"].iloc[-1] + TOLD_APART:
-        return f"Exact match against size, by the number of {_deciding(cells)}s that count"
-    within = _of_most_bits(longest)
+    within, noun = _of_most_bits(longest), _deciding(cells)
+    if not _fewer_hold_farther(longest[longest["sparsity"] == longest["largest_train_sparsity"]]):
+        return f"Exact match against size, by the number of {noun}s that count"
+    if _fewer_hold_farther(within):
+        return f"Fewer {noun}s generalize farther, across trainings and within one"
     widest = within["lowest"].max(), within["lowest"].max()
     alike = not lie_apart(widest, (within["lowest"].min(), within["highest"].min()))
-    return f"Trained on fewer {_deciding(cells)}s, models generalize farther" + (
-        f"; within one training the number of {_deciding(cells)}s makes no clear difference" if alike else ""
+    return f"Trained on fewer {noun}s, models generalize farther" + (
+        f"; within one training the number of {noun}s makes no clear difference" if alike else ""
     )
+
+
+def _fewer_hold_farther(at_one_size: pd.DataFrame) -> bool:
+    """Whether the ranges of the seeds at the fewest and the most bits lie `TOLD_APART` apart, so ordered, and
+    no step between them goes the other way by as much.
+
+    Args:
+        at_one_size: a row a k.
+    """
+    ascending = at_one_size.sort_values("sparsity")
+    if len(ascending) < 2 or not ascending["is_learnt"].all():
+        return False
+    steps = ascending["exact_match"].diff().dropna()
+    fewest, most = ascending.iloc[0], ascending.iloc[-1]
+    return bool((steps < TOLD_APART).all() and fewest["lowest"] >= most["highest"] + TOLD_APART)
 
 
 def _deciding(cells: pd.DataFrame) -> str:

@@ -72,6 +72,7 @@ def parity(lowest: list[float], highest: list[float], within: list[float]) -> pd
 
 
 FARTHER = "Trained on fewer bits, models generalize farther"
+BOTH = "Fewer bits generalize farther, across trainings and within one"
 ALIKE = "; within one training the number of bits makes no clear difference"
 
 
@@ -79,7 +80,10 @@ ALIKE = "; within one training the number of bits makes no clear difference"
     ("lowest", "highest", "within", "title"),
     [
         ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], FARTHER + ALIKE),
-        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9], FARTHER),  # within the last training it makes one
+        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9], BOTH),  # the last training, at one bit, two and three
+        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.9], FARTHER),  # they differ there, in another order
+        ([1.0, 0.5, 0.53], [1.0, 0.5, 0.53], [0.53, 0.53], FARTHER + ALIKE),  # both are guessing
+        ([1.0, 0.5, 0.6], [1.0, 0.5, 0.6], [0.6, 0.6], "Exact match against size, by the number of bits"),
         ([0.7, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], "Exact match against size, by the number of bits"),
         ([1.0, 0.8, 0.6], [1.0, 1.0, 0.99], [0.7, 0.7], "Exact match against size, by the number of bits"),
         ([0.6, 0.8, 1.0], [0.6, 0.8, 1.0], [1.0, 1.0], "Exact match against size, by the number of bits"),
