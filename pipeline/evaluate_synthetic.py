@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     stage.add_argument(
         "--attention-scale", type=positive_float, default=1.0,
         help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
-        " over more tokens than in training; a look, no part of the model (default: 1)",
+        " over more tokens than in training; a look, no part of the model",
     )  # fmt: skip
     return stage
 
