@@ -29,6 +29,7 @@ TOLD_APART = 0.05
 _MOST_PANELS, _HEIGHT = 2, 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
 _BANDS, _EXACT_MATCH = "bands: range of seeds", "exact match (share)"
+_BOTTOM, _BELOW_GUESSING = -0.03, 0.35  # of the axis: of all shares, and where none falls far below guessing
 
 
 def task_words(task: str) -> str:
@@ -153,7 +154,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
     within, most = _of_most_bits(cells), int(cells["largest_train_sparsity"].max())
-    noun = _deciding(cells)
+    noun, task = _deciding(cells), str(cells["task"].iloc[0])
     shown = [("sparsity", within, f"one training, on up to {counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
@@ -167,11 +168,13 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
             ends.append(_draw_line(line, ax, words.format(counted(number, noun)), look))
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
-        for level in {task: GUESSED[task] for task in cells["task"].unique() if task in GUESSED}.values():
-            name_level(ax, level, "guessing")
+        if task in GUESSED:
+            name_level(ax, GUESSED[task], "guessing")
+            if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
+                ax.set_ylim(bottom=_BELOW_GUESSING)
         label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
-    names = f"{task_words(cells['task'].iloc[0])}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
+    names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     parts = names, sample_size(cells, num_examples), _BANDS
     put_title(figure, sparsity_title(cells), subtitle(*parts))
     return figure
@@ -194,10 +197,10 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Look) -> LineEnd
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=GREY, alpha=0.12, linewidth=0)
     ax.annotate(
-        "trained", (0, 0), (2, 2), xycoords="data", textcoords="offset points", ha="left",
+        "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
         va="bottom", fontsize=8, color=GREY,
     )  # fmt: skip
     ax.set_title(title)
     ax.set_xlabel(label)
-    ax.set_ylim(-0.03, 1.03)
+    ax.set_ylim(_BOTTOM, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
