@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
 from analysis.figures import TEXT_WIDTH, panels
 from analysis.palette import GREY, POSITION_LOOKS, Look, graded
-from analysis.synthetic.synthetic_accuracy import largest_solved_sizes, sample_size
+from analysis.synthetic.synthetic_accuracy import SOLVED, largest_solved_sizes, sample_size
 from analysis.titles import counted, lie_apart, subtitle
 
 POSITION_WORDS = {
@@ -101,14 +101,15 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def sparsity_title(cells: pd.DataFrame) -> str:
     """Whether fewer bits hold farther, across trainings and within the one on the most bits.
 
-    Both are read at the largest size.
+    Each is read at the largest size at which any number of bits is solved: beyond it all may guess.
 
     Args:
         cells: of `over_seeds`, one task and scheme with a k.
     """
-    longest = cells[cells["size"] == cells["size"].max()]
-    within, noun = _of_most_bits(longest), _deciding(cells)
-    if not _fewer_hold_farther(longest[longest["sparsity"] == longest["largest_train_sparsity"]]):
+    noun = _deciding(cells)
+    across = _where_one_is_solved(cells[cells["sparsity"] == cells["largest_train_sparsity"]])
+    within = _where_one_is_solved(_of_most_bits(cells))
+    if not _fewer_hold_farther(across):
         return f"Exact match against size, by the number of {noun}s that count"
     if _fewer_hold_farther(within):
         return f"Fewer {noun}s generalize farther, across trainings and within one"
@@ -117,6 +118,16 @@ def sparsity_title(cells: pd.DataFrame) -> str:
     return f"Trained on fewer {noun}s, models generalize farther" + (
         f"; within one training the number of {noun}s makes no clear difference" if alike else ""
     )
+
+
+def _where_one_is_solved(lines: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the largest size at which some line is at `SOLVED` or above; at the largest if none ever is.
+
+    Args:
+        lines: a row a line and size.
+    """
+    solved = lines.loc[lines["exact_match"] >= SOLVED, "size"]
+    return lines[lines["size"] == (lines if solved.empty else solved.to_frame())["size"].max()]
 
 
 def _fewer_hold_farther(at_one_size: pd.DataFrame) -> bool:

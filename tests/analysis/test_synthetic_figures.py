@@ -96,6 +96,13 @@ def test_the_title_of_sparsity_holds_across_trainings_and_within_one(
     assert found.startswith(title) and found.endswith(ALIKE) == title.endswith(ALIKE)
 
 
+def test_the_title_of_sparsity_does_not_ask_where_all_guess() -> None:
+    solved = parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9])
+    guessing = {"size": 80, "lowest": 0.5, "highest": 0.5, "exact_match": 0.5}
+    beyond = solved[(solved["size"] == 40) & (solved["largest_train_sparsity"] == 3)].assign(**guessing)
+    assert synthetic_figures.sparsity_title(pd.concat([solved, beyond])) == BOTH
+
+
 def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> None:
     figure = synthetic_figures.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
     across, within = ([list(line.get_ydata()) for line in ax.lines[:3]] for ax in figure.axes)
