@@ -134,7 +134,7 @@ def moved_apart(
     return np.clip(starts, lowest, max(lowest, highest)) + offsets
 
 
-def name_level(ax: Axes, y: float, words: str, side: str = "right") -> None:
+def name_level(ax: Axes, y: float, words: str, side: str = "right", *, below: bool = False) -> None:
     """A dotted line across the axes at `y`, with its name on it: chance, a threshold, the whole gain.
 
     Args:
@@ -142,12 +142,13 @@ def name_level(ax: Axes, y: float, words: str, side: str = "right") -> None:
         y: the level, in data.
         words: its name.
         side: "left" or "right", where the name stands.
+        below: under the line, where lines end above it.
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        words, (0 if side == "left" else 1, y), (2 if side == "left" else -2, 2),
-        xycoords=("axes fraction", "data"), textcoords="offset points", ha=side, va="bottom",
-        fontsize=_LABEL_SIZE, color=GREY,
+        words, (0 if side == "left" else 1, y), (2 if side == "left" else -2, -2 if below else 2),
+        xycoords=("axes fraction", "data"), textcoords="offset points", ha=side,
+        va="top" if below else "bottom", fontsize=_LABEL_SIZE, color=GREY,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ OF_A_SHELL = (
 """How the commands begin that a shell runs here as they stand."""
 AT_LENGTH = (
     "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/", "runs/planted_lengths",
-    "runs/own",
+    "runs/own", "runs/synthetic_parity",
 )  # fmt: skip
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"

@@ -121,7 +121,7 @@ def sparsity_title(cells: pd.DataFrame) -> str:
 
 
 def _where_one_is_solved(lines: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the largest size at which some line is at `SOLVED` or above; at the largest if none ever is.
+    """The rows at the largest size at which some line is at `SOLVED` or above; at the largest where none is.
 
     Args:
         lines: a row a line and size.
@@ -180,7 +180,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
         if task in GUESSED:
-            name_level(ax, GUESSED[task], "guessing")
+            name_level(ax, GUESSED[task], "guessing", below=True)
             if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
                 ax.set_ylim(bottom=_BELOW_GUESSING)
         label_line_ends(ax, ends)

@@ -211,14 +211,60 @@ def test_position_coupling() -> None:
 
 def test_sparse_parity() -> None:
     text = section(FINDINGS, "Do synthetic tasks agree?")
+    told = []
+    for folder, sizes in {"parity": (40, 80, 200), "parity_scaled": (80, 200)}.items():
+        results = REFERENCE / "synthetic" / folder
+        cells = over_seeds(read_artefact(results, "synthetic_accuracy"))
+        learnt = cells[cells["sparsity"] <= cells["largest_train_sparsity"]]
+        assert set(learnt["num_seeds"]) == {3} and learnt["is_learnt"].all()
+        told.append((by(learnt, "largest_train_sparsity", "sparsity", "size"), sizes))
+        scales = {
+            of_model.get("attention_scale", 1.0)
+            for of_model in read_settings(results, "evaluate_synthetic").values()
+        }
+        assert scales == {2.0 if folder == "parity_scaled" else 1.0}
+    rows = re.findall(r"^\| up to (\d) bits? \| (\d) \|(.*)\|$", text, re.MULTILINE)
+    assert len(rows) == 9
+    for most, k, quoted in rows:
+        values = [table[int(most), int(k), size] for table, sizes in told for size in sizes]
+        for cell, row in zip(quoted.split("|"), values, strict=True):
+            agree(cell, *(row[name] for name in ("exact_match", "lowest", "highest")))
+
+
+def test_sparse_parity_in_single_models() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    columns = ["largest_train_sparsity", "sparsity", "size", "seed"]
+    own, doubled = (
+        read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy")
+        .set_index(columns)
+        .sort_index()["exact_match"]
+        for folder in ("parity", "parity_scaled")
+    )
+    eight, four = re.findall(r"never shown, in (.*?); at 80 tokens they get four right in (\S+),", text)[0]
+    agree(eight, *own[6, 8, 20])
+    agree(four, own[6, 4, 80].mean())
+    (one,) = re.findall(r"at 200 tokens one bit is right in (.*?) where", text)
+    agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
+    (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
+    agree(spoilt, *doubled[6, 6, 20])
+    for most in (4, 6):
+        for seed in range(3):
+            at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
+            assert at_80 == sorted(at_80, reverse=True)
+
+
+def test_an_earlier_sparse_parity() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
     accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
-    cells = over_seeds(accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)])
-    for k in (1, 2, 3):
-        (row,) = cells[(cells["largest_train_sparsity"] == k) & (cells["sparsity"] == k)].to_dict("records")
-        agree(cells_of(text, f"{k} ")[0], row["exact_match"], row["lowest"], row["highest"])
-    within = by(cells[cells["largest_train_sparsity"] == 3], "sparsity")
-    for label, k in {"one bit": 1, "two bits": 2, "three bits": 3}.items():
-        agree(cells_of(text, label)[0], *(within[k][name] for name in ("exact_match", "lowest", "highest")))
+    of_task = accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)]
+    cells = by(over_seeds(of_task), "largest_train_sparsity", "sparsity")
+    across, within = re.findall(
+        r"At 80 tokens it had ([^,]*, .*?) right at .*?; its models of up to 3 bits (.*?) at", text
+    )[0]
+    for quoted, keys in ((across, [(1, 1), (2, 2), (3, 3)]), (within, [(3, 1), (3, 2), (3, 3)])):
+        shares = re.findall(r"\d\.\d\d(?: \[.*?\])?", quoted)
+        for share, key in zip(shares, keys, strict=True):
+            agree(share, *(cells[key][name] for name in ("exact_match", "lowest", "highest")))
 
 
 def test_planted_correlation() -> None:
