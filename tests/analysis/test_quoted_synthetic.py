@@ -1,0 +1,175 @@
+"""Numbers that the pages quote of synthetic tasks are those of the results kept in analysis/reference."""
+
+import re
+from typing import Any
+
+import pandas as pd
+from quoted import FINDINGS, REFERENCE, Row, agree, by, cells_of, interval, section
+
+from analysis.synthetic.found_dependencies import by_part
+from analysis.synthetic.found_ids import by_kind
+from analysis.synthetic.synthetic_accuracy import over_seeds
+from pipeline.results.folder import read_artefact, read_settings
+
+
+def test_position_coupling() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    first, rotated = (
+        by(
+            over_seeds(pd.read_parquet(REFERENCE / f"synthetic/{folder}/synthetic_accuracy.parquet")),
+            "task", "positions", "size",
+        )
+        for folder in ("results", "rotated")
+    )  # fmt: skip
+
+    def of(cells: dict[Any, Row], *key: str | int) -> tuple[float, float, float]:
+        return tuple(cells[key][name] for name in ("exact_match", "lowest", "highest"))  # type: ignore[return-value]
+
+    for label, size in {"variable assignment, whose": 18, "parity with a scratchpad | three": 30}.items():
+        task = label.split(",")[0].split(" with")[0]
+        name = {"parity": "parity_scratchpad"}.get(task, task.replace(" ", "_"))
+        agree(cells_of(text, label)[-3], *of(first, name, "predicted", size))
+    for label, size in {"copy | 20 letters": 20, "copy | 30 letters": 30}.items():
+        agree(cells_of(text, label)[-3], *of(first, "copy", "predicted", size))
+    for label, size in {"copy with PPC, whole heads": 30, "the same | 40": 40}.items():
+        quarter, whole = cells_of(text, label)[1:]
+        agree(quarter, *of(first, "copy", "predicted", size))
+        agree(whole, *of(rotated, "copy", "predicted", size))
+    assigned = ("variable_assignment", "predicted", 18)
+    quarter, whole = cells_of(text, "assignments with PPC")[1:]
+    agree(quarter, *of(first, *assigned))
+    agree(whole, *of(rotated, *assigned))
+    for label, size in {"addition with PPC, spread": 12, "the same addition": 24}.items():
+        unspread, spread = cells_of(text, label)[1:]
+        agree(unspread, *of(first, "addition", "predicted", size))
+        agree(spread, *of(rotated, "addition_padded", "predicted", size))
+    for label, size in {
+        "within training": 5,
+        "twice | 10": 10,
+        "three times | 15": 15,
+        "four times | 20": 20,
+    }.items():
+        for cell, positions in zip(cells_of(text, label)[1:], ("predicted", "pose"), strict=True):
+            agree(cell, *of(rotated, "parity_scratchpad", positions, size))
+
+
+def test_sparse_parity() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    told = []
+    for folder, sizes in {"parity": (40, 80, 200), "parity_scaled": (80, 200)}.items():
+        results = REFERENCE / "synthetic" / folder
+        cells = over_seeds(read_artefact(results, "synthetic_accuracy"))
+        learnt = cells[cells["sparsity"] <= cells["largest_train_sparsity"]]
+        assert set(learnt["num_seeds"]) == {3} and learnt["is_learnt"].all()
+        told.append((by(learnt, "largest_train_sparsity", "sparsity", "size"), sizes))
+        scales = {
+            of_model.get("attention_scale", 1.0)
+            for of_model in read_settings(results, "evaluate_synthetic").values()
+        }
+        assert scales == {2.0 if folder == "parity_scaled" else 1.0}
+    rows = re.findall(r"^\| up to (\d) bits? \| (\d) \|(.*)\|$", text, re.MULTILINE)
+    assert len(rows) == 9
+    for most, k, quoted in rows:
+        values = [table[int(most), int(k), size] for table, sizes in told for size in sizes]
+        for cell, row in zip(quoted.split("|"), values, strict=True):
+            agree(cell, *(row[name] for name in ("exact_match", "lowest", "highest")))
+
+
+def test_sparse_parity_in_single_models() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    columns = ["largest_train_sparsity", "sparsity", "size", "seed"]
+    own, doubled = (
+        read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy")
+        .set_index(columns)
+        .sort_index()["exact_match"]
+        for folder in ("parity", "parity_scaled")
+    )
+    eight, four = re.findall(r"never shown, in (.*?); at 80 tokens they get four right in (\S+),", text)[0]
+    agree(eight, *own[6, 8, 20])
+    agree(four, own[6, 4, 80].mean())
+    (one,) = re.findall(r"at 200 tokens one bit is right in (.*?) where", text)
+    agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
+    (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
+    agree(spoilt, *doubled[6, 6, 20])
+    for most in (4, 6):
+        for seed in range(3):
+            at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
+            assert at_80 == sorted(at_80, reverse=True)
+
+
+def test_an_earlier_sparse_parity() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
+    of_task = accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)]
+    cells = by(over_seeds(of_task), "largest_train_sparsity", "sparsity")
+    across, within = re.findall(
+        r"At 80 tokens it had ([^,]*, .*?) right at .*?; its models of up to 3 bits (.*?) at", text
+    )[0]
+    for quoted, keys in ((across, [(1, 1), (2, 2), (3, 3)]), (within, [(3, 1), (3, 2), (3, 3)])):
+        shares = re.findall(r"\d\.\d\d(?: \[.*?\])?", quoted)
+        for share, key in zip(shares, keys, strict=True):
+            agree(share, *(cells[key][name] for name in ("exact_match", "lowest", "highest")))
+
+
+def test_planted_correlation() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    accuracy = pd.read_parquet(REFERENCE / "synthetic/further/synthetic_accuracy.parquet")
+    cells = over_seeds(accuracy[accuracy["task"] == "planted_correlation"])
+    assert cells["is_learnt"].all() and set(cells["num_seeds"]) == {3}
+    own = by(cells[cells["sparsity"] == cells["largest_train_sparsity"]], "sparsity", "size")
+    for k in (1, 2):
+        for size, cell in zip((40, 80, 160), cells_of(text, f"K_train = {k}"), strict=True):
+            agree(cell, *(own[k, size][name] for name in ("exact_match", "lowest", "highest")))
+    assert (cells[cells["sparsity"] == 1]["lowest"] == 1).all()
+    two = (accuracy["task"] == "planted_correlation") & (accuracy["largest_train_sparsity"] == 2)
+    longest = accuracy[two & (accuracy["sparsity"] == 2) & (accuracy["size"] == 80)]["exact_match"]
+    assert sorted(longest.round(2)) == [0.73, 0.75, 1.0]
+
+
+def test_what_the_rules_find_of_the_truth() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    found = by(
+        by_part(read_artefact(REFERENCE / "synthetic/results", "found_dependencies")),
+        "rule", "intervention", "sparsity", "part",
+    )  # fmt: skip
+    quoted = re.findall(r"`leave_one_out` finds (.*?) of the bits and (.*?) of the\s+marks", text)[0]
+    for part, numbers in zip(("bits", "marks"), quoted, strict=True):
+        row = found["leave_one_out", "substitute", 2, part]
+        agree(numbers, *(100 * row[name] for name in ("found", "found_lowest", "found_highest")))
+
+
+def test_what_predicted_ids_depend_on() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    rows = read_artefact(REFERENCE / "synthetic/further", "found_id_dependencies")
+    kinds = by_kind(rows).fillna({"intervention": "-"})
+    assert set(kinds["num_seeds"]) == {2} and set(kinds["num_targets"]) == {300}
+    found = by(kinds, "rule", "intervention", "part")
+    leaving_out = "leave_one_out_divergence"
+    for label, rule, intervention, name in (
+        ("token taken away", leaving_out, "remove", "found"),
+        ("how far that moves", leaving_out, "remove", "effect"),
+        ("token replaced", leaving_out, "substitute", "found"),
+        ("how far the first then", leaving_out, "substitute", "effect"),
+        ("found first by `attention`", "attention", "-", "found"),
+        ("found first by `gradient`", "gradient", "-", "found"),
+    ):
+        for part, cell in zip(("a left side", "=", "a right side"), cells_of(text, label), strict=True):
+            row = found[rule, intervention, part]
+            agree(cell, *(interval_of_seeds(row) if name == "found" else (row["effect"],)))
+    second = rows[(rows["rule"] == leaving_out) & (rows["rank"] == 2)]
+    of_kinds = second.groupby(["intervention", second["target_index"] % 3])["effect"].mean()
+    (most,) = re.findall(r"moves the prediction by (\S+) nats or less", text)
+    assert of_kinds.max() <= float(most)
+
+
+def interval_of_seeds(row: Row) -> tuple[float, float, float]:
+    return row["found"], row["found_lowest"], row["found_highest"]
+
+
+def test_rules_that_look_inside_models_of_tasks() -> None:
+    text = section(FINDINGS, "Do synthetic tasks agree?")
+    table = pd.read_parquet(REFERENCE / "methods.parquet")
+    removed = by(table[table["intervention"] == "remove"].drop_duplicates("rule"), "rule")
+    for rule in ("attention_rollout", "attention", "leave_one_out_divergence", "leave_one_out",
+                 "gradient_divergence", "gradient"):  # fmt: skip
+        agree(cells_of(text, f"`{rule}` |")[0], *interval(removed[rule], "found_dependencies"))
