@@ -127,7 +127,8 @@ def _where_one_is_solved(lines: pd.DataFrame) -> pd.DataFrame:
         lines: a row a line and size.
     """
     solved = lines.loc[lines["exact_match"] >= SOLVED, "size"]
-    return lines[lines["size"] == (lines if solved.empty else solved.to_frame())["size"].max()]
+    largest = lines["size"].max() if solved.empty else solved.max()
+    return lines[lines["size"] == largest]
 
 
 def _fewer_hold_farther(at_one_size: pd.DataFrame) -> bool:

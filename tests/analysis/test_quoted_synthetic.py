@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pandas as pd
-from quoted import FINDINGS, REFERENCE, Row, agree, by, cells_of, interval, section
+from quoted import FINDINGS, FIRST_PAGE, REFERENCE, Row, agree, by, cells_of, interval, section
 
 from analysis.synthetic.found_dependencies import by_part
 from analysis.synthetic.found_ids import by_kind
@@ -91,6 +91,14 @@ def test_sparse_parity_in_single_models() -> None:
     agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
     (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
     agree(spoilt, *doubled[6, 6, 20])
+    first_page = FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")
+    words = (
+        r"trained length in (.*?) of the answers of one bit, (\S+) of two, (\S+) of three and (.*?) of four"
+    )
+    for k, quoted in enumerate(re.findall(words, first_page)[0], start=1):
+        of_seeds = own[4, k, 200]
+        agree(quoted, of_seeds.mean(), of_seeds.min(), of_seeds.max())
+    agree(re.findall(r"doubled in testing (\S+) of four", first_page)[0], doubled[4, 4, 200].mean())
     for most in (4, 6):
         for seed in range(3):
             at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
