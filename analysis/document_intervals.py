@@ -9,7 +9,7 @@ from collections.abc import Hashable
 import numpy as np
 import pandas as pd
 
-from pipeline.results.bootstrap import Interval, ratio_of_sums
+from pipeline.results.bootstrap import Interval, difference_of_ratios, ratio_of_sums
 
 
 def interval_over_documents(
@@ -25,12 +25,35 @@ def interval_over_documents(
     Returns:
         The ends are NaN for fewer than two documents, which say nothing about other documents.
     """
-    counted = 1.0 if denominators is None else denominators.astype("float64")
-    values = {"numerator": numerators.astype("float64"), "denominator": counted}
-    sums_D = pd.DataFrame(values, index=numerators.index).groupby(document_ids).sum()
+    sums_D = _sums(document_ids, numerators, denominators)
     if sums_D.empty:
         return Interval(np.nan, np.nan, np.nan)
     return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
+
+
+def paired_difference(
+    document_ids: pd.Series,
+    first: tuple[pd.Series, pd.Series | None],
+    second: tuple[pd.Series, pd.Series | None],
+) -> Interval:
+    """The second number less the first, both of the same targets, with its interval over documents.
+
+    Args:
+        document_ids: the document of each target.
+        first, second: numerators and denominators, as of `interval_over_documents`.
+    """
+    sums = [_sums(document_ids, *number) for number in (first, second)]
+    if sums[0].empty:
+        return Interval(np.nan, np.nan, np.nan)
+    ratios = [(of_D["numerator"].to_numpy(), of_D["denominator"].to_numpy()) for of_D in sums]
+    return difference_of_ratios(*ratios)
+
+
+def _sums(document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None) -> pd.DataFrame:
+    """Both, summed over the targets of each document."""
+    counted = 1.0 if denominators is None else denominators.astype("float64")
+    values = {"numerator": numerators.astype("float64"), "denominator": counted}
+    return pd.DataFrame(values, index=numerators.index).groupby(document_ids).sum()
 
 
 def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:

@@ -104,7 +104,7 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     intervals = [f"{name}{end}" for name in ("share", "loss_difference") for end in ("", "_low", "_high")]
     columns = [SIZE, STEP, "model", "measure", "k", "num_targets", "num_documents", *intervals]
     for group in compared:
-        found = _measured_sparsity(group)
+        found = measured_sparsity(group)
         if found is None:
             continue
         model, measured, studied_ks = found
@@ -155,19 +155,27 @@ def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     """
     tables = []
     for group in compared:
-        found = _measured_sparsity(group)
+        found = measured_sparsity(group)
         if found is not None:
             model, _, studied_ks = found
             losses = read_sparse_losses(group.results, only={"model": [model]}, every_judge=True)
-            effects = token_effects(losses[losses["k"] == studied_ks[-1]])
-            shown = effects[(effects["judge"] != model) & (effects["criterion"] == DIVERGENCE)]
-            shown = shown[shown["judge"] == shown["judge"].iloc[0]] if len(shown) else _own(effects)
+            shown = as_another_judges(token_effects(losses[losses["k"] == studied_ks[-1]]))
             labels = {str(name): value for name, value in group.labels.items()}
             tables.append(shown.assign(**labels))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def _own(effects: pd.DataFrame) -> pd.DataFrame:
+def as_another_judges(effects: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one judge and criterion: of the first other judge, by the divergence.
+
+    Where no other judged, the model that chose, by its loss, and only rules that need no null.
+
+    Args:
+        effects: rows of one model with judge, criterion and rule.
+    """
+    others = effects[(effects["judge"] != effects["model"]) & (effects["criterion"] == DIVERGENCE)]
+    if len(others):
+        return others[others["judge"] == others["judge"].iloc[0]]
     needs_none = ~effects["rule"].map(needs_null).astype(bool)
     return effects[(effects["judge"] == effects["model"]) & (effects["criterion"] == LOSS) & needs_none]
 
@@ -192,7 +200,7 @@ def gaps_by_scale(compared: Sequence[ComparedModels], measure: str | None = None
         reference = group.long_models[-1]
         losses = read_artefact(group.results, "loss_differences", [*TARGET, "long_context_loss"])
         gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
-        found = _measured_sparsity(group)
+        found = measured_sparsity(group)
         for model, kind in zip(group.short_models, group.kinds, strict=True):
             targets = gaps[gaps["model"] == model]
             gap = interval_over_documents(targets["document_id"], targets["generalization_gap"])
@@ -227,7 +235,7 @@ def _dense_minus_sparse(
     return interval_columns("dense_minus_sparse", slope)
 
 
-def _measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[int]] | None:
+def measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[int]] | None:
     """The first long-trained model with influential tokens, its measures of k*, and the studied k."""
     settings = read_settings(group.results, "influential_tokens")
     model = next((model for model in group.long_models if model in settings), None)

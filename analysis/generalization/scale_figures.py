@@ -49,7 +49,7 @@ def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) 
     _lines_by_size(lines, share_ax, f"share of the gain carried by {k} tokens")
     is_judged = "judge" in shares and (shares["judge"] != shares["model"]).all()
     by_whom = ["shares as another seed judges"] if is_judged else []
-    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gaps), *by_whom, BARS))
+    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gains), *by_whom, BARS))
     return figure
 
 

@@ -1,5 +1,6 @@
 """Intervals over documents. Tokens of one document are not independent, so documents are resampled."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,38 +59,81 @@ def ratio_of_sums(
     Raises:
         ValueError: no documents, or arrays of different shape.
     """
-    numerators_D = np.asarray(numerators_D, dtype=np.float64)
-    denominators_D = np.asarray(denominators_D, dtype=np.float64)
-    if numerators_D.shape != denominators_D.shape or numerators_D.ndim != 1 or len(numerators_D) == 0:
+    return _interval_over_documents([numerators_D, denominators_D], _ratio, seed, num_resamples)
+
+
+def difference_of_ratios(
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
+    *,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Interval:
+    """Interval of the second ratio of sums less the first, measured on the same documents.
+
+    Both are of the same resampled documents, so what a document does to both is no part of the interval.
+
+    Args:
+        first, second: numerators and denominators, as of `ratio_of_sums`, one value a document in one order.
+        seed, num_resamples: as of `ratio_of_sums`.
+
+    Returns:
+        As `ratio_of_sums`.
+
+    Raises:
+        ValueError: no documents, or arrays of different shape.
+    """
+    return _interval_over_documents([*first, *second], _difference, seed, num_resamples)
+
+
+def _ratio(sums_X2: np.ndarray) -> np.ndarray:
+    return sums_X2[:, 0] / sums_X2[:, 1]
+
+
+def _difference(sums_X4: np.ndarray) -> np.ndarray:
+    return _ratio(sums_X4[:, 2:]) - _ratio(sums_X4[:, :2])
+
+
+def _interval_over_documents(
+    columns: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+    num_resamples: int,
+) -> Interval:
+    """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X]."""
+    columns = [np.asarray(column, dtype=np.float64) for column in columns]
+    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1 or len(columns[0]) == 0:
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
-    if len(numerators_D) < FEWEST_RESAMPLED:
-        return _jackknife_interval(numerators_D, denominators_D)
-    sums_R2 = _resampled_sums(np.stack([numerators_D, denominators_D], axis=1), seed, num_resamples)
+    sums_DC = np.stack(columns, axis=1)
+    whole_1C = np.array([[column.sum() for column in columns]])
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimate = numerators_D.sum() / denominators_D.sum()
-        low, high = np.nanquantile(sums_R2[:, 0] / sums_R2[:, 1], [0.025, 0.975])
+        if len(sums_DC) < FEWEST_RESAMPLED:
+            return _jackknife_interval(sums_DC, whole_1C, statistic)
+        estimate = statistic(whole_1C)[0]
+        resampled = statistic(_resampled_sums(sums_DC, seed, num_resamples))
+        low, high = np.nanquantile(resampled, [0.025, 0.975])
     return Interval(float(estimate), float(low), float(high))
 
 
-def _jackknife_interval(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Interval:
-    num_documents = len(numerators_D)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        estimate = numerators_D.sum() / denominators_D.sum()
-        without_D = (numerators_D.sum() - numerators_D) / (denominators_D.sum() - denominators_D)
-        error = np.sqrt((num_documents - 1) * without_D.var())
+def _jackknife_interval(
+    sums_DC: np.ndarray, whole_1C: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+) -> Interval:
+    num_documents = len(sums_DC)
+    estimate = float(statistic(whole_1C)[0])
+    error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
     if num_documents < 2 or not np.isfinite(error):
-        return Interval(float(estimate), np.nan, np.nan)
+        return Interval(estimate, np.nan, np.nan)
     half_width = _T_QUANTILES[num_documents - 2] * error
-    return Interval(float(estimate), float(estimate - half_width), float(estimate + half_width))
+    return Interval(estimate, float(estimate - half_width), float(estimate + half_width))
 
 
-def _resampled_sums(sums_D2: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
-    """Both sums over the documents of each resample: float64 [R, 2]."""
+def _resampled_sums(sums_DC: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
+    """The sums over the documents of each resample: float64 [R, num columns]."""
     blocks: list[np.ndarray] = []
     num_drawn = 0
     while num_drawn < num_resamples:
-        counts_BD = _draw_counts(len(sums_D2), seed, len(blocks))[: num_resamples - num_drawn]
-        blocks.append(counts_BD.astype(np.float64) @ sums_D2)
+        counts_BD = _draw_counts(len(sums_DC), seed, len(blocks))[: num_resamples - num_drawn]
+        blocks.append(counts_BD.astype(np.float64) @ sums_DC)
         num_drawn += len(counts_BD)
     return np.concatenate(blocks)
 

@@ -56,10 +56,10 @@ def test_sparsity_is_that_of_each_folder(compared: list[model_scale.ComparedMode
 
 def test_where_no_target_gains_there_is_no_share(folders: list[Path]) -> None:
     (small,) = model_scale.compared_models(folders[1:2])
-    nothing = measured_without_gain(model_scale._measured_sparsity(small))
+    nothing = measured_without_gain(model_scale.measured_sparsity(small))
     assert gain_bins.shares_of_gaining_targets(nothing, [1, 16]).empty
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_scale, "_measured_sparsity", lambda _: ("long-seed0", nothing, [1, 4, 16]))
+        patch.setattr(model_scale, "measured_sparsity", lambda _: ("long-seed0", nothing, [1, 4, 16]))
         table = model_scale.sparsity_by_scale([small])
     assert table.empty
     assert model_scale.trend_sentences(table, "num_parameters", "measure", "share", "the share") == []

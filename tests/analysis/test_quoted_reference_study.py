@@ -30,6 +30,7 @@ from quoted import (
 from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
 from analysis.generalization.gain_bins import shares_of_gaining_targets
 from analysis.generalization.model_scale import carried_by_scale, compared_models, gaps_by_scale
+from analysis.generalization.scale_changes import changes_with_scale
 from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHER
 from analysis.generalization.sparsity_measures import read_sparsity_measures
 from analysis.mean_losses import summarize_models
@@ -133,7 +134,7 @@ def test_gaps_of_the_reference_study() -> None:
 
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
 def test_what_changes_with_size(place: int, size: str) -> None:
-    text = section(FINDINGS, "What changes with model size?")
+    text, _, _ = section(FINDINGS, "What changes with model size?").partition("| larger less smaller ")
     results, (choosing, judge, floor) = SIZES[size]
 
     def agrees(label: str, row: Row, name: str) -> None:
@@ -163,6 +164,28 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     agrees("gap of the PoSE model, sampled", gaps[short], "generalization_gap")
     expected = expected_gaps(losses, short_models=[short], floor_model=floor)
     agrees("the same, expected", by(mean_gaps(expected), "model")[short], "expected_gap")
+
+
+def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
+    text = section(FINDINGS, "What changes with model size?")
+    changes = changes_with_scale(compared_models([results for results, _ in SIZES.values()]))
+    rows = {
+        "loss at 256": ("long_context_loss", None, None),
+        "gain of the long context, nats ": ("loss_difference", None, None),
+        "share that 4 chosen": ("share", "leave_one_out_divergence", 4),
+        "share that 16 chosen": ("share", "leave_one_out_divergence", 16),
+        "share that the 16 nearest": ("share", "nearest", 16),
+    }  # fmt: skip
+    *_, table = text.split("| larger less smaller ")
+    headings = cells_of(f"| larger less smaller {table}", "larger less smaller")
+    for place, (_, of_pair) in enumerate(changes.groupby("larger")):
+        agree(headings[place].partition(", ")[2], of_pair["num_targets"].iloc[0])
+        for label, (what, rule, k) in rows.items():
+            found = of_pair[of_pair["what"] == what]
+            if rule is not None:
+                found = found[(found["rule"] == rule) & (found["k"] == k)]
+            (row,) = found.to_dict("records")
+            agree(cells_of(table, label)[place], *interval(row, "difference"))
 
 
 def test_the_figure_of_sizes_speaks_as_another_seed_judges() -> None:

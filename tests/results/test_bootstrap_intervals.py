@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.bootstrap import _T_QUANTILES, FEWEST_RESAMPLED, Interval, _draw_counts, ratio_of_sums
+from pipeline.results.bootstrap import (
+    _T_QUANTILES,
+    FEWEST_RESAMPLED,
+    Interval,
+    _draw_counts,
+    difference_of_ratios,
+    ratio_of_sums,
+)
 
 Study = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, float]]
 
@@ -143,6 +150,39 @@ def test_intervals_cover_the_truth_and_over_tokens_they_would_not() -> None:
         by_token += abs(interval.estimate - truth) <= half_width
     assert 0.91 <= by_document / 300 <= 0.98
     assert by_token / 300 < 0.85
+
+
+@pytest.mark.parametrize("num_documents", [8, 60])
+def test_a_difference_of_means_is_the_mean_of_differences(num_documents: int) -> None:
+    first, second = np.random.default_rng(2).normal([[1.0], [1.5]], 1.0, (2, num_documents))
+    ones = np.ones(num_documents)
+    interval = difference_of_ratios((first, ones), (second, ones))
+    of_differences = ratio_of_sums(second - first, ones)
+    assert [interval.estimate, interval.low, interval.high] == pytest.approx(
+        [of_differences.estimate, of_differences.low, of_differences.high], abs=1e-12
+    )
+
+
+def test_a_difference_of_ratios_agrees_with_scipy() -> None:
+    generator = np.random.default_rng(6)
+    first, second = generator.gamma(3.0, 1.0, (2, 60))
+    pairs = (0.4 * first + generator.normal(0, 0.5, 60), first), (0.7 * second + 0.3 * first, second)
+    ours = difference_of_ratios(*pairs)
+    theirs = stats.bootstrap(
+        (*pairs[0], *pairs[1]),
+        lambda n, d, m, e, axis: m.sum(axis) / e.sum(axis) - n.sum(axis) / d.sum(axis),
+        paired=True, vectorized=True, n_resamples=10_000, method="percentile", random_state=0,
+    ).confidence_interval  # fmt: skip
+    width = theirs.high - theirs.low
+    assert ours.estimate == pairs[1][0].sum() / second.sum() - pairs[0][0].sum() / first.sum()
+    assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
+
+
+def test_what_documents_do_to_both_is_no_part_of_a_difference() -> None:
+    luck = np.random.default_rng(4).normal(0, 5.0, 40)
+    interval = difference_of_ratios((luck, np.ones(40)), (luck + 0.25, np.ones(40)))
+    assert [interval.low, interval.high] == pytest.approx([0.25, 0.25])
 
 
 @pytest.mark.parametrize("num_documents", [1, 7, 30_000])
