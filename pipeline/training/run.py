@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from pipeline.models.memory import keep_freed_memory, out_of_memory_in_words
 from pipeline.results.folder_lock import FolderLock
 from pipeline.training.checkpoints import RunConfig, checkpoints_of
@@ -47,6 +49,9 @@ def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[
     """
     with _alone(run_folder, config), out_of_memory_in_words(less_memory):
         keep_freed_memory()
+        # Products of small probabilities fall below 1e-38 once a model has learnt a little: nothing to what they
+        # are added to, and a processor takes a hundred cycles and more for each (training.py --trained).
+        torch.set_flush_denormal(True)
         training = make()
         training.run()
     return training
