@@ -23,6 +23,7 @@ sys.path.append(str(BENCHMARKS))
 import accounting
 import agreement
 import bfloat16_agreement
+import denormals
 import explain_seconds
 import gpu
 import leave_one_out
@@ -153,6 +154,29 @@ def test_the_matrix_product_peak_is_that_of_one_of_its_shapes(monkeypatch: pytes
     monkeypatch.setattr(matrix_product_peak, "product_flops_per_second", lambda shape, *_: rates[shape])
     peak = matrix_product_peak.matrix_product_peak("bfloat16", torch.device("cpu"), list(rates))
     assert (peak.flops_per_second, peak.shape, peak.dtype) == (9.0, (4, 5, 6), "bfloat16")
+
+
+def test_what_denormal_numbers_cost_is_timed_on_the_command_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data(tmp_path / "data", train_token_ids=[[*range(1, 13), *range(7, 19)]])
+    config = Path(__file__).resolve().parents[1] / "olmo_configs" / "tiny.yaml"
+    sizes = ["train_context_length=8", "global_train_batch_tokens=16", "device_train_microbatch_tokens=16"]
+    words = [config, "--data", tmp_path / "data", "--save-folder", tmp_path / "run", "precision=fp32", *sizes]
+    monkeypatch.setattr(sys, "argv", ["denormals.py", *map(str, words)])
+    denormals.main()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = json.loads(capsys.readouterr().out)
+    of_training = report["loss_and_gradients"]
+    assert of_training["ratio"] == of_training["seconds_with"] / of_training["seconds_flushed"]
+    assert of_training["loss"] == pytest.approx(report["loss_without_gradients"]["loss"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_denormal_numbers_change_is_refused() -> None:
+    smallest = torch.tensor(torch.finfo(torch.float32).smallest_normal)
+    with pytest.raises(SystemExit, match="differ"):
+        denormals.medians(lambda: float(smallest / 2))
 
 
 def test_bfloat16_agreement_runs(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:

@@ -49,8 +49,8 @@ def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[
     """
     with _alone(run_folder, config), out_of_memory_in_words(less_memory):
         keep_freed_memory()
-        # Products of small probabilities fall below 1e-38 once a model has learnt a little: nothing to what they
-        # are added to, and a processor takes a hundred cycles and more for each (training.py --trained).
+        # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
+        # they are added to, but a processor takes long for each (tests/benchmarks/denormals.py).
         torch.set_flush_denormal(True)
         training = make()
         training.run()
