@@ -43,7 +43,7 @@ def changes_with_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
             last[group.num_parameters] = group  # they come from early to late
     rows = []
     for smaller, larger in pairwise(last.values()):
-        labels = {"smaller": smaller.num_parameters, "larger": larger.num_parameters}
+        labels: dict[Hashable, Any] = {"smaller": smaller.num_parameters, "larger": larger.num_parameters}
         changes = (*_changed_losses(smaller, larger), *_changed_shares(smaller, larger))
         rows += [labels | row for row in changes]
     return pd.DataFrame(rows).astype({"k": "Int64"}) if rows else pd.DataFrame()
@@ -61,11 +61,10 @@ def _changed_losses(smaller: ComparedModels, larger: ComparedModels) -> Iterator
 
 
 def _changed_shares(smaller: ComparedModels, larger: ComparedModels) -> Iterator[dict[Hashable, Any]]:
-    effects = [_effects(group) for group in (smaller, larger)]
-    if any(of_size is None for of_size in effects):
+    first, second = _effects(smaller), _effects(larger)
+    if first is None or second is None:
         return
-    keys = ["rule", "k", *TARGET]
-    paired = joined_on_common(*effects, keys, "choices of two sizes", ("", _LARGER))
+    paired = joined_on_common(first, second, ["rule", "k", *TARGET], "choices of two sizes", ("", _LARGER))
     for (rule, k), targets in paired.groupby(["rule", "k"], sort=False):
         yield _row(targets, {"what": SHARE, "rule": rule, "k": k}, "effect", "gain")
 
@@ -87,9 +86,9 @@ def _row(
         (paired[f"{numerator}{end}"], None if denominator is None else paired[f"{denominator}{end}"])
         for end in ("", _LARGER)
     )
-    ends = {name: _mean_or_ratio(*values) for name, values in (("of_smaller", first), ("of_larger", second))}
+    means: dict[Hashable, Any] = {"of_smaller": _mean_or_ratio(*first), "of_larger": _mean_or_ratio(*second)}
     difference = paired_difference(paired["document_id"], first, second)
-    return {**labels, **sample_counts(paired), **ends, **interval_columns("difference", difference)}
+    return labels | sample_counts(paired) | means | interval_columns("difference", difference)
 
 
 def _mean_or_ratio(numerators: pd.Series, denominators: pd.Series | None) -> float:
