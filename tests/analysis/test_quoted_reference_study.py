@@ -159,6 +159,10 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     agrees("predictions that gain", shares[4], "share")
     agrees("the same of 16", shares[16], "share")
     short = f"{size}-short-pose-seed0"
+    if short not in set(losses["model"]):
+        of_gaps = ("its change", "gap of the PoSE", "the same, expected")
+        assert {cells_of(text, label)[place] for label in of_gaps} == {"not measured"}
+        return
     assert f", {measured['dependency_sparsity'].notna().sum()} targets" in cells_of(text, "its change")[place]
     gaps = by(gaps_by_scale(compared_models([results])), "model")
     agrees("gap of the PoSE model, sampled", gaps[short], "generalization_gap")
