@@ -50,7 +50,8 @@ def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[
     with _alone(run_folder, config), out_of_memory_in_words(less_memory):
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
-        # they are added to, but a processor takes long for each (tests/benchmarks/denormals.py).
+        # they are added to, but a processor takes long for each (tests/benchmarks/denormals.py). Set before
+        # torch starts its threads, which take it over.
         torch.set_flush_denormal(True)
         training = make()
         training.run()

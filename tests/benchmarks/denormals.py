@@ -7,9 +7,9 @@ checkpoint: put it in the place of pipeline/pretrain.py in the command that trai
     python tests/benchmarks/denormals.py olmo_configs/8m.yaml --data runs/reference/data \\
         --save-folder runs/reference/models/8m-long-seed0 train_context_length=256 seed=0
 
-Both are timed in turn, on one batch and the same weights, so the losses must be one number. One thread, as
-the flag is a thread's own. Prints the median seconds, and their ratio, above 1 where flushing is faster. The
-run folder is not written to.
+Both are timed in turn, on one batch and the same weights, and the results, the norm of the gradients and the
+loss, must be the same to the last bit. One thread, as the flag is a thread's own. Prints the median seconds,
+and their ratio, above 1 where flushing is faster. The run folder is not written to.
 """
 
 import argparse
@@ -45,27 +45,32 @@ def arguments_of_command_line() -> argparse.Namespace:
     return of_pretrain.parse_args()
 
 
-def medians(compute_loss: Callable[[], float]) -> dict[str, float]:
-    """Median seconds with denormal numbers, and with 0 in their place; their ratio; the loss.
+def medians(compute: Callable[[], float]) -> dict[str, float]:
+    """Median seconds with denormal numbers, and with 0 in their place; their ratio; the result.
 
     Raises:
-        SystemExit: the loss is not the same.
+        SystemExit: the results are not the same.
     """
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    losses = set()
+    results = set()
     try:
         for pair in range(NUM_PAIRS):
             for is_flushed in (True, False) if pair % 2 else (False, True):
                 torch.set_flush_denormal(is_flushed)
                 started = time.perf_counter()
-                losses.add(compute_loss())
+                results.add(compute())
                 seconds[is_flushed].append(time.perf_counter() - started)
     finally:
         torch.set_flush_denormal(False)
-    if len(losses) > 1:
-        raise SystemExit(f"the losses with and without denormal numbers differ: {losses}")
+    if len(results) > 1:
+        raise SystemExit(f"the results with and without denormal numbers differ: {results}")
     kept, flushed = (statistics.median(seconds[is_flushed]) for is_flushed in (False, True))
-    return {"seconds_with": kept, "seconds_flushed": flushed, "ratio": kept / flushed, "loss": losses.pop()}
+    return {
+        "seconds_with": kept,
+        "seconds_flushed": flushed,
+        "ratio": kept / flushed,
+        "result": results.pop(),
+    }
 
 
 def main() -> None:
@@ -81,7 +86,8 @@ def main() -> None:
 
     def gradients() -> float:
         trainer._optimizer.zero_grad()
-        return float(trainer._accumulate_gradients(step)[0])
+        trainer._accumulate_gradients(step)
+        return trainer._clip_gradients(step)
 
     @torch.no_grad()
     def loss() -> float:
