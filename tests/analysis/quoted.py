@@ -17,8 +17,9 @@ SMALLER = REFERENCE / "judged" / "300k" / "results"
 LARGEST = REFERENCE / "judged" / "8m" / "results"
 """The same at the largest: long-trained models only, measured on fewer documents."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
-FINDINGS, FIRST_PAGE, RECIPES = (
+FINDINGS, SYNTHETIC, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",
+    ROOT / "analysis" / "SYNTHETIC.md",
     ROOT / "README.md",
     ROOT / "pipeline" / "RECIPES.md",
 )

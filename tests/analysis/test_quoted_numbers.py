@@ -15,6 +15,7 @@ from quoted import (
     RECIPES,
     REFERENCE,
     STUDY,
+    SYNTHETIC,
     Row,
     agree,
     by,
@@ -214,7 +215,7 @@ def test_needles() -> None:
 
 
 def test_theory() -> None:
-    text = section(FINDINGS, "Does the theory's own class behave?")
+    text = section(SYNTHETIC, "Does the theory's own class behave?")
     fits = with_bounds(read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None))
     conditions = by(summarize_conditions(fits), "model")
     for label, name in {

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pandas as pd
-from quoted import FINDINGS, FIRST_PAGE, REFERENCE, Row, agree, by, cells_of, interval, section
+from quoted import FINDINGS, FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
 
 from analysis.synthetic.found_dependencies import by_part
 from analysis.synthetic.found_ids import by_kind
@@ -13,7 +13,9 @@ from pipeline.results.folder import read_artefact, read_settings
 
 
 def test_position_coupling() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?")
+    text = section(SYNTHETIC, "Does position coupling reach beyond the trained size?") + section(
+        SYNTHETIC, "What limits position coupling?"
+    )
     first, rotated = (
         by(
             over_seeds(pd.read_parquet(REFERENCE / f"synthetic/{folder}/synthetic_accuracy.parquet")),
@@ -54,7 +56,7 @@ def test_position_coupling() -> None:
 
 
 def test_sparse_parity() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?")
+    text = section(SYNTHETIC, "Does sparsity act?")
     told = []
     for folder, sizes in {"parity": (40, 80, 200), "parity_scaled": (80, 200)}.items():
         results = REFERENCE / "synthetic" / folder
@@ -76,7 +78,7 @@ def test_sparse_parity() -> None:
 
 
 def test_sparse_parity_in_single_models() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    text = section(SYNTHETIC, "Does sparsity act?").replace("\n", " ")
     columns = ["largest_train_sparsity", "sparsity", "size", "seed"]
     own, doubled = (
         read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy")
@@ -99,6 +101,9 @@ def test_sparse_parity_in_single_models() -> None:
         of_seeds = own[4, k, 200]
         agree(quoted, of_seeds.mean(), of_seeds.min(), of_seeds.max())
     agree(re.findall(r"doubled in testing (\S+) of four", first_page)[0], doubled[4, 4, 200].mean())
+    in_short = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    in_both = re.findall(r"are right in (\S+) of the answers .*? in place of (\S+)\. ", in_short)[0]
+    agree(" ".join(in_both), doubled[4, 4, 200].mean(), own[4, 4, 200].mean())
     for most in (4, 6):
         for seed in range(3):
             at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
@@ -106,7 +111,7 @@ def test_sparse_parity_in_single_models() -> None:
 
 
 def test_an_earlier_sparse_parity() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    text = section(SYNTHETIC, "Does sparsity act?").replace("\n", " ")
     accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
     of_task = accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)]
     cells = by(over_seeds(of_task), "largest_train_sparsity", "sparsity")
@@ -120,7 +125,7 @@ def test_an_earlier_sparse_parity() -> None:
 
 
 def test_planted_correlation() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?")
+    text = section(SYNTHETIC, "Are planted correlations learnt?")
     accuracy = pd.read_parquet(REFERENCE / "synthetic/further/synthetic_accuracy.parquet")
     cells = over_seeds(accuracy[accuracy["task"] == "planted_correlation"])
     assert cells["is_learnt"].all() and set(cells["num_seeds"]) == {3}
@@ -135,7 +140,7 @@ def test_planted_correlation() -> None:
 
 
 def test_what_the_rules_find_of_the_truth() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
+    text = section(SYNTHETIC, "Do the selection rules find the tokens that truly decide?").replace("\n", " ")
     found = by(
         by_part(read_artefact(REFERENCE / "synthetic/results", "found_dependencies")),
         "rule", "intervention", "sparsity", "part",
@@ -147,7 +152,7 @@ def test_what_the_rules_find_of_the_truth() -> None:
 
 
 def test_what_predicted_ids_depend_on() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?")
+    text = section(SYNTHETIC, "What do predicted position IDs depend on?")
     rows = read_artefact(REFERENCE / "synthetic/further", "found_id_dependencies")
     kinds = by_kind(rows).fillna({"intervention": "-"})
     assert set(kinds["num_seeds"]) == {2} and set(kinds["num_targets"]) == {300}
@@ -175,7 +180,7 @@ def interval_of_seeds(row: Row) -> tuple[float, float, float]:
 
 
 def test_rules_that_look_inside_models_of_tasks() -> None:
-    text = section(FINDINGS, "Do synthetic tasks agree?")
+    text = section(SYNTHETIC, "Do the selection rules find the tokens that truly decide?")
     table = pd.read_parquet(REFERENCE / "methods.parquet")
     removed = by(table[table["intervention"] == "remove"].drop_duplicates("rule"), "rule")
     for rule in ("attention_rollout", "attention", "leave_one_out_divergence", "leave_one_out",
