@@ -52,6 +52,16 @@ def joined_on_common(
     return left.merge(right, on=keys, suffixes=suffixes)
 
 
+def of_targets(rows: pd.DataFrame, targets: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows of these targets; all where None.
+
+    Args:
+        rows: any table whose rows name a target.
+        targets: the columns of `TARGET`, a row a target.
+    """
+    return rows if targets is None else rows.merge(targets[TARGET], on=TARGET)
+
+
 def of_common_groups(
     left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:

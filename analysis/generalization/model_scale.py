@@ -19,7 +19,7 @@ from analysis.generalization.gap_regression import cluster_robust_slope
 from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_measures import read_sparsity_measures, shown_measure
 from analysis.own_measurements import needs_null, read_sparse_losses
-from analysis.paired_targets import TARGET, joined_on_common
+from analysis.paired_targets import TARGET, joined_on_common, of_targets
 from analysis.token_effects import token_effects
 from pipeline.errors import InputError
 from pipeline.results.bootstrap import Interval
@@ -140,14 +140,18 @@ def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """The share of the far context's worth that the largest studied number of tokens carries.
+def carried_by_scale(
+    compared: Sequence[ComparedModels], k: int | None = None, targets: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The share of the far context's worth that k tokens carry.
 
     Where another model judged, it says so, by the divergence; else the model that chose, by its loss, and
     only of rules that need no null.
 
     Args:
         compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
+        k: None is the largest that was studied.
+        targets: those that are meant, by the columns of `TARGET`; None is all.
 
     Returns:
         num_parameters, train_step and the columns of `token_effects.token_effects`: a row a size, step and
@@ -159,7 +163,8 @@ def carried_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
         if found is not None:
             model, _, studied_ks = found
             losses = read_sparse_losses(group.results, only={"model": [model]}, every_judge=True)
-            shown = as_another_judges(token_effects(losses[losses["k"] == studied_ks[-1]]))
+            losses = of_targets(losses[losses["k"] == (k or studied_ks[-1])], targets)
+            shown = as_another_judges(token_effects(losses))
             labels = {str(name): value for name, value in group.labels.items()}
             tables.append(shown.assign(**labels))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -243,6 +248,12 @@ def measured_sparsity(group: ComparedModels) -> tuple[str, pd.DataFrame, list[in
         return None
     measured, sparse = read_sparsity_measures(group.results, model)
     return model, measured, sorted(sparse["k"].unique())
+
+
+def middle_k(compared: Sequence[ComparedModels]) -> int | None:
+    """The middle of the numbers of tokens that the first of them studied; None: none did."""
+    found = next((found for group in compared if (found := measured_sparsity(group))), None)
+    return None if found is None else _middle(found[2])
 
 
 def _middle(studied_ks: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from analysis.generalization.model_scale import (
     measured_sparsity,
 )
 from analysis.own_measurements import read_sparse_losses
-from analysis.paired_targets import TARGET, joined_on_common
+from analysis.paired_targets import TARGET, joined_on_common, of_targets
 from analysis.token_effects import CRITERIA, effects_of_targets
 from pipeline.results.folder import read_artefact
 
@@ -25,11 +25,14 @@ LONG_LOSS, GAIN, SHARE = "long_context_loss", "loss_difference", "share"
 _LARGER = "_of_larger"
 
 
-def changes_with_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
+def changes_with_scale(
+    compared: Sequence[ComparedModels], targets: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """From each size to the next, both at their last step: the difference, paired by target.
 
     Args:
         compared: of `model_scale.compared_models`; those without a long-trained model are left out.
+        targets: those that are meant, by the columns of `TARGET`; None is all that two sizes both measured.
 
     Returns:
         smaller, larger (numbers of parameters), what (`long_context_loss`, `loss_difference`: means of the
@@ -44,29 +47,34 @@ def changes_with_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     rows = []
     for smaller, larger in pairwise(last.values()):
         labels: dict[Hashable, Any] = {"smaller": smaller.num_parameters, "larger": larger.num_parameters}
-        changes = (*_changed_losses(smaller, larger), *_changed_shares(smaller, larger))
+        changes = (*_changed_losses(smaller, larger, targets), *_changed_shares(smaller, larger, targets))
         rows += [labels | row for row in changes]
     return pd.DataFrame(rows).astype({"k": "Int64"}) if rows else pd.DataFrame()
 
 
-def _changed_losses(smaller: ComparedModels, larger: ComparedModels) -> Iterator[dict[Hashable, Any]]:
+def _changed_losses(
+    smaller: ComparedModels, larger: ComparedModels, targets: pd.DataFrame | None
+) -> Iterator[dict[Hashable, Any]]:
     columns = [*TARGET, LONG_LOSS, GAIN]
     first, second = (
         read_artefact(group.results, "loss_differences", columns, {"model": [group.long_models[0]]})
         for group in (smaller, larger)
     )
-    paired = joined_on_common(first, second, TARGET, "targets of two sizes", ("", _LARGER))
+    both = joined_on_common(first, second, TARGET, "targets of two sizes", ("", _LARGER))
+    paired = of_targets(both, targets)
     for what in (LONG_LOSS, GAIN):
         yield _row(paired, {"what": what, "rule": None, "k": None}, what, None)
 
 
-def _changed_shares(smaller: ComparedModels, larger: ComparedModels) -> Iterator[dict[Hashable, Any]]:
+def _changed_shares(
+    smaller: ComparedModels, larger: ComparedModels, targets: pd.DataFrame | None
+) -> Iterator[dict[Hashable, Any]]:
     first, second = _effects(smaller), _effects(larger)
     if first is None or second is None:
         return
-    paired = joined_on_common(first, second, ["rule", "k", *TARGET], "choices of two sizes", ("", _LARGER))
-    for (rule, k), targets in paired.groupby(["rule", "k"], sort=False):
-        yield _row(targets, {"what": SHARE, "rule": rule, "k": k}, "effect", "gain")
+    both = joined_on_common(first, second, ["rule", "k", *TARGET], "choices of two sizes", ("", _LARGER))
+    for (rule, k), choices in of_targets(both, targets).groupby(["rule", "k"], sort=False):
+        yield _row(choices, {"what": SHARE, "rule": rule, "k": k}, "effect", "gain")
 
 
 def _effects(group: ComparedModels) -> pd.DataFrame | None:

@@ -1,6 +1,6 @@
-"""The drawing of what changes with a model's size: tables of `model_scale` in, a slope graph out."""
+"""The drawing of what changes with a model's size: tables of `model_scale` in, slope graphs out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.figure_texts import LineEnd, label_line_ends, name_level, put_title
 from analysis.figures import TEXT_WIDTH, draw_with_bars, panels
 from analysis.generalization.model_scale import SIZE
+from analysis.own_measurements import shown_rule
 from analysis.palette import BLACK, TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, Look, rule_look
 from analysis.roles import POSE, rule_words, size_words
 from analysis.titles import BARS, lie_apart, percent, sample_size, subtitle
@@ -35,9 +36,52 @@ def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) 
         of_a_seed = rows.drop_duplicates(SIZE)  # of several, the first
         lines.append((words, look, of_a_seed.rename(columns=_as_value("generalization_gap"))))
     _lines_by_size(lines, nats_ax, "nats")
-    k = int(shares["k"].iloc[0])
-    name_level(share_ax, 1, "the whole gain", "left")
-    share_ax.set_ylim(0, 1.1)
+    _draw_shares(shares, share_ax)
+    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gains), *_by_whom(shares), BARS))
+    return figure
+
+
+def carried_figure(shares: Mapping[str, pd.DataFrame]) -> Figure:
+    """A panel a kind of targets: the share that k tokens carry against size, a line a rule.
+
+    Args:
+        shares: kind -> `model_scale.carried_by_scale` of its targets, of one step a size.
+    """
+    figure, axes = panels(1, len(shares), TEXT_WIDTH, 3.2)
+    for ax, (kind, rows) in zip(np.atleast_1d(axes), shares.items(), strict=True):
+        _draw_shares(rows, ax)
+        ax.set_title(f"{kind} ({rows['num_targets'].max():,} targets)")
+    every = pd.concat(shares.values())
+    put_title(figure, carried_title(shares), subtitle(sample_size(every), *_by_whom(every), BARS))
+    return figure
+
+
+def carried_title(shares: Mapping[str, pd.DataFrame]) -> str:
+    """How the share that chosen tokens carry differs between the least and the largest size, kind by kind.
+
+    Args:
+        shares: as of `carried_figure`.
+    """
+    said = []
+    for kind, rows in shares.items():
+        chosen = rows[rows["rule"] == shown_rule(rows["rule"])].dropna(subset=[_SHARE])
+        if chosen[SIZE].nunique() < 2:
+            continue
+        first, last = _least_and_largest(chosen)
+        low, high = (size_words(int(row[SIZE])) for row in (first, last))
+        numbers = f"({percent(last[_SHARE])} and {percent(first[_SHARE])})"
+        if _differ(first, last, _SHARE):
+            which = "more" if last[_SHARE] > first[_SHARE] else "less"
+            than = f"at {high.removesuffix(' parameters')} than at {low}"
+            said.append(f"Of {kind} {int(last['k'])} tokens carry {which} {than} {numbers}")
+        else:
+            said.append(f"Of {kind} {int(last['k'])} tokens carry no clearly other share {numbers}")
+    return "; ".join(said).replace("; Of", "; of") or "The share that few tokens carry, by size"
+
+
+def _draw_shares(shares: pd.DataFrame, ax: Axes) -> None:
+    name_level(ax, 1, "the whole gain", "left")
+    ax.set_ylim(min(0, shares[f"{_SHARE}_low"].min() - 0.02), 1.1)
     lines = [
         (
             rule_words(str(rule)).replace(", ", ",\n"),
@@ -46,11 +90,12 @@ def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) 
         )
         for rule, rows in shares.groupby("rule", sort=False)
     ]
-    _lines_by_size(lines, share_ax, f"share of the gain carried by {k} tokens")
+    _lines_by_size(lines, ax, f"share of the gain carried by {int(shares['k'].iloc[0])} tokens")
+
+
+def _by_whom(shares: pd.DataFrame) -> list[str]:
     is_judged = "judge" in shares and (shares["judge"] != shares["model"]).all()
-    by_whom = ["shares as another seed judges"] if is_judged else []
-    put_title(figure, scale_title(gains, shares), subtitle(sample_size(gains), *by_whom, BARS))
-    return figure
+    return ["shares as another seed judges"] if is_judged else []
 
 
 def scale_title(gains: pd.DataFrame, shares: pd.DataFrame) -> str:

@@ -38,6 +38,7 @@ ASPECTS: dict[str, list[str]] = {
     "part_of_speech": list(parts_of_speech.CLASSES),
 }
 """Aspect -> its categories, in the order of tables and figures."""
+ENDS_OF_REPEATS, OTHERS = "ends of repeats", "all other tokens"
 CATEGORIES_FILE = "token_categories.parquet"
 _TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
 
@@ -112,6 +113,19 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def by_repeats(categories: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The targets that end a repeated bigram or trigram, so that copying can foretell them, and all others.
+
+    Args:
+        categories: `categories_of_targets`.
+
+    Returns:
+        `ENDS_OF_REPEATS` and `OTHERS` -> the rows of these targets.
+    """
+    is_repeat = categories["repetition"].isin((REPEATED_BIGRAM, REPEATED_TRIGRAM))
+    return {ENDS_OF_REPEATS: categories[is_repeat], OTHERS: categories[~is_repeat]}
 
 
 def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:

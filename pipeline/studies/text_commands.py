@@ -217,10 +217,10 @@ def _compare_scales(run: Path, places: Sequence[_Place]) -> list[Command]:
             program="analysis/run_notebooks.py",
             arguments=(
                 "--results", first, "--also-results", *others, "--figures", str(run / "figures"),
-                "--notebooks", "model_scale",
+                "--data", str(alike[0].data), "--notebooks", "model_scale",
             ),
             needs=tuple(command.name for place in alike for command in place.commands()),
-            reads=(),
+            reads=(str(alike[0].data),),
             writes=(),
         )
     ]  # fmt: skip

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from exported_results import vouch_for
+from legible_figures import assert_legible
 from synthetic_results import CENSORED_K, MEAN_GAP, SELECTION_BONUS, Truth, write_results
 
 from analysis import notebook_execution, notebook_needs
 from analysis.generalization import gain_bins, model_scale, scale_figures
+from analysis.tokens.token_categories import write_categories
 from pipeline.errors import InputError
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "analysis/notebooks/model_scale.ipynb"
@@ -154,6 +156,68 @@ def test_what_is_carried_is_the_planted_share(
     share = planted.sum() / truth.targets["gain"].sum()
     assert rows.loc[(1_000_000, 400, "nearest"), "share"] == pytest.approx(share, abs=0.01)
     assert "leave_one_out" not in rows.index.get_level_values("rule")
+
+
+def test_what_fewer_tokens_carry_of_some_targets(
+    compared: list[model_scale.ComparedModels], truth: Truth
+) -> None:
+    assert model_scale.middle_k(compared) == 4 and model_scale.middle_k([]) is None
+    is_chosen = truth.targets["target_position"] % 4 == 0
+    rows = model_scale.carried_by_scale(compared, 4, truth.targets[is_chosen])
+    assert set(rows["k"]) == {4} and set(rows["num_targets"]) == {is_chosen.sum()}
+    planted = truth.recovered_gain("nearest", 4) + SELECTION_BONUS["nearest"] * np.log2(5)
+    share = planted[is_chosen].sum() / truth.targets["gain"][is_chosen].sum()
+    row = rows.set_index(["num_parameters", "train_step", "rule"]).loc[(1_000_000, 400, "nearest")]
+    assert row["share"] == pytest.approx(share, abs=0.02)
+
+
+def test_the_figure_of_two_kinds_draws_each_in_its_panel(compared: list[model_scale.ComparedModels]) -> None:
+    every = model_scale.carried_by_scale(compared)
+    every = every[every["train_step"] == 400]
+    halves = {name: every[name] / 2 for name in ("share", "share_low", "share_high")}
+    figure = scale_figures.carried_figure({"a kind": every, "others": every.assign(**halves)})
+    assert_legible(figure)
+    for ax, part in zip(figure.axes, (1, 2), strict=True):
+        for bar, rule in zip(ax.containers, ("nearest", "random"), strict=True):
+            values = every.loc[every["rule"] == rule, "share"] / part
+            np.testing.assert_allclose(np.asarray(bar[0].get_ydata(), dtype=float), values)
+        assert ax.get_ylim()[0] <= min(0, every["share_low"].min())
+    assert [ax.get_title() for ax in figure.axes] == ["a kind (384 targets)", "others (384 targets)"]
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ([0.3, 0.6], "Of copies 4 tokens carry more at 3 M than at 1 M parameters (60 % and 30 %)"),
+        ([0.6, 0.3], "Of copies 4 tokens carry less at 3 M than at 1 M parameters (30 % and 60 %)"),
+        ([0.3, 0.35], "Of copies 4 tokens carry no clearly other share (35 % and 30 %)"),
+        ([0.3, np.nan], "The share that few tokens carry, by size"),
+    ],
+)
+def test_its_title_tells_only_what_lies_apart(shares: list[float], told: str) -> None:
+    rows = pd.DataFrame(
+        {
+            "num_parameters": [1_000_000, 3_000_000], "rule": "leave_one_out_divergence", "k": 4,
+            "share": shares, "share_low": np.array(shares) - 0.05, "share_high": np.array(shares) + 0.05,
+        }
+    )  # fmt: skip
+    assert scale_figures.carried_title({"copies": rows}) == told
+
+
+def test_the_notebook_tells_ends_of_repeats_from_other_tokens(
+    folders: list[Path], truth: Truth, tmp_path: Path
+) -> None:
+    large, small, _ = map(str, folders)
+    kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
+    columns = {"word_part": "word start", "word_kind": "number", "part_of_speech": None}
+    write_categories(truth.targets.assign(repetition=kinds, **columns), tmp_path / "data")
+    parameters = {
+        "results": large, "also_results": [small], "figures_folder": str(tmp_path / "figures"),
+        "data": str(tmp_path / "data"),
+    }  # fmt: skip
+    notebook_execution.execute(NOTEBOOK, tmp_path / "figures", parameters, "made from")
+    assert (tmp_path / "figures" / "carried_by_repeats.png").is_file()
 
 
 def test_the_notebook_draws_sizes_and_states_its_conclusions(folders: list[Path], tmp_path: Path) -> None:

@@ -75,3 +75,17 @@ def test_a_changed_share_is_the_planted_one(changes: pd.DataFrame, truths: tuple
 
 def test_one_size_has_nothing_to_be_compared_with(truths: tuple[Path, Truth, Truth]) -> None:
     assert changes_with_scale(compared_models([truths[0] / "large", truths[0] / "early"])).empty
+
+
+def test_changes_of_some_targets_are_of_these_alone(truths: tuple[Path, Truth, Truth]) -> None:
+    folder, smaller, larger = truths
+    compared = compared_models([folder / name for name in ("large", "small")])
+    chosen = smaller.targets[smaller.targets["target_position"] % 4 == 0]
+    rows = changes_with_scale(compared, chosen).set_index(["what", "rule", "k"])
+    assert set(rows["num_targets"]) == {4 * DOCUMENTS_OF_LARGER}
+    of_both = larger.targets["target_position"] % 4 == 0
+    carried = larger.recovered_gain("nearest", 4) + SELECTION_BONUS["nearest"] * np.log2(5)
+    share = carried[of_both].sum() / larger.targets["gain"][of_both].sum()
+    assert rows.loc[("share", "nearest", 4), "of_larger"] == pytest.approx(share, abs=0.02)
+    every = changes_with_scale(compared).set_index(["what", "rule", "k"])
+    assert rows.loc[("share", "nearest", 4), "of_larger"] != every.loc[("share", "nearest", 4), "of_larger"]

@@ -24,6 +24,7 @@ from analysis.tokens.token_categories import (
     SHORT_ONLY,
     WHITE_SPACE,
     WORD_START,
+    by_repeats,
     categories_of_targets,
     read_categories,
     repetition,
@@ -151,6 +152,13 @@ def test_written_in_its_schema(explorable: tuple[Path, Path], tmp_path: Path) ->
     path = write_categories(categories, tmp_path)
     names = SCHEMAS["token_categories"].names
     assert read_parquet(path, names).to_pylist() == categories[names].to_dict("records")
+
+
+def test_targets_that_copying_can_foretell_and_all_others() -> None:
+    categories = pd.DataFrame({"repetition": ASPECTS["repetition"], "target_position": range(5)})
+    kinds = by_repeats(categories)
+    assert set(kinds["ends of repeats"]["repetition"]) == {"repeated bigram", "repeated trigram"}
+    assert kinds["all other tokens"]["target_position"].tolist() == [0, 1, 2]
 
 
 def test_other_data_is_refused_in_a_sentence(explorable: tuple[Path, Path], tmp_path: Path) -> None:

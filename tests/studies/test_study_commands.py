@@ -100,7 +100,8 @@ def test_sizes_and_steps_that_were_measured_alike_are_compared_at_the_end(
     *_, last = commands_of(load_study(study_file(steps)))
     assert str(last) == (
         "python analysis/run_notebooks.py --results run/results/tiny"
-        " --also-results run/along_training/results/tiny --figures run/figures --notebooks model_scale"
+        " --also-results run/along_training/results/tiny --figures run/figures --data run/data"
+        " --notebooks model_scale"
     )
     assert {"summary-tiny", "influential_tokens-tiny-along_training"} <= set(last.needs)
     removed = (steps[1], steps[1] + ", intervention: remove")
