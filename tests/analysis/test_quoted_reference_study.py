@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from quoted import (
     C4,
@@ -17,6 +18,7 @@ from quoted import (
     JUDGE,
     JUDGED,
     LARGEST,
+    REFERENCE,
     SMALLER,
     STUDY,
     Row,
@@ -35,8 +37,10 @@ from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHE
 from analysis.generalization.sparsity_measures import read_sparsity_measures
 from analysis.mean_losses import summarize_models
 from analysis.own_measurements import read_sparse_losses
+from analysis.paired_targets import TARGET, of_targets
 from analysis.recovered_gain import recovered_losses
 from analysis.token_effects import token_effects
+from analysis.tokens.token_categories import by_repeats
 from pipeline.results.folder import read_artefact
 from pipeline.results.names import DIVERGENCE, LOSS
 
@@ -159,10 +163,6 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     agrees("predictions that gain", shares[4], "share")
     agrees("the same of 16", shares[16], "share")
     short = f"{size}-short-pose-seed0"
-    if short not in set(losses["model"]):
-        of_gaps = ("its change", "gap of the PoSE", "the same, expected")
-        assert {cells_of(text, label)[place] for label in of_gaps} == {"not measured"}
-        return
     assert f", {measured['dependency_sparsity'].notna().sum()} targets" in cells_of(text, "its change")[place]
     gaps = by(gaps_by_scale(compared_models([results])), "model")
     agrees("gap of the PoSE model, sampled", gaps[short], "generalization_gap")
@@ -192,6 +192,42 @@ def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
             agree(cells_of(table, label)[place], *interval(row, "difference"))
 
 
+@pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
+def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None:
+    text = section(FINDINGS, "What changes with model size?")
+    results, (choosing, judge, _) = SIZES[size]
+    losses = read_artefact(results, "loss_differences", None, {"model": [choosing]})
+    sparse = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
+    for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
+        of_kind = losses.merge(targets[TARGET])
+        agree(
+            cells_of(text, f"{label}: gain")[place],
+            *interval(summarize_models(of_kind).iloc[0], "loss_difference"),
+        )
+        share = 100 * of_kind["loss_difference"].sum() / losses["loss_difference"].sum()
+        agree(cells_of(text, f"{label}: share of all gain")[place], share)
+        effects = token_effects(of_targets(sparse, targets))
+        of_judge = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
+        four = of_judge[DIVERGENCE, "leave_one_out_divergence", 4]
+        agree(cells_of(text, f"{label}: share that 4")[place], *interval(four, "share"))
+
+
+def of_kinds() -> dict[str, pd.DataFrame]:
+    """Ends of repeats and all other targets, by the table that is kept in the place of the text."""
+    return by_repeats(pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet"))
+
+
+def test_from_size_to_size_what_copying_can_foretell() -> None:
+    text = section(FINDINGS, "What changes with model size?")
+    *_, table = text.split("| four tokens' share, larger less smaller ")
+    compared = compared_models([results for results, _ in SIZES.values()])
+    for label, targets in zip(("of ends of repeats", "of all others"), of_kinds().values(), strict=True):
+        changes = changes_with_scale(compared, targets)
+        fours = changes[(changes["rule"] == "leave_one_out_divergence") & (changes["k"] == 4)]
+        for cell, row in zip(cells_of(table, label), fours.to_dict("records"), strict=True):
+            agree(cell, *interval(row, "difference"))
+
+
 def test_the_figure_of_sizes_speaks_as_another_seed_judges() -> None:
     carried = carried_by_scale(compared_models([SMALLER]))
     assert set(carried["judge"]) == {"300k-long-seed1"}
@@ -208,6 +244,13 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
     four = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]
     agree(re.findall(r"carry (\d+ % \[.*?\])", text)[0], *(100 * value for value in interval(four, "share")))
     agree(re.findall(r"carries (\d+) %", text)[0], 100 * four["null_recovered"] / four["gain"])
+    losses = read_sparse_losses(JUDGED, only={"model": [CHOOSING]}, every_judge=True)
+    of_kind = [
+        by(token_effects(of_targets(losses, targets)), "judge", "criterion", "rule", "k")
+        for targets in of_kinds().values()
+    ]
+    shares = [100 * kind[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]["share"] for kind in of_kind]
+    agree(" ".join(re.findall(r"repeated it is (\d+) %, elsewhere (\d+) %", text)[0]), *shares)
     recovered = by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
     null = recovered[CHOOSING, "leave_one_out", "other_document", 16]["recovered_fraction"]
     agree(re.findall(r'"recover" (\S+) times', text)[0], null)
