@@ -11,12 +11,13 @@ from functools import partial
 import pandas as pd
 
 from analysis.document_intervals import interval_columns, interval_over_documents, sample_counts
+from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
 from analysis.generalization.gaps import generalization_gaps
 from analysis.generalization.sparsity_classes import sparsity_categories, sparsity_category
 from analysis.mean_losses import summarize_models
-from analysis.paired_targets import TARGET, joined_on_common
+from analysis.paired_targets import TARGET, joined_on_common, of_targets
 from analysis.recovered_gain import excess_over_null
-from analysis.tokens.token_categories import ASPECTS
+from analysis.tokens.token_categories import ASPECTS, by_repeats
 from pipeline.results.bootstrap import Interval
 
 
@@ -132,6 +133,30 @@ def _mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
         gap = interval_over_documents(group["document_id"], group["generalization_gap"])
         rows.append({"model": model, **sample_counts(group), **interval_columns("generalization_gap", gap)})
     return pd.DataFrame(rows)
+
+
+def gaps_by_repeats(
+    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str], floor_model: str
+) -> pd.DataFrame:
+    """Sampled and expected gap where copying can foretell the target, and elsewhere: a row a kind and model.
+
+    The kinds are told by the token that came, and so is the sampled gap: where copying foretells it, a model
+    that copies less looks worse, elsewhere better. The expected gap does not see that token.
+
+    Args:
+        loss_differences: the artefact, measured with --reference-model.
+        categories: `token_categories.categories_of_targets`.
+        short_models: models trained at a short context.
+        floor_model: a long-trained seed that is not the reference.
+
+    Returns:
+        kind (of `token_categories.by_repeats`), then the columns of `expected_gaps.mean_gaps`.
+    """
+    gaps = expected_gaps(loss_differences, short_models=short_models, floor_model=floor_model)
+    kinds = by_repeats(categories).items()
+    tables = [mean_gaps(of_targets(gaps, targets)).assign(kind=kind) for kind, targets in kinds]
+    table = pd.concat(tables, ignore_index=True)
+    return table[["kind", *table.columns.drop("kind")]]
 
 
 def extremes(table: pd.DataFrame, value: str, unit: str = "nats") -> str:

@@ -69,6 +69,23 @@ def of(table: pd.DataFrame, category: str, column: str) -> list:
     return table.loc[table["category"] == category, column].tolist()
 
 
+def test_gaps_where_copying_foretells_the_target_and_elsewhere(
+    loss_differences: pd.DataFrame, categories: pd.DataFrame
+) -> None:
+    divergences = {"short": [0.5, 1.0, 2.0], "long": [0.25, 0.5, 0.0]}
+    measured = pd.concat(
+        loss_differences[loss_differences["model"] == model].assign(reference_divergence=of_three * 3)
+        for model, of_three in divergences.items()
+    )
+    kinds = categories.assign(repetition=["repeated bigram", "new", "repeated trigram"] * 3)
+    gaps = category_statistics.gaps_by_repeats(measured, kinds, short_models=["short"], floor_model="long")
+    repeats, others = gaps.to_dict("records")
+    assert [repeats["kind"], others["kind"]] == ["ends of repeats", "all other tokens"]
+    assert [repeats["num_targets"], others["num_targets"]] == [6, 3]
+    assert [repeats["generalization_gap"], others["generalization_gap"]] == [(GAPS[0] + GAPS[2]) / 2, GAPS[1]]
+    assert [repeats["expected_gap"], others["expected_gap"]] == [(0.25 + 2.0) / 2, 0.5]
+
+
 def test_means_by_hand(
     loss_differences: pd.DataFrame, sparse_context_losses: pd.DataFrame, categories: pd.DataFrame
 ) -> None:

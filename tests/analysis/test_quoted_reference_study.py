@@ -40,6 +40,7 @@ from analysis.own_measurements import read_sparse_losses
 from analysis.paired_targets import TARGET, of_targets
 from analysis.recovered_gain import recovered_losses
 from analysis.token_effects import token_effects
+from analysis.tokens.category_statistics import gaps_by_repeats
 from analysis.tokens.token_categories import by_repeats
 from pipeline.results.folder import read_artefact
 from pipeline.results.names import DIVERGENCE, LOSS
@@ -210,6 +211,22 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
         of_judge = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
         four = of_judge[DIVERGENCE, "leave_one_out_divergence", 4]
         agree(cells_of(text, f"{label}: share that 4")[place], *interval(four, "share"))
+
+
+def test_gaps_of_what_copying_can_foretell() -> None:
+    text = section(FINDINGS, "Do sparse predictions generalize better?")
+    categories = pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet")
+    shorts = {"PoSE, seed 0 |": "2m-short-pose-seed0", "PoSE, seed 1 |": "2m-short-pose-seed1"}
+    losses = read_artefact(JUDGED, "loss_differences", None)
+    gaps = by(
+        gaps_by_repeats(losses, categories, short_models=list(shorts.values()), floor_model="2m-long-seed2"),
+        "kind", "model",
+    )  # fmt: skip
+    for label, model in shorts.items():
+        for kind in ("ends of repeats", "all other tokens"):
+            *_, sampled, expected = cells_of(text, f"{kind} | {label}")
+            agree(sampled, *interval(gaps[kind, model], "generalization_gap"))
+            agree(expected, *interval(gaps[kind, model], "expected_gap"))
 
 
 def of_kinds() -> dict[str, pd.DataFrame]:
