@@ -57,26 +57,20 @@ def carried_figure(shares: Mapping[str, pd.DataFrame]) -> Figure:
 
 
 def carried_title(shares: Mapping[str, pd.DataFrame]) -> str:
-    """How the share that chosen tokens carry differs between the least and the largest size, kind by kind.
+    """The least and the largest share that chosen tokens carry at any size, kind by kind.
 
     Args:
         shares: as of `carried_figure`.
     """
     said = []
     for kind, rows in shares.items():
-        chosen = rows[rows["rule"] == shown_rule(rows["rule"])].dropna(subset=[_SHARE])
-        if chosen[SIZE].nunique() < 2:
-            continue
-        first, last = _least_and_largest(chosen)
-        low, high = (size_words(int(row[SIZE])) for row in (first, last))
-        numbers = f"({percent(last[_SHARE])} and {percent(first[_SHARE])})"
-        if _differ(first, last, _SHARE):
-            which = "more" if last[_SHARE] > first[_SHARE] else "less"
-            than = f"at {high.removesuffix(' parameters')} than at {low}"
-            said.append(f"Of {kind} {int(last['k'])} tokens carry {which} {than} {numbers}")
-        else:
-            said.append(f"Of {kind} {int(last['k'])} tokens carry no clearly other share {numbers}")
-    return "; ".join(said).replace("; Of", "; of") or "The share that few tokens carry, by size"
+        chosen = rows.loc[rows["rule"] == shown_rule(rows["rule"]), _SHARE].dropna()
+        if len(chosen):
+            said.append(f"{percent(chosen.min()).removesuffix(' %')} to {percent(chosen.max())} of {kind}")
+    if not said:
+        return "The share that few tokens carry, by size"
+    k = int(next(iter(shares.values()))["k"].iloc[0])
+    return f"By size {k} tokens carry {', '.join(said)}"
 
 
 def _draw_shares(shares: pd.DataFrame, ax: Axes) -> None:

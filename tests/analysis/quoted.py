@@ -15,7 +15,7 @@ JUDGED = REFERENCE / "judged" / "results"
 SMALLER = REFERENCE / "judged" / "300k" / "results"
 """The same at the smallest size."""
 LARGEST = REFERENCE / "judged" / "8m" / "results"
-"""The same at the largest: long-trained models only, measured on fewer documents."""
+"""The same at the largest."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
 FINDINGS, SYNTHETIC, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",

@@ -105,10 +105,6 @@ def test_scale() -> None:
             cells_of(text, "targets that gain")[place],
             *interval(of_model["leave_one_out beyond its null"], "share"),
         )
-        agree(
-            cells_of(text, "gain of tokens that end")[place],
-            *of_kind(model, "repetition", "repeated trigram"),
-        )
     along = summarize_models(
         read_artefact(REFERENCE / "study/along_training/results", "loss_differences", None)
     )

@@ -236,13 +236,14 @@ def of_kinds() -> dict[str, pd.DataFrame]:
 
 def test_from_size_to_size_what_copying_can_foretell() -> None:
     text = section(FINDINGS, "What changes with model size?")
-    *_, table = text.split("| four tokens' share, larger less smaller ")
     compared = compared_models([results for results, _ in SIZES.values()])
-    for label, targets in zip(("of ends of repeats", "of all others"), of_kinds().values(), strict=True):
+    for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
         changes = changes_with_scale(compared, targets)
         fours = changes[(changes["rule"] == "leave_one_out_divergence") & (changes["k"] == 4)]
-        for cell, row in zip(cells_of(table, label), fours.to_dict("records"), strict=True):
-            agree(cell, *interval(row, "difference"))
+        losses = changes[changes["what"] == "long_context_loss"]
+        for what, rows in (("share of 4 tokens", fours), ("loss at 256 tokens", losses)):
+            for cell, row in zip(cells_of(text, f"{label}, {what}"), rows.to_dict("records"), strict=True):
+                agree(cell, *interval(row, "difference"))
 
 
 def test_the_figure_of_sizes_speaks_as_another_seed_judges() -> None:
