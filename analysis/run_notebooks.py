@@ -9,7 +9,8 @@ code and the versions of libraries that it uses, its parameters, and the figures
 too where something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
 (selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the
 tokenized data, beside the results or as --data (influential_places; token_categories, which takes a table of
-its own in that place too), planted needles, as --needles (needles).
+its own in that place too), planted needles, as --needles (needles). Given --data, or that table in its place,
+model_scale tells targets that copying can foretell from all others.
 
 To execute some notebooks only, which must then lack nothing:
 

@@ -66,7 +66,8 @@ def carried_title(shares: Mapping[str, pd.DataFrame]) -> str:
     for kind, rows in shares.items():
         chosen = rows.loc[rows["rule"] == shown_rule(rows["rule"]), _SHARE].dropna()
         if len(chosen):
-            said.append(f"{percent(chosen.min()).removesuffix(' %')} to {percent(chosen.max())} of {kind}")
+            ends = dict.fromkeys(f"{100 * share:.0f}" for share in (chosen.min(), chosen.max()))
+            said.append(f"{' to '.join(ends)} % of {kind}")
     if not said:
         return "The share that few tokens carry, by size"
     k = int(next(iter(shares.values()))["k"].iloc[0])

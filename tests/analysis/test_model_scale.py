@@ -190,7 +190,7 @@ def test_the_figure_of_two_kinds_draws_each_in_its_panel(compared: list[model_sc
     ("shares", "told"),
     [
         ([0.3, 0.6], "By size 4 tokens carry 30 to 60 % of copies"),
-        ([0.6, np.nan], "By size 4 tokens carry 60 to 60 % of copies"),
+        ([0.6, np.nan], "By size 4 tokens carry 60 % of copies"),
         ([np.nan, np.nan], "The share that few tokens carry, by size"),
     ],
 )

@@ -37,7 +37,7 @@ from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHE
 from analysis.generalization.sparsity_measures import read_sparsity_measures
 from analysis.mean_losses import summarize_models
 from analysis.own_measurements import read_sparse_losses
-from analysis.paired_targets import TARGET, of_targets
+from analysis.paired_targets import of_targets
 from analysis.recovered_gain import recovered_losses
 from analysis.token_effects import token_effects
 from analysis.tokens.category_statistics import gaps_by_repeats
@@ -200,7 +200,7 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
     losses = read_artefact(results, "loss_differences", None, {"model": [choosing]})
     sparse = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
     for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
-        of_kind = losses.merge(targets[TARGET])
+        of_kind = of_targets(losses, targets)
         agree(
             cells_of(text, f"{label}: gain")[place],
             *interval(summarize_models(of_kind).iloc[0], "loss_difference"),
@@ -216,7 +216,7 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
 def test_gaps_of_what_copying_can_foretell() -> None:
     text = section(FINDINGS, "Do sparse predictions generalize better?")
     categories = pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet")
-    shorts = {"PoSE, seed 0 |": "2m-short-pose-seed0", "PoSE, seed 1 |": "2m-short-pose-seed1"}
+    shorts = {f"PoSE, seed {seed} ": f"2m-short-pose-seed{seed}" for seed in (0, 1)}
     losses = read_artefact(JUDGED, "loss_differences", None)
     gaps = by(
         gaps_by_repeats(losses, categories, short_models=list(shorts.values()), floor_model="2m-long-seed2"),
