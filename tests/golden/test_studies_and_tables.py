@@ -1,0 +1,83 @@
+"""The commands of every study file, and every published table as it is read, are what they were.
+
+Both files are written anew by `python tests/golden/test_studies_and_tables.py`, after a change that is meant to
+move them.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.studies.commands import commands_of
+from pipeline.studies.study_file import load_study
+
+COMMANDS = Path(__file__).with_name("study_commands.json")
+TABLES = Path(__file__).with_name("published_tables.json")
+STUDIES = sorted((ROOT / "olmo_configs" / "studies").glob("*.yaml"))
+REFERENCE = ROOT / "analysis" / "reference"
+VARIABLES = {"C4": "C4", "TEXT": "TEXT", "SCRATCH": "SCRATCH"}
+
+
+def commands(study: Path) -> list[str]:
+    """The commands of a study, as they are typed in the repository's root, which is where this must run."""
+    os.environ.update(VARIABLES)
+    return [str(command).replace(str(ROOT), ".") for command in commands_of(load_study(study, []))]
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """Table -> column -> hash of its values, in the order of the rows, of all that analysis/reference holds."""
+    frames = {
+        f"{manifest.parent.relative_to(REFERENCE)}/{artefact}": read_artefact(manifest.parent, artefact)
+        for manifest in sorted(REFERENCE.rglob("exported.json"))
+        for artefact in artefacts_in(manifest.parent)
+    }
+    derived = [
+        path for path in sorted(REFERENCE.rglob("*.parquet")) if not (path.parent / "exported.json").exists()
+    ]
+    frames |= {str(path.relative_to(REFERENCE)): pd.read_parquet(path) for path in derived}
+    return {
+        name: {column: _hash(frame[column]) for column in sorted(frame.columns)}
+        for name, frame in frames.items()
+    }
+
+
+def _hash(values: pd.Series) -> str:
+    """Of the values, whether they are held as numbers with a mask, strings or lists; null and NaN are one."""
+    words = "\n".join(map(_words, values.tolist()))
+    return f"{len(values)}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+
+
+def _words(value: object) -> str:
+    if hasattr(value, "tolist"):
+        return str([_words(element) for element in value.tolist()])
+    if isinstance(value, str | bytes):
+        return repr(value)
+    return "" if pd.isna(value) else repr(float(value))
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.stem)
+def test_the_commands_of_a_study_are_what_they_were(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    assert commands(study) == json.loads(COMMANDS.read_text(encoding="utf-8"))[study.stem]
+
+
+def test_the_published_tables_are_what_they_were() -> None:
+    assert tables() == json.loads(TABLES.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    COMMANDS.write_text(json.dumps({study.stem: commands(study) for study in STUDIES}, indent=1) + "\n")
+    TABLES.write_text(json.dumps(tables(), indent=1) + "\n")
