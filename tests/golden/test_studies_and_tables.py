@@ -1,6 +1,6 @@
 """The commands of every study file, and every published table as it is read, are what they were.
 
-Both files are written anew by `python tests/golden/test_studies_and_tables.py`, after a change that is meant to
+`python tests/golden/test_studies_and_tables.py` writes both files anew, after a change that is meant to
 move them.
 """
 
@@ -35,7 +35,7 @@ def commands(study: Path) -> list[str]:
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """Table -> column -> hash of its values, in the order of the rows, of all that analysis/reference holds."""
+    """Table -> column -> hash of its values in the order of the rows; all of analysis/reference."""
     frames = {
         f"{manifest.parent.relative_to(REFERENCE)}/{artefact}": read_artefact(manifest.parent, artefact)
         for manifest in sorted(REFERENCE.rglob("exported.json"))
