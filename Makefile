@@ -42,6 +42,7 @@ lint: ruff
 ruff: install
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports --no-cache
 
 golden: install
 	$(PY) tests/golden/regenerate.py

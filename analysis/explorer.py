@@ -18,7 +18,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -26,8 +26,8 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from analysis.measured_text import data_of
-from pipeline.errors import InputError
+from analysis.read import data_of
+from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import (
     NATS,
     Record,
@@ -36,10 +36,8 @@ from pipeline.explorer_page.writing import (
     page_of,
     to_json,
 )
-from pipeline.results.files import write_atomically
-from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
-from pipeline.stage import file_path, folder_path, logger, positive_int, progress, stage_parser
-from pipeline.text.manifest import TOKENIZER_FILE
+from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
+from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 if TYPE_CHECKING:

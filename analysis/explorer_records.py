@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.own_measurements import read_sparse_losses, read_sparsity
-from analysis.paired_targets import TARGET
-from pipeline.errors import InputError, unknown_name
+from analysis.read import TARGET, read_sparse_losses, read_sparsity
+from pipeline.cli import InputError, unknown_name
 from pipeline.explorer_page.writing import Record, in_units
-from pipeline.results.folder import artefacts_in, read_artefact, read_made_by, read_settings
-from pipeline.results.names import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_settings
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import long_enough_documents
-from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
+from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")

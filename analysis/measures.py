@@ -5,7 +5,7 @@
 Reads a run of olmo_configs/studies/measures.yaml: real text (results, text_*), text with a foreign far
 context (foreign*) and text with planted signs (planted*), each under several interventions. Prints a line a
 measure, and writes measures.parquet (pipeline/RESULTS.md) and the figure. What each column asks:
-analysis/rules/measures.py.
+analysis/rules/trial.py.
 
 on a laptop, a trial of minutes on the text of `make demo`, which models this small do not learn to answer:
   python pipeline/study.py olmo_configs/studies/measures.yaml run=runs/demo/measures text_folder=. \\
@@ -19,7 +19,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -27,8 +27,7 @@ import argparse
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
-from pipeline.stage import folder_path, positive_int, stage_parser
+from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +58,10 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: one of the three kinds of text was not measured, or not at this k.
     """
     # Imported late, for a --help at once.
-    from analysis.derived_tables import write_derived_table
-    from analysis.figures import save
-    from analysis.rules.measure_figures import measures_figure
-    from analysis.rules.measures import MeasuredText, agreement_of_gains, compared_measures
-    from pipeline.text.planted_signs import read_planted
+    from analysis.drawing import save
+    from analysis.read import write_derived_table
+    from analysis.rules.trial import MeasuredText, agreement_of_gains, compared_measures, measures_figure
+    from pipeline.text.planting import read_planted
 
     of_kind = {kind: MeasuredText.of(_folders(arguments.run, kind)) for kind in _KINDS}
     signs = read_planted(arguments.run / "signs" / "planted" / "data")
@@ -91,7 +89,7 @@ def _folders(run: Path, kind: str) -> list[Path]:
 
 def lines_of(table: "pd.DataFrame") -> str:
     """The table as text, a line a measure."""
-    from pipeline.results.terminal_table import as_table
+    from pipeline.results.table import as_table
 
     header = [
         "rule", "intervention", "judge", "by", "excess (nats)", "foreign excess", "signs found", "k* right",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -25,8 +25,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
-from pipeline.stage import file_path, folder_path, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, stage_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,13 +56,12 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: no text was measured, or that judge tried nothing.
     """
     # Imported late, for a --help at once.
-    from analysis.derived_tables import write_derived_table
-    from analysis.figures import save
-    from analysis.rules.measures import OTHER, SAME
-    from analysis.rules.method_figures import methods_figure
-    from analysis.rules.methods import methods_table, read_seconds
-    from pipeline.results.folder import artefacts_in
-    from pipeline.text.planted_signs import PLANTED_FILE, read_planted
+    from analysis.drawing import save
+    from analysis.read import write_derived_table
+    from analysis.rules.benchmark import methods_figure, methods_table, read_seconds
+    from analysis.rules.trial import OTHER, SAME
+    from pipeline.results.read import artefacts_in
+    from pipeline.text.planting import PLANTED_FILE, read_planted
 
     run: Path = arguments.run
     text = [run / name for name in _TEXT if "sparse_context_losses" in artefacts_in(run / name)]
@@ -87,7 +85,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def lines_of(table: "pd.DataFrame") -> str:
     """The table of one intervention as text, a line a method: what 1, 4 and 16 tokens are worth."""
-    from pipeline.results.terminal_table import as_table
+    from pipeline.results.table import as_table
 
     ks = [k for k in _SHOWN_KS if k in set(table["k"])]
     header = [

@@ -19,15 +19,14 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
-from pipeline.stage import folder_path, stage_parser
+from pipeline.cli import InputError, folder_path, stage_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +54,16 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: no planted answer was measured.
     """
     # Imported late, for a --help at once.
-    from analysis.derived_tables import write_derived_table
-    from analysis.figures import save
-    from analysis.tokens.chance_signs import texts_with_chance_signs
-    from analysis.tokens.planted_length_figures import planted_lengths_figure
-    from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models
-    from pipeline.results.folder import artefacts_in
+    from analysis.drawing import save
+    from analysis.read import write_derived_table
+    from analysis.tokens.planted import (
+        answers_at_lengths,
+        learnt,
+        over_models,
+        planted_lengths_figure,
+        texts_with_chance_signs,
+    )
+    from pipeline.results.read import artefacts_in
 
     run: Path = arguments.run
     folders = [folder for folder in (run / "results", *sorted(run.glob("*/results"))) if folder.is_dir()]
@@ -84,7 +87,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def lines_of(answers: "pd.DataFrame") -> str:
     """The table as text."""
-    from pipeline.results.terminal_table import as_table
+    from pipeline.results.table import as_table
 
     header = ["model", "deciding tokens", "document tokens", "texts", "right", "loss (nats)"]
     rows = [

@@ -6,7 +6,7 @@
 
 A notebook is skipped where nothing has changed since its last execution: what it reads (results, data), the
 code and the versions of libraries that it uses, its parameters, and the figures that it left. It is skipped
-too where something lacks (analysis/notebook_needs.py): the results it is about, several selection rules
+too where something lacks (analysis/notebooks.py): the results it is about, several selection rules
 (selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the
 tokenized data, beside the results or as --data (influential_places; token_categories, which takes a table of
 its own in that place too), planted needles, as --needles (needles). Given --data, or that table in its place,
@@ -23,7 +23,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -32,9 +32,8 @@ import logging
 import os
 from collections.abc import Sequence
 
-from pipeline.errors import InputError, unknown_name
-from pipeline.results.partial import add_partial_flag
-from pipeline.stage import folder_path, positive_int, progress, stage_parser
+from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
+from pipeline.results.files import add_partial_flag
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 logger = logging.getLogger("analysis")
@@ -48,12 +47,9 @@ def main(arguments: argparse.Namespace) -> None:
         SystemExit: a cell failed.
     """
     # Imported late, for a --help at once.
-    from analysis.notebook_execution import execute_all, is_up_to_date
-    from analysis.notebook_inputs import fingerprint
-    from analysis.notebook_needs import what_lacks
-    from pipeline.results.folder import artefacts_in
-    from pipeline.results.folder_lock import FolderLock
-    from pipeline.results.partial import allow_partial
+    from analysis.notebooks import execute_all, fingerprint, is_up_to_date, what_lacks
+    from pipeline.results.files import FolderLock, allow_partial
+    from pipeline.results.read import artefacts_in
 
     allow_partial(arguments.allow_partial)
     if not arguments.results.is_dir():

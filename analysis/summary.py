@@ -1,4 +1,9 @@
-"""Print the closing table of a results folder: what the far context is worth, and how few tokens carry it.
+"""The four answers that `summary.py` prints: a sentence each, of results, or of what they lack for it.
+
+Only numbers that mean what they say: what k tokens are worth is told by the measure that is fooled least, of
+those that the results have (`PREFERRED_RULES`), beyond its null where it needs one.
+
+Print the closing table of a results folder: what the far context is worth, and how few tokens carry it.
 
 python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 
@@ -6,42 +11,249 @@ With --rule NAME also what k tokens of that selection rule recover, beside the r
 in the folder of figures, and printed again where nothing has changed: results, code, versions of libraries.
 """
 
+import argparse
+import json
 import sys
+import textwrap
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.gap.scale import compared_models
+from analysis.gap.slopes import gap_targets, slope_with_gain
+from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
+from analysis.losses.token_worth import is_clear_gain, nearest_equivalents, number_in_words, token_effects
+from analysis.read import (
+    PREFERRED_RULES,
+    asked_ks,
+    interval_over_documents,
+    needs_null,
+    read_sparse_losses,
+    read_sparsity,
+)
+from pipeline.cli import InputError, folder_path, stage_parser, unknown_name
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, RULES
+from pipeline.results.files import add_partial_flag, allow_partial, exported_name, partial_note, write_json
+from pipeline.results.read import artefacts_in, read_artefact, read_settings
+from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.statistics import Interval
+from pipeline.results.table import as_table
+
+_UNTOLD = "Whether short-trained models lose more where more tokens are needed cannot be told:"
+_HOW_TO_CHOOSE = "run influential_tokens with its own choice of rules and intervention"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The measure that the answers are told by."""
+
+    model: str
+    rule: str
+    settings: Mapping[str, Any]
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether tokens were put into another document's far context."""
+        return self.settings.get("intervention") == BACKGROUND
+
+
+def chosen_measure(results: Path) -> Chosen | None:
+    """The least fooled rule of the results, of the first model that has it; None where no tokens were chosen.
+
+    Rules that see the answer come last: of these only the excess over the null is told too.
+    """
+    if "sparse_context_losses" not in artefacts_in(results):
+        return None
+    present = read_artefact(results, "sparse_context_losses", ["rule"]).drop_duplicates()
+    settings = read_settings(results, "influential_tokens")
+    others = [rule for rule in (*RULES, *present["rule"]) if rule not in CONTROLS]
+    for rule in dict.fromkeys([*PREFERRED_RULES, *others]):
+        for model in present.loc[present["rule"] == rule, "model"]:
+            return Chosen(str(model), rule, settings.get(model, {}))
+    return None
+
+
+def answers(results: Path) -> Iterator[str]:
+    """Four sentences.
+
+    Raises:
+        InputError: no loss differences.
+    """
+    losses = read_artefact(results, "loss_differences")
+    chosen = chosen_measure(results)
+    model = _told_model(losses, chosen)
+    targets = losses[losses["model"] == model]
+    yield worth_of_far_context(targets, model)
+    yield own_part(targets, model)
+    if chosen is None:
+        yield f"How many tokens carry it was not measured: {_HOW_TO_CHOOSE}."
+    else:
+        yield carried_by(results, chosen)
+    yield from short_models_answers(results, losses, chosen)
+
+
+def _told_model(losses: pd.DataFrame, chosen: Chosen | None) -> str:
+    """The model that tokens were chosen with; else the one that gains most."""
+    if chosen is not None and chosen.model in set(losses["model"]):
+        return chosen.model
+    return str(losses.groupby("model")["loss_difference"].mean().idxmax())
+
+
+def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
+    """What the far context is worth, actually and by the model's own expectation.
+
+    Args:
+        targets: rows of loss_differences, one model.
+        model: its name.
+    """
+    actual = interval_over_documents(targets["document_id"], targets["loss_difference"])
+    said = f"To {model} the far context is worth {actual} nats a token"
+    expected = _told(targets, "short_context_divergence")
+    if expected is None:
+        return f"{said}."
+    return f"{said}; by its own predictions, before it sees the token, {expected}."
+
+
+def own_part(targets: pd.DataFrame, model: str) -> str:
+    """How much of that only this document's far context gives.
+
+    Args:
+        targets: rows of loss_differences, one model.
+        model: its name.
+    """
+    specific = _told(targets, "specific_gain")
+    if specific is None:
+        return "How much of it is this document's own was not measured: run loss_differences again."
+    documents, gains = targets["document_id"], targets["loss_difference"]
+    said = f"With another document's far context in its place {model} loses {specific} nats a token"
+    if not is_clear_gain(interval_over_documents(documents, gains)):
+        return f"{said}; what the far context is worth is too unclear for a share of it."
+    share = interval_over_documents(documents, targets["specific_gain"], gains)
+    return f"{said}: so much, {share} of the whole, is this document's own."
+
+
+def _told(targets: pd.DataFrame, column: str) -> Interval | None:
+    """The mean of a column that earlier results lack."""
+    if column not in targets or targets[column].isna().all():
+        return None
+    return interval_over_documents(targets["document_id"], targets[column])
+
+
+def effects_of(results: Path, chosen: Chosen) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`token_effects` of the chosen rule by the loss at each k asked for; `nearest_equivalents` of them."""
+    only = {"model": [chosen.model], "rule": [chosen.rule, "nearest"]}
+    effects = token_effects(read_sparse_losses(results, only=only, every_k=True))
+    effects = effects[effects["criterion"] == LOSS]
+    equivalents = nearest_equivalents(effects)
+    asked = asked_ks(results).get(chosen.model)
+    of_rule = effects[effects["rule"] == chosen.rule]
+    return of_rule[of_rule["k"].isin(asked)] if asked else of_rule, equivalents
+
+
+def carried_by(results: Path, chosen: Chosen) -> str:
+    """How much of the gain the largest asked number of tokens carries, and how many of the nearest do."""
+    effects, equivalents = effects_of(results, chosen)
+    if effects.empty:
+        return f"How many tokens carry it cannot be told: {chosen.rule} was measured without its null."
+    row = effects.sort_values("k").to_dict("records")[-1]
+    gain, effect, share = (_interval(row, name) for name in ("gain", "effect", "share"))
+    beyond = " beyond what the same search finds in another document" if needs_null(chosen.rule) else ""
+    where = (
+        "put into another document's far context" if chosen.is_in_background else "added to the short context"
+    )
+    of_gain = "there is no clear gain"
+    if is_clear_gain(gain):
+        of_gain = f"{share} of the {gain.estimate:.3f} there are to gain"
+    said = f"{row['k']} far tokens ({chosen.rule}), {where}, give {effect} nats{beyond}: {of_gain}"
+    if not beyond:
+        said += f" (another document's tokens, chosen alike, give {_interval(row, 'null_recovered')})"
+    if not effect.low > 0:
+        return f"{said}; that is not clearly more than nothing."
+    if equivalents.empty:
+        return f"{said}."
+    (nearest,) = equivalents[equivalents["k"] == row["k"]].to_dict("records")
+    return f"{said}; {number_in_words(nearest)} of the nearest tokens do as much."
+
+
+def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> Iterator[str]:
+    """Whether short-trained models lose more where more tokens are needed: a sentence each, or what lacks.
+
+    The gain is held constant, as who gains much from the far context has much to lose; and as single losses
+    are noisy, k* and the gap come from two long-trained seeds.
+    """
+    if chosen is None or "dependency_sparsity" not in artefacts_in(results):
+        yield f"{_UNTOLD} how many tokens each prediction needs was not measured."
+        return
+    try:
+        compared = compared_models([results])
+    except InputError:
+        yield f"{_UNTOLD} the results do not say how the models were trained."
+        return
+    group = next((group for group in compared if chosen.model in group.long_models), None)
+    if group is None or not group.short_models:
+        yield f"{_UNTOLD} it needs models trained at a short context beside {chosen.model}."
+        return
+    others = [model for model in group.long_models if model != chosen.model]
+    if not others:
+        yield f"{_UNTOLD} a second long-trained seed is needed, or one seed's luck would tie both together."
+        return
+    measured, largest_k = _measured_sparsity(results, chosen)
+    targets = gap_targets(
+        losses,
+        short_models=group.short_models,
+        reference_model=others[-1],
+        difficulty_model=others[-1],
+        gain_model=chosen.model,
+        token_counts_V=None,
+    )
+    for model, of_model in targets.groupby("model", sort=False):
+        yield _gap_sentence(str(model), others[-1], of_model, slope_with_gain(of_model, measured, largest_k))
+
+
+def _measured_sparsity(results: Path, chosen: Chosen) -> tuple[pd.DataFrame, int]:
+    """k* of each target by the chosen measure, and the largest k of those asked for."""
+    only = {"model": [chosen.model], "rule": [chosen.rule]}
+    sparse = read_sparse_losses(results, only=only)
+    measured = sparsity_measures(read_sparsity(results, only=only), sparse, chosen.settings)
+    measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
+    return measured[measured["measure"] == measure], int(sparse["k"].max())
+
+
+def _gap_sentence(model: str, reference: str, targets: pd.DataFrame, slope: Interval) -> str:
+    gap = interval_over_documents(targets["document_id"], targets["generalization_gap"])
+    said = f"Under the long context {model} loses {gap} nats a token more than {reference}"
+    if pd.isna(slope.low):
+        return f"{said}; too few predictions tell whether more where more tokens are needed."
+    clear = "no clear change"
+    if not slope.low <= 0 <= slope.high:
+        clear = "more where more are needed" if slope.low > 0 else "less where more are needed"
+    return (
+        f"{said}; with every doubling of the tokens that a prediction needs this changes by {slope} nats"
+        f" where as much is to gain: {clear}."
+    )
+
+
+def _interval(row: Mapping[Hashable, Any], name: str) -> Interval:
+    return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
-import argparse
-import json
-import textwrap
-from collections.abc import Hashable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-from pipeline.errors import unknown_name
-from pipeline.results.bootstrap import Interval
-from pipeline.results.files import write_json
-from pipeline.results.folder import artefacts_in, read_artefact, read_settings
-from pipeline.results.marks import exported_name
-from pipeline.results.names import OTHER_DOCUMENT, OWN
-from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
-from pipeline.results.terminal_table import as_table
-from pipeline.stage import folder_path, stage_parser
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-Row = Mapping[Hashable, Any]  # of a table of analysis.mean_losses or analysis.recovered_gain
+Row = Mapping[Hashable, Any]  # of a table of analysis.losses.losses or analysis.losses.token_worth
 _ABSENT = "-"
 _NO_GAIN = "no gain"
 _PAGE_WIDTH = 110
 
 
-def _interval(row: Row | None, column: str) -> str:
+def _interval_text(row: Row | None, column: str) -> str:
     if row is None or row[column] != row[column]:  # NaN: not measured
         return _ABSENT
     return str(Interval(row[column], row[f"{column}_low"], row[f"{column}_high"]))
@@ -60,7 +272,7 @@ def models_table(results: Path) -> str:
     That is the mean loss difference; the mean divergence of the short context, which is what the model
     expects of it; and what is lost where another document's far context stands in its place.
     """
-    from analysis.mean_losses import summarize_models  # late, for a --help at once
+    from analysis.losses.losses import summarize_models  # late, for a --help at once
 
     summary = summarize_models(read_artefact(results, "loss_differences"))
     rows = [
@@ -68,7 +280,7 @@ def models_table(results: Path) -> str:
             row["model"], context_lengths(results, row["model"]),
             f"{row['num_targets']:,}", f"{row['num_documents']:,}",
             f"{row['short_context_loss']:.3f}", f"{row['long_context_loss']:.3f}",
-            *(_interval(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")),
+            *(_interval_text(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")),
         ]
         for row in summary.to_dict("records")
     ]  # fmt: skip
@@ -85,8 +297,8 @@ def recovered_table(results: Path, rule: str) -> str:
     Raises:
         InputError: no results of influential tokens, or none of this rule.
     """
-    from analysis.own_measurements import read_sparse_losses
-    from analysis.recovered_gain import excess_over_null, recovered_losses  # late, for a --help at once
+    from analysis.losses.token_worth import excess_over_null, recovered_losses  # late, for a --help at once
+    from analysis.read import read_sparse_losses
 
     losses = read_sparse_losses(results)
     if rule not in set(losses["rule"]):
@@ -102,7 +314,10 @@ def recovered_table(results: Path, rule: str) -> str:
         if far_context == OWN:
             own, null = recovered[OWN, model, k], recovered.get((OTHER_DOCUMENT, model, k))
             beyond = excess.get((model, k))
-            in_nats = [_interval(own, "recovered_loss"), _interval(beyond, "excess_loss")]
+            in_nats = [
+                _interval_text(own, "recovered_loss"),
+                _interval_text(beyond, "excess_loss"),
+            ]
             rows.append([model, str(k), _fraction(own), _fraction(null), *in_nats])
     rows += [[model, *[_ABSENT] * 5] for model in _models_without(results, losses)]
     header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]
@@ -112,7 +327,7 @@ def recovered_table(results: Path, rule: str) -> str:
 def _fraction(row: Row | None) -> str:
     if row is not None and not row["is_gain_clear"]:
         return _NO_GAIN
-    return _interval(row, "recovered_fraction")
+    return _interval_text(row, "recovered_fraction")
 
 
 def _models_without(results: Path, losses: "pd.DataFrame") -> list[str]:
@@ -145,8 +360,6 @@ def closing_text(results: Path, figures: Path, rule: str | None = None) -> str:
         results, figures: their folders.
         rule: of which what k tokens recover is shown too; None: of none.
     """
-    from analysis.closing_answers import answers  # late, for a --help at once
-
     artefacts = artefacts_in(results)
     losses, told = models_table(results), [*answers(results)]
     recovered = [] if rule is None else _recovered_text(results, rule)
@@ -194,7 +407,7 @@ def page(results: Path, figures: Path, rule: str | None = None, *, is_partial_al
     It is kept in the folder of figures, if there is one, as the notebooks keep theirs: a second `make demo`
     ends in an instant.
     """
-    from analysis.notebook_inputs import fingerprint  # late, for a --help at once
+    from analysis.notebooks import fingerprint  # late, for a --help at once
 
     drawn = sorted(path.name for path in figures.glob("*.p[nd][gf]"))
     decides = {

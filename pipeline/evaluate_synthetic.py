@@ -23,7 +23,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.results.wilson import wilson_interval
-from pipeline.stage import logger, positive_float, positive_int, stage_parser
+from pipeline.cli import logger, positive_float, positive_int, stage_parser
+from pipeline.results.statistics import wilson_interval
 from pipeline.synthetic.evaluation import (
     NUM_EXAMPLES,
     Cell,
@@ -45,8 +45,8 @@ from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.accuracy import Answers
-    from pipeline.synthetic.runs import TaskRun
-    from pipeline.synthetic.task_model import TaskModel
+    from pipeline.synthetic.models import TaskModel
+    from pipeline.synthetic.train import TaskRun
 
 
 def parser() -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -42,12 +42,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
-from pipeline.explaining.asked import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, Asked
-from pipeline.influence.rules import RULES
+from pipeline.cli import InputError, file_path, logger, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import DTYPES
+from pipeline.measuring.rules import EXPLAIN_KS, EXPLAIN_RULES, EXPLAIN_SHORT_CONTEXT_LENGTH, RULES, Asked
 from pipeline.results.files import refuse_folder, write_atomically
-from pipeline.stage import file_path, logger, positive_int, random_seed, stage_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,14 +73,16 @@ def parser() -> argparse.ArgumentParser:
         "--targets", type=_targets, default=ALL, metavar="N",
         help="predict the last N tokens only; all: every one with far context enough",
     )  # fmt: skip
-    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH, help="s, in tokens")
+    add(
+        "--short-context-length", type=positive_int, default=EXPLAIN_SHORT_CONTEXT_LENGTH, help="s, in tokens"
+    )
     add(
         "--long-context-length", type=positive_int,
         help="tokens of the text that are measured, its last; as many as text and model have if not given."
         " Twice as many take four times as long",
     )  # fmt: skip
-    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS), help="numbers of far tokens studied")
-    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add("--k", type=positive_int, nargs="+", default=list(EXPLAIN_KS), help="numbers of far tokens studied")
+    add("--rules", nargs="+", default=list(EXPLAIN_RULES), help=f"selection rules, of: {', '.join(RULES)}")
     add(
         "--foreign-text-file", type=file_path,
         help="the text that stands in for the far context, and of the null; English passages if not given",
@@ -120,9 +120,7 @@ def main(arguments: argparse.Namespace) -> None:
     asked.refuse()
     _fetch(asked)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.explaining.explanation import explained
-    from pipeline.explaining.page import explorer_page
-    from pipeline.explaining.terminal import told
+    from pipeline.measuring.explanation import explained, explorer_page, told
 
     explanation = explained(text, asked)
     html = explorer_page(explanation, name)
@@ -136,11 +134,11 @@ def explain(
     model: str,
     *,
     tokenizer: str | None = None,
-    short_context_length: int = SHORT_CONTEXT_LENGTH,
+    short_context_length: int = EXPLAIN_SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None,
     num_targets: int | None = None,
-    rules: Sequence[str] = DEFAULT_RULES,
-    ks: Sequence[int] = DEFAULT_KS,
+    rules: Sequence[str] = EXPLAIN_RULES,
+    ks: Sequence[int] = EXPLAIN_KS,
     foreign_text: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -155,7 +153,7 @@ def explain(
         long_context_length: tokens of the text that are measured, its last; None: as many as text and model
             have.
         num_targets: the last so many tokens are predicted; None: all with far context enough.
-        rules: of `pipeline.influence.rules.RULES`.
+        rules: of `pipeline.measuring.rules.RULES`.
         ks: numbers of far tokens studied.
         foreign_text: stands in for the far context, and in the null; None: English passages.
         dtype: of `pipeline.measuring.flags.DTYPES`.
@@ -181,7 +179,7 @@ def explain(
     Raises:
         InputError: text, model or flags cannot be used.
     """
-    from pipeline.explaining.explanation import explained
+    from pipeline.measuring.explanation import explained
 
     asked = Asked(
         model=model, tokenizer=tokenizer, short_context_length=short_context_length,
@@ -237,7 +235,7 @@ def _fetch(asked: Asked) -> None:
     Raises:
         InputError: it is neither in the hub's cache nor to be had.
     """
-    from pipeline.models.hub import is_hub_name, snapshot
+    from pipeline.models.load import is_hub_name, snapshot
 
     if not Path(asked.model).exists() and is_hub_name(asked.model):
         snapshot(asked.model, asked.revision, asked.trust_remote_code, _HUB_PATIENCE_SECONDS)

@@ -23,13 +23,13 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 
-from pipeline.stage import folder_path, logger, stage_parser
+from pipeline.cli import folder_path, logger, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,12 +57,11 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     import torch
 
-    from pipeline.errors import InputError
-    from pipeline.models.huggingface_export import write_hugging_face_folder
+    from pipeline.cli import InputError
+    from pipeline.models.export import write_hugging_face_folder
     from pipeline.models.olmo import find_checkpoint, load_stock_olmo, model_name
-    from pipeline.results.folder_lock import FolderLock
-    from pipeline.text.manifest import TOKENIZER_FILE
-    from pipeline.text.tokenized_data import TokenizedData
+    from pipeline.results.files import FolderLock
+    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
     out = arguments.out.absolute()
     checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)

@@ -42,7 +42,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -52,16 +52,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.influence.rules import INTERVENTIONS, find_rule
-from pipeline.stage import logger, positive_int, stage_parser, whole_number
-from pipeline.synthetic.evaluation import (
-    Cell,
-    add_task_evaluation_arguments,
-    evaluate_task_runs,
-    find_tested,
-)
-from pipeline.synthetic.finding import (
+from pipeline.cli import InputError, logger, positive_int, stage_parser, whole_number
+from pipeline.measuring.rules import INTERVENTIONS, find_rule
+from pipeline.synthetic.dependencies import (
     DEFAULT_FINDING_RULES,
     DEFAULT_INTERVENTIONS,
     FINDING_RULES,
@@ -71,17 +64,27 @@ from pipeline.synthetic.finding import (
     POSITION_IDS,
     SHORT_CONTEXT_LENGTH,
     TOKENS,
+    DependenciesOf,
     SearchedExample,
     Selection,
     far_dependencies,
+    in_words,
+    lengths_of,
+    of_tokens,
+    refuse_unfit_k,
     searched_example,
 )
-from pipeline.synthetic.room_to_select import DependenciesOf, in_words, lengths_of, of_tokens, refuse_unfit_k
+from pipeline.synthetic.evaluation import (
+    Cell,
+    add_task_evaluation_arguments,
+    evaluate_task_runs,
+    find_tested,
+)
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
-    from pipeline.synthetic.runs import TaskRun
-    from pipeline.synthetic.task_model import TaskModel
+    from pipeline.synthetic.models import TaskModel
+    from pipeline.synthetic.train import TaskRun
 
 ARTEFACT_OF_HEAD = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_dependencies"}
 """What is predicted -> what is written; results of both may stand in one folder."""
@@ -177,8 +180,8 @@ def _measure(
     """A row a target, selection and rank."""
     import torch
 
-    from pipeline.influence.batching import Batching
-    from pipeline.models.memory import keep_freed_memory
+    from pipeline.measuring.contexts import Batching
+    from pipeline.models.devices import keep_freed_memory
     from pipeline.synthetic.accuracy import position_ids_in_testing
 
     keep_freed_memory()

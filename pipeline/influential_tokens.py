@@ -67,16 +67,24 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rule_refusals import refuse_candidates, refuse_intervention, refuse_subsets
-from pipeline.influence.rules import (
+from pipeline.cli import (
+    InputError,
+    finite_float,
+    fraction,
+    positive_float,
+    positive_int,
+    random_seed,
+    stage_parser,
+    whole_number,
+)
+from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from pipeline.measuring.rules import (
     BACKGROUND,
     DEFAULT_INTERVENTION,
     DEFAULT_KS,
@@ -90,19 +98,11 @@ from pipeline.influence.rules import (
     SEARCH_BUDGET,
     SUBSTITUTE,
     find_rule,
+    refuse_candidates,
+    refuse_intervention,
+    refuse_subsets,
 )
-from pipeline.measuring.flags import add_evaluation_arguments
-from pipeline.stage import (
-    finite_float,
-    fraction,
-    positive_float,
-    positive_int,
-    random_seed,
-    stage_parser,
-    whole_number,
-)
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.unigram import UnigramDistribution
+from pipeline.text.folder import TokenizedData, UnigramDistribution
 
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
@@ -195,9 +195,14 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.attention_heads import LEARNING_RULES, head_weights_of
-    from pipeline.measuring.evaluate_checkpoints import LoadedModel, evaluate_checkpoints
-    from pipeline.measuring.influential_chunk import Asked, measure_chunk
+    from pipeline.measuring.stage import (
+        LEARNING_RULES,
+        Asked,
+        LoadedModel,
+        evaluate_checkpoints,
+        head_weights_of,
+        measure_chunk,
+    )
 
     asked = Asked.of(arguments, lengths, unigram)
     is_background = arguments.intervention == BACKGROUND
@@ -245,7 +250,7 @@ def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> fl
     """
     if "leave_one_out_search" not in arguments.rules:
         return None
-    from pipeline.influence.leave_one_out_search import refuse_small_budget
+    from pipeline.measuring.far_context import refuse_small_budget
 
     is_substituted = arguments.intervention == SUBSTITUTE
     refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)

@@ -25,25 +25,23 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.measuring.flags import add_evaluation_arguments
-from pipeline.results.bootstrap import ratio_of_sums
-from pipeline.results.folder import read_artefact
-from pipeline.stage import logger, positive_int, stage_parser
+from pipeline.cli import InputError, logger, positive_int, stage_parser
+from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from pipeline.results.read import read_artefact
+from pipeline.results.statistics import ratio_of_sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.measuring.evaluate_checkpoints import LoadedModel
-    from pipeline.results.columns import Columns
+    from pipeline.measuring.stage import LoadedModel
+    from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
 
 _SHORTEST = 8
@@ -83,9 +81,8 @@ def main(arguments: argparse.Namespace) -> None:
         )
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.influence.context_loss import measured_windows
-    from pipeline.influence.leave_one_out import own_context, read_everything
-    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
+    from pipeline.measuring.contexts import measured_windows, own_context, read_everything
+    from pipeline.measuring.stage import evaluate_checkpoints
 
     def measure(loaded: "LoadedModel", chunk: "Chunk", _: "Sequence[LoadedModel]") -> "dict[str, Columns]":
         chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T

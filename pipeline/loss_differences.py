@@ -12,7 +12,7 @@ a short-trained model, less that of another long-trained seed, it is the expecte
 
 --windowed-stride w also measures windowed_short_context_loss, the short context as LongPPL's code (Fang et
 al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
-pipeline/influence/windowed_losses.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
+pipeline/measuring/contexts.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -44,15 +44,14 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.measuring.flags import add_evaluation_arguments
-from pipeline.stage import positive_int, stage_parser
+from pipeline.cli import positive_int, stage_parser
+from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,8 +79,7 @@ def main(arguments: argparse.Namespace) -> None:
     )
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.compared_losses import compared_losses
-    from pipeline.measuring.evaluate_checkpoints import evaluate_checkpoints
+    from pipeline.measuring.stage import compared_losses, evaluate_checkpoints
 
     reference = [] if arguments.reference_model is None else [arguments.reference_model]
     settings = {

@@ -29,7 +29,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -41,14 +41,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.results.files import write_atomically, write_json
-from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import folder_path, fraction, logger, positive_int, random_seed, stage_parser
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, make_manifest
-from pipeline.text.needles import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
-from pipeline.text.tokenized_data import TokenizedData, is_complete
+from pipeline.cli import InputError, folder_path, fraction, logger, positive_int, random_seed, stage_parser
+from pipeline.results.files import FolderLock, write_atomically, write_json
+from pipeline.text.folder import (
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    EvaluationDocument,
+    TokenizedData,
+    is_complete,
+    make_manifest,
+    write_evaluation_documents,
+)
+from pipeline.text.planting import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 STAGE = "plant_needles"

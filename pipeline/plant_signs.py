@@ -1,7 +1,7 @@
 """Text whose truth is known: real documents with k planted signs, and ones whose far context is foreign.
 
 A sign is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
-that stands behind the question at the end, and no other token does (pipeline/text/planted_signs.py). A model
+that stands behind the question at the end, and no other token does (pipeline/text/planting.py). A model
 is trained on such text, and then asked which tokens decide its answers:
 
   … text … sign … text … sign … text … question answer
@@ -37,7 +37,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -49,16 +49,24 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.results.files import write_atomically, write_json
-from pipeline.results.folder_lock import FolderLock
-from pipeline.stage import folder_path, logger, positive_int, progress, random_seed, stage_parser
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE, MANIFEST_FILE, TOKENIZER_FILE, TRAIN_FOLDER, make_manifest
-from pipeline.text.packed_shards import PackedShardWriter
-from pipeline.text.planted_signs import Signs, document_of, plant_signs, write_planted
-from pipeline.text.token_counts import count_tokens, training_token_counts, write_token_counts
-from pipeline.text.tokenized_data import TokenizedData, is_complete
+from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.results.files import FolderLock, write_atomically, write_json
+from pipeline.text.encode import PackedShardWriter
+from pipeline.text.folder import (
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    TRAIN_FOLDER,
+    EvaluationDocument,
+    TokenizedData,
+    count_tokens,
+    is_complete,
+    make_manifest,
+    training_token_counts,
+    write_evaluation_documents,
+    write_token_counts,
+)
+from pipeline.text.planting import Signs, document_of, plant_signs, write_planted
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 STAGE = "plant_signs"

@@ -50,7 +50,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -58,8 +58,8 @@ import argparse
 import logging
 import os
 
-from pipeline.stage import file_path, folder_path, stage_parser
-from pipeline.training.stop_request import StopRequest, train_or_exit
+from pipeline.cli import file_path, folder_path, stage_parser
+from pipeline.training.loop import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
 _LESS_MEMORY = (
@@ -76,15 +76,13 @@ def main(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
-    from pipeline.text.planted_signs import question_ids
-    from pipeline.text.tokenized_data import TokenizedData
-    from pipeline.training.batches import TrainingBatches
-    from pipeline.training.given_settings import load_config
-    from pipeline.training.held_out_loss import held_out_loss_of
-    from pipeline.training.run import has_finished, train
-    from pipeline.training.schedule import Schedule
-    from pipeline.training.token_files import refuse_damaged_tokens
-    from pipeline.training.trackers import refuse_missing_trackers
+    from pipeline.text.folder import TokenizedData
+    from pipeline.text.planting import question_ids
+    from pipeline.training.config import Schedule, load_config
+    from pipeline.training.data import TrainingBatches, refuse_damaged_tokens
+    from pipeline.training.loop import has_finished, train
+    from pipeline.training.metrics import refuse_missing_trackers
+    from pipeline.training.trainer import held_out_loss_of
 
     data, folder = TokenizedData.open(arguments.data), arguments.save_folder
     config = load_config(arguments.config, arguments.overrides, data)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -32,21 +32,26 @@ from typing import Any
 
 import duckdb
 
-from pipeline.errors import InputError, os_error_sentence, unknown_name
-from pipeline.results.completeness import whole_files
-from pipeline.results.files import write_atomically
-from pipeline.results.folder import artefacts_in
-from pipeline.results.mixture import (
+from pipeline.cli import (
+    InputError,
+    file_path,
+    folder_path,
+    os_error_sentence,
+    positive_int,
+    stage_parser,
+    unknown_name,
+)
+from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
+from pipeline.results.read import (
     FileOrigin,
+    artefacts_in,
     differences_between_models,
     differences_within_models,
     origins,
+    whole_files,
 )
-from pipeline.results.names import EARLIER_RULES
-from pipeline.results.partial import add_partial_flag, allow_partial, partial_note
-from pipeline.results.schemas import SCHEMAS
-from pipeline.results.terminal_table import as_table
-from pipeline.stage import file_path, folder_path, positive_int, stage_parser
+from pipeline.results.schemas import EARLIER_RULES, SCHEMAS
+from pipeline.results.table import as_table
 
 EXPORTS = {
     "csv": "FORMAT csv, HEADER",

@@ -1,7 +1,8 @@
 """Theory, checked numerically: sparse functional attention fitted at L/2 to L tokens, tested up to 8 L.
 
-For every condition of pipeline/theory/conditions.py, k and seed: fits the paper's idealized class (Definition
-3.3) on planted correlations (Definition 3.2), and measures its error at every length of training and beyond.
+For every condition (pipeline/synthetic/planted_class.py), k and seed: fits the paper's idealized class
+(Definition 3.3) on planted correlations (Definition 3.2), and measures its error at every length of
+training and beyond.
 Theorem 4.3 speaks of the condition `local`, Theorem 4.4 of `halves_coupled`; the others leave out one of
 their assumptions each.
 
@@ -27,7 +28,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -37,9 +38,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
-from pipeline.results.stage_output import StageOutput
-from pipeline.stage import (
+from pipeline.cli import (
+    InputError,
     folder_path,
     logger,
     positive_float,
@@ -48,10 +48,11 @@ from pipeline.stage import (
     stage_parser,
     whole_number,
 )
-from pipeline.theory.conditions import CONDITIONS, Condition, Lengths, condition_called
+from pipeline.results.write import StageOutput
+from pipeline.synthetic.planted_class import CONDITIONS, Condition, Lengths, condition_called
 
 if TYPE_CHECKING:
-    from pipeline.theory.fit import FitSettings, Measurement
+    from pipeline.synthetic.theory import FitSettings, Measurement
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
@@ -113,8 +114,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.learning_rate > _LARGEST_LEARNING_RATE:
         raise InputError(f"--learning-rate {arguments.learning_rate} is above {_LARGEST_LEARNING_RATE}")
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.theory.attention import num_keys
-    from pipeline.theory.fit import VOCABULARY_SIZE, FitSettings, fit
+    from pipeline.synthetic.theory import VOCABULARY_SIZE, FitSettings, fit, num_keys
 
     for condition in conditions.values():  # before the first fit, not hours into the last
         for k in arguments.sparsity:

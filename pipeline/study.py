@@ -11,7 +11,7 @@ repository; a configuration (sizes.<name>.config), beside the study file and the
 
 With `synthetic` in it, a study file is of synthetic tasks: a grid of tasks, position schemes, K_train and
 seeds is trained (train_synthetic.py, into <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>), tested
-(evaluate_synthetic.py) and asked what decides (found_dependencies.py); fields: studies/synthetic_fields.py.
+(evaluate_synthetic.py) and asked what decides (found_dependencies.py); fields: studies/file.py.
 
 What has finished is not run again. Where something that it read has another content now (a configuration,
 text, tokens, weights), the study is refused, and nothing is overwritten. Changed code is only said, as it may
@@ -32,7 +32,7 @@ synthetic tasks, two runs of minutes; and the grids of analysis/reference/synthe
   python pipeline/study.py olmo_configs/studies/synthetic.yaml synthetic.grids.copy_pose=null
 
 what one model size needs (parameters, optimal tokens, memory, hours), here on an H100; 6 N + 12 L D S FLOPs a
-token, of the peak 40 % used, memory by pipeline/training/estimates.py:
+token, of the peak 40 % used, memory by pipeline/training/speed.py:
   python pipeline/study.py olmo_configs/60m.yaml --dry-run --peak-flops 9.89e14
 
 60m and 150m on one GPU, in 40 minutes on an H100 by its own estimate; TEXT is a folder of text:
@@ -48,7 +48,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -57,20 +57,29 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError, unknown_name
-from pipeline.stage import file_path, positive_float, positive_fraction, positive_int, stage_parser
-from pipeline.studies.command import Command
-from pipeline.studies.commands import commands_of
-from pipeline.studies.finished import Finished
-from pipeline.studies.local_run import run_here
-from pipeline.studies.slurm_chain import Submit, arguments_of, logs_of, sbatch, submit_chain
-from pipeline.studies.study_fields import Study, TextStudy
-from pipeline.studies.study_file import find_study_file, is_training_configuration, load_study
-from pipeline.studies.synthetic_fields import SyntheticStudy
+from pipeline.cli import (
+    InputError,
+    file_path,
+    positive_float,
+    positive_fraction,
+    positive_int,
+    stage_parser,
+    unknown_name,
+)
+from pipeline.studies.commands import Command, commands_of
+from pipeline.studies.file import (
+    Study,
+    SyntheticStudy,
+    TextStudy,
+    find_study_file,
+    is_training_configuration,
+    load_study,
+)
+from pipeline.studies.run import Finished, run_here
+from pipeline.studies.slurm import Submit, arguments_of, logs_of, sbatch, submit_chain
 
 if TYPE_CHECKING:
-    from pipeline.studies.forecast import Forecast
-    from pipeline.studies.machine import Machine
+    from pipeline.studies.costs import Forecast, Machine
 
 _OLMO_VOCABULARY = 50_280
 
@@ -152,10 +161,10 @@ def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command
     """Check, before hours of work, what stages would refuse; returns what a plan is made from."""
     # Imported late, for a --help at once, and nothing at all once a study has finished.
     if isinstance(study, SyntheticStudy):
-        from pipeline.studies.synthetic_checks import checked_synthetic
+        from pipeline.studies.checks import checked_synthetic
 
         return checked_synthetic(study, commands, to_run)
-    from pipeline.studies.text_checks import checked_text
+    from pipeline.studies.checks import checked_text
 
     assert isinstance(study, TextStudy)
     return checked_text(study, commands, to_run)
@@ -164,7 +173,7 @@ def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command
 def _refuse_missing_text(study: Study, to_run: Sequence[Command], arguments: argparse.Namespace) -> None:
     if not isinstance(study, TextStudy):
         return
-    from pipeline.studies.text_checks import refuse_missing_text
+    from pipeline.studies.checks import refuse_missing_text
 
     refuse_missing_text(study, to_run, study.slurm.tokenize if arguments.slurm else 1)
 
@@ -176,7 +185,7 @@ def _print_plan(
 
     So a study can be planned where its text is not; the last line says what is missing.
     """
-    from pipeline.studies.plan import lines_of_plan
+    from pipeline.studies.costs import lines_of_plan
 
     forecast = _checked(study, commands, to_run)
     if arguments.slurm:
@@ -189,7 +198,7 @@ def _print_plan(
 
 
 def _print_need(arguments: argparse.Namespace) -> None:
-    from pipeline.studies.plan import need_of_run
+    from pipeline.studies.costs import need_of_run
 
     machine = _machine(arguments)
     path = find_study_file(arguments.study)
@@ -204,8 +213,8 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
     Raises:
         InputError: there is no data sheet of such a GPU, or a peak is given too.
     """
-    from pipeline.studies.machine import Machine
-    from pipeline.training.estimates import GPUS
+    from pipeline.studies.costs import Machine
+    from pipeline.training.speed import GPUS
 
     if arguments.gpu is not None and arguments.gpu not in GPUS:
         raise unknown_name("GPU", arguments.gpu, GPUS)

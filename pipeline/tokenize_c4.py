@@ -65,7 +65,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
@@ -77,11 +77,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError, UnfinishedError
-from pipeline.results.files import write_atomically
-from pipeline.results.folder_lock import FolderLock
-from pipeline.results.provenance import sha256_of_files
-from pipeline.stage import (
+from pipeline.cli import (
+    InputError,
+    UnfinishedError,
     folder_path,
     fraction,
     positive_int,
@@ -91,22 +89,36 @@ from pipeline.stage import (
     stage_parser,
     whole_number,
 )
-from pipeline.text.bpe import train_bpe_apart
-from pipeline.text.documents import Source
-from pipeline.text.encoding import first_characters
-from pipeline.text.manifest import TOKENIZER_FILE, c4_revision_of, fingerprints, read_manifest
-from pipeline.text.merging import merge_tasks, refuse_other_tasks
-from pipeline.text.sources import open_sources_of_both_parts
-from pipeline.text.tasks import TokenizationTask, name_files
-from pipeline.text.tokenized_data import TokenizedData, is_complete
-from pipeline.text.tokenized_data_writer import TokenizedDataWriter
+from pipeline.results.files import FolderLock, write_atomically
+from pipeline.results.versions import sha256_of_files
+from pipeline.text.encode import (
+    UNFINISHED_FILE,
+    TokenizedDataWriter,
+    Unfinished,
+    begin_or_go_on,
+    first_characters,
+    merge_tasks,
+    refuse_other_tasks,
+    remove_outputs,
+)
+from pipeline.text.folder import (
+    TOKENIZER_FILE,
+    TokenizationTask,
+    TokenizedData,
+    c4_revision_of,
+    fingerprints,
+    is_complete,
+    name_files,
+    read_manifest,
+)
+from pipeline.text.sources import Source, open_sources_of_both_parts
 from pipeline.text.tokenizer import (
     EOS_TOKENS,
     DocumentTokenizer,
     load_tokenizer,
     parse_tokenizer_name,
+    train_bpe_apart,
 )
-from pipeline.text.unfinished import UNFINISHED_FILE, Unfinished, begin_or_go_on, remove_outputs
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm

@@ -36,15 +36,15 @@ from pathlib import Path
 
 if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.start import start
+    from pipeline.cli import start
 
     start(__file__)
 
 import argparse
 import logging
 
-from pipeline.stage import file_path, folder_path, stage_parser
-from pipeline.training.stop_request import StopRequest, train_or_exit
+from pipeline.cli import file_path, folder_path, stage_parser
+from pipeline.training.loop import StopRequest, train_or_exit
 
 logger = logging.getLogger("pipeline")
 
@@ -72,8 +72,8 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.synthetic.given_configuration import load_task_config
-    from pipeline.training.run import has_finished, train
+    from pipeline.synthetic.config import load_task_config
+    from pipeline.training.loop import has_finished, train
 
     folder = arguments.save_folder
     config = load_task_config(
@@ -82,8 +82,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     if has_finished(folder, config, config.num_steps):
         return True
 
-    from pipeline.synthetic.runs import LEARNT
-    from pipeline.synthetic.trainer import TaskTrainer
+    from pipeline.synthetic.train import LEARNT, TaskTrainer
 
     def make() -> TaskTrainer:
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")

@@ -25,7 +25,7 @@ import pytest
 from hugging_face_families import make_model
 from shown_commands import ROOT, Shown
 
-from pipeline.text.bpe import train_bpe
+from pipeline.text.tokenizer import train_bpe
 
 OF_A_SHELL = (
     ". .venv/bin/activate",
@@ -62,8 +62,8 @@ RUN_BY = {
         "python pipeline/tokenize_c4.py --out runs/c4/data --merge",
     ],
     "tests/analysis/test_exports.py::test_every_artefact_reads_as_from_its_parts": [
-        "python -m pipeline.results.exported <results> --out <folder>",
-        "python -m pipeline.results.exported runs/reference/results/2m runs/reference/results/300k"
+        "python -m pipeline.results.export <results> --out <folder>",
+        "python -m pipeline.results.export runs/reference/results/2m runs/reference/results/300k"
         " --out analysis/reference/study/results"
         " --artefacts loss_differences sparse_context_losses dependency_sparsity length_losses",
     ],

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.results.exported import write_manifest
+from pipeline.results.export import write_manifest
 
 
 def vouch_for(results: Path) -> Path:

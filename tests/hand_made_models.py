@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 
 import torch
 
-from pipeline.models.causal_lm import Prefix
+from pipeline.models.interface import Prefix
 from pipeline.models.olmo import OLMoCausalLM
 
 

@@ -6,10 +6,8 @@ Shapes: L chunk, T targets.
 import numpy as np
 import torch
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_loss import measured_windows
-from pipeline.models.causal_lm import CausalLM, losses_of_hidden_states
-from pipeline.models.divergence import Predictions
+from pipeline.measuring.contexts import Batching, measured_windows
+from pipeline.models.interface import CausalLM, Predictions, losses_of_hidden_states
 
 
 def any_reference(model: CausalLM, num_targets: int) -> Predictions:

@@ -16,8 +16,7 @@ import torch
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE, TRAIN_FOLDER
+from pipeline.text.folder import EVALUATION_FILE, TRAIN_FOLDER, EvaluationDocument, write_evaluation_documents
 
 VOCABULARY_SIZE = 48
 LONG, TARGETS, SHORT = 12, 3, 4

@@ -14,8 +14,8 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
-from pipeline.models.causal_lm import CausalLM
 from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 
 IMPLEMENTATIONS = ("olmo", "llama", "gpt_neox", "gemma2", "gpt2")

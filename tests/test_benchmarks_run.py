@@ -34,9 +34,9 @@ import variants
 import worker
 from problem import Problem
 
-from analysis.rules.methods import read_seconds
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
+from analysis.rules.benchmark import read_seconds
+from pipeline.cli import InputError
+from pipeline.measuring.flags import ContextLengths
 
 TINY = [
     "--layers", "2", "--width", "32", "--heads", "4", "--vocabulary", "48", "--mlp-ratio", "2",

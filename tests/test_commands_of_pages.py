@@ -24,8 +24,7 @@ from commands_at_small_size import (
 )
 from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
 
-from pipeline.studies.study_file import load_study
-from pipeline.studies.synthetic_fields import SyntheticStudy
+from pipeline.studies.file import SyntheticStudy, load_study
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path

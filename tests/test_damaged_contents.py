@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 from measured_documents import contents
 
-from pipeline.console import PROGRAMS
-from pipeline.stage import run_stage
-from pipeline.text.bpe import train_bpe
+from pipeline.cli import PROGRAMS, run_stage
+from pipeline.text.tokenizer import train_bpe
 
 Damage = Callable[[Path, bytes], object]
 """Given a file and what it holds."""

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.console import PROGRAMS
-from pipeline.stage import run_stage
+from pipeline.cli import PROGRAMS, run_stage
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
 NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)

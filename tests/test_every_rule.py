@@ -22,17 +22,15 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
-from pipeline.errors import InputError
-from pipeline.influence import rules
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.leave_one_out import leave_each_out, own_context
-from pipeline.influence.rules import LEAVE_ONE_OUT_RULES, RULES
-from pipeline.measuring import attention_heads
+from pipeline.cli import InputError
+from pipeline.measuring import rules
+from pipeline.measuring import stage as attention_heads
+from pipeline.measuring.contexts import Batching, leave_each_out, own_context
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.results.folder import artefacts_in, read_artefact
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.unigram import UnigramDistribution
+from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.text.folder import TokenizedData, UnigramDistribution
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()

@@ -17,14 +17,13 @@ from olmo.model import OLMo
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline import explain as program
-from pipeline.errors import InputError
+from pipeline.cli import InputError, run_stage
 from pipeline.explain import explain
-from pipeline.explaining import explanation, terminal
-from pipeline.explaining.asked import Asked, measured_part
-from pipeline.models import hub
-from pipeline.stage import run_stage
-from pipeline.text.bpe import train_bpe
-from pipeline.text.tokenized_text import tokenized_text
+from pipeline.measuring import explanation
+from pipeline.measuring import explanation as terminal
+from pipeline.measuring.rules import Asked, measured_part
+from pipeline.models import load as hub
+from pipeline.text.tokenizer import tokenized_text, train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 S, KS = 4, (1, 2)

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM
 
 from pipeline import export_huggingface
-from pipeline.errors import InputError
-from pipeline.models.loading import find_model
-from pipeline.text import tokenized_data
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.cli import InputError
+from pipeline.models.load import find_model
+from pipeline.text import folder as tokenized_data
+from pipeline.text.folder import TokenizedData
 
 MakeOLMo = Callable[..., OLMo]
 

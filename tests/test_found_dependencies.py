@@ -8,12 +8,12 @@ import pytest
 from test_train_synthetic import train
 
 from pipeline import found_dependencies
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
-from pipeline.synthetic.finding import FINDING_RULES
-from pipeline.synthetic.random_streams import of_test_examples
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
+from pipeline.synthetic.dependencies import FINDING_RULES
 from pipeline.synthetic.tasks.example_batch import draw_batch
 from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.train import of_test_examples
 
 SHORT_CONTEXT_LENGTH = 2
 

@@ -15,8 +15,8 @@ from measured_documents import contents
 from test_damaged_contents import WALKS, WITH_TIMES, copied, different, inputs, run, whole
 
 from pipeline import query
-from pipeline.errors import InputError
-from pipeline.results.stage_output import StageOutput
+from pipeline.cli import InputError
+from pipeline.results.write import StageOutput
 
 __all__ = ["inputs", "whole"]  # fixtures
 KIBIBYTES = (4, 24, 64, 160)

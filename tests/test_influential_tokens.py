@@ -21,7 +21,7 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, loss_differences
-from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.results.schemas import SCHEMAS
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]

@@ -11,9 +11,9 @@ from naive_predictions import naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import length_losses, loss_differences
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.length_losses import default_context_lengths
-from pipeline.results.folder import read_artefact
+from pipeline.results.read import read_artefact
 
 
 @pytest.fixture(scope="module")

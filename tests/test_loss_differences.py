@@ -21,11 +21,11 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import loss_differences
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact, read_model_facts
-from pipeline.results.provenance import sha256_of_files
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact, read_model_facts
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.results.versions import sha256_of_files
+from pipeline.text.folder import TokenizedData
 
 
 @pytest.fixture(scope="module")

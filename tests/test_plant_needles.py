@@ -15,25 +15,24 @@ from olmo.model import OLMo
 
 from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline import influential_tokens, loss_differences, plant_needles
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
 from pipeline.results.files import write_json
-from pipeline.text.bpe import train_bpe
 from pipeline.text.chunks import chunks_of
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import (
+from pipeline.text.folder import (
     COUNTS,
     EVALUATION_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
+    EvaluationDocument,
+    TokenizedData,
     make_manifest,
+    write_evaluation_documents,
 )
-from pipeline.text.needles import read_needles
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer
+from pipeline.text.planting import read_needles
+from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [

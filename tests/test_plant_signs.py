@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from pipeline import plant_signs, tokenize_c4
-from pipeline.errors import InputError
-from pipeline.text.planted_signs import Signs, question_ids, read_planted
-from pipeline.text.planted_signs import plant_signs as plant_in
-from pipeline.text.token_counts import training_token_counts
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizedData, training_token_counts
+from pipeline.text.planting import Signs, question_ids, read_planted
+from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
 WORDS = [

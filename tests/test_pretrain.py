@@ -16,9 +16,9 @@ import torch
 from forked_stages import ForkedStage
 from measured_documents import contents
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.pretrain import main, parser
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
+from pipeline.text.folder import EvaluationDocument, write_evaluation_documents
 
 ROOT = Path(__file__).parents[1]
 OVERRIDES = [

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import query
-from pipeline.errors import InputError
-from pipeline.results import marks
-from pipeline.results.exported import write_manifest
-from pipeline.results.provenance import sha256_of_files
-from pipeline.results.stage_output import StageOutput
+from pipeline.cli import InputError
+from pipeline.results import files as marks
+from pipeline.results.export import write_manifest
+from pipeline.results.versions import sha256_of_files
+from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 

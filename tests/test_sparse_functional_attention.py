@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from pipeline import sparse_functional_attention
-from pipeline.errors import InputError
-from pipeline.results.folder import artefacts_in, read_artefact
-from pipeline.theory import fit
-from pipeline.theory.attention import SparseFunctionalAttention
-from pipeline.theory.conditions import CONDITIONS, Lengths
-from pipeline.theory.fit import VOCABULARY_SIZE, draw_sequences
+from pipeline.cli import InputError
+from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.synthetic import theory as fit
+from pipeline.synthetic.planted_class import CONDITIONS, Lengths
+from pipeline.synthetic.theory import VOCABULARY_SIZE, SparseFunctionalAttention, draw_sequences
 
 SMALL = ["--train-context-length", "16", "--local-length", "4", "--num-test-sequences", "40"]
 

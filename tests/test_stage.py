@@ -16,11 +16,10 @@ from measured_documents import command_line, contents, measure, stage_name, writ
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.errors import InputError, is_out_of_memory
-from pipeline.results import parquet
-from pipeline.results.folder import read_artefact
-from pipeline.results.partial import allow_partial
-from pipeline.stage import run_stage, stage_parser
+from pipeline.cli import InputError, is_out_of_memory, run_stage, stage_parser
+from pipeline.results import files as parquet
+from pipeline.results.files import allow_partial
+from pipeline.results.read import read_artefact
 
 STAGES = [loss_differences, influential_tokens, length_losses]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import interruption
-from pipeline.console import PROGRAMS
+from pipeline import cli as interruption
+from pipeline.cli import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
@@ -36,7 +36,7 @@ def test_the_console_command_knows_every_program() -> None:
 
 
 def sparsity(*words: str) -> "subprocess.CompletedProcess[bytes]":
-    return python("-c", "from pipeline.console import main; main()", *words)
+    return python("-c", "from pipeline.cli import main; main()", *words)
 
 
 def test_the_console_command_lists_the_programs_in_order() -> None:
@@ -101,7 +101,7 @@ def test_without_the_libraries_a_program_says_how_to_get_them(program: str, tmp_
 
 PROBE = """
 import sys
-from pipeline.start import prepare, run_module
+from pipeline.cli import prepare, run_module
 prepare("probe")
 run_module("probe_module", "probe")
 """
@@ -186,7 +186,7 @@ def test_a_broken_pipe_of_its_own_is_a_mistake_of_ours(tmp_path: Path) -> None:
 def test_output_onto_a_full_disk_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         said = subprocess.run(
-            [sys.executable, "-c", "from pipeline.console import main; main()", "--help"],
+            [sys.executable, "-c", "from pipeline.cli import main; main()", "--help"],
             cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
         )  # fmt: skip
     assert said.returncode == 2

@@ -16,14 +16,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
-from pipeline.errors import InputError
-from pipeline.results.parquet import read_parquet
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text import manifest, sources
-from pipeline.text.documents import Document
-from pipeline.text.packed_shards import PackedShardWriter
+from pipeline.text import folder as manifest
+from pipeline.text import sources
+from pipeline.text.encode import PackedShardWriter
+from pipeline.text.folder import TokenizedData
+from pipeline.text.sources import Document
 from pipeline.text.split import is_evaluation_document
-from pipeline.text.tokenized_data import TokenizedData
 
 STAGE = Path(tokenize_c4.__file__)
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefgh"]  # so a is 2, b is 3, …

@@ -16,9 +16,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
-from pipeline.errors import InputError
-from pipeline.text import documents
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.cli import InputError
+from pipeline.text import sources as documents
+from pipeline.text.folder import TokenizedData
 
 STAGE = Path(tokenize_c4.__file__)
 LETTERS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # a number's digits: 0 is a, 1 is b, …

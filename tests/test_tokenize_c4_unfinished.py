@@ -10,11 +10,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
-from pipeline.errors import InputError
-from pipeline.results.folder_lock import FolderLock
-from pipeline.text import documents, encoding
-from pipeline.text.packed_shards import PackedShardWriter
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.cli import InputError
+from pipeline.results.files import FolderLock
+from pipeline.text import encode as encoding
+from pipeline.text import sources as documents
+from pipeline.text.encode import PackedShardWriter
+from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # EOS as a text has no tokens

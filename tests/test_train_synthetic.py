@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from pipeline import evaluate_synthetic, train_synthetic
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact, read_settings
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact, read_settings
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
-from pipeline.synthetic.given_configuration import load_task_config
-from pipeline.synthetic.runs import find_task_run
+from pipeline.synthetic.config import load_task_config
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import task_called
-from pipeline.synthetic.trainer import TaskTrainer
-from pipeline.training.stop_request import StopRequest
+from pipeline.synthetic.train import TaskTrainer, find_task_run
+from pipeline.training.loop import StopRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -129,7 +128,7 @@ def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: 
         is_right = np.full((num_examples, 1), size <= 5)
         return Answers(is_right, is_right)
 
-    monkeypatch.setattr("pipeline.synthetic.trainer.answers", right_up_to_size_5)
+    monkeypatch.setattr("pipeline.synthetic.train.answers", right_up_to_size_5)
     assert trainer.exact_match() == 0.5  # of the sizes 1 to 10 of small.yaml
     assert drawn == [(size, 3) for size in range(1, 11)]
 

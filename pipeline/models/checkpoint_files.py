@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InputError, is_out_of_memory
+from pipeline.cli import InputError, is_out_of_memory
 from pipeline.results.files import write_json
-from pipeline.results.provenance import describe_files, sha256_of_files
+from pipeline.results.versions import describe_files, sha256_of_files
 
 MARK_FILE = "complete.json"
 MODEL_FILES = ("config.yaml", "model.pt")

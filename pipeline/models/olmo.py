@@ -1,4 +1,21 @@
-"""ai2-olmo checkpoints behind the `CausalLM` interface.
+"""RoPE at given position IDs, in place of OLMo's own arange.
+
+Stock OLMo rotates the token in row n of its input by position n. Here row n is rotated by whatever
+position ID it is given, which is what lets a token keep its place when others are left out,
+and what PoSE training needs. With IDs 0, 1, 2, … the logits equal stock OLMo's bit for bit (a test).
+
+Shapes: B batch, S sequence, H heads, E head width, P positions.
+
+OLMo's blocks, run so that a prefix is shared by a batch and the last block works at query rows only.
+
+The arithmetic is `olmo.model.OLMoSequentialBlock`'s, whose own cache cannot serve here: it holds a copy for
+every sequence, unrotated, and rotates it anew by row number. Keys are kept rotated, as a token's ID never
+changes. With no prefix, and at every row, the result equals stock OLMo's bit for bit (a test).
+
+Shapes: B batch, S rows, P prefix rows, K = S or P + S, T query rows, D width, H heads,
+G key-value heads, E head width.
+
+ai2-olmo checkpoints behind the `CausalLM` interface.
 
 Shapes: B batch, S rows, K rows to look at, T query rows, D width, V vocabulary, N any number of rows.
 """
@@ -8,18 +25,19 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from olmo.config import BlockType, ModelConfig
 from olmo.exceptions import OLMoConfigurationError
-from olmo.model import OLMo
+from olmo.model import OLMo, OLMoSequentialBlock
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
-from pipeline.errors import InputError, is_out_of_memory
-from pipeline.models.candidate_gates import CandidateGates
-from pipeline.models.causal_lm import KeysAndValues, Prefix, causal_visibility
+from pipeline.cli import InputError, is_out_of_memory
+from pipeline.models.attention import CandidateGates, WatchedAttention, attend, tells_log_sum_exp
 from pipeline.models.checkpoint_files import (
     MODEL_FILES,
     holds_model,
@@ -28,11 +46,184 @@ from pipeline.models.checkpoint_files import (
     unreadable,
 )
 from pipeline.models.devices import refuse_model_beyond_memory
-from pipeline.models.log_sum_exp_attention import tells_log_sum_exp
-from pipeline.models.olmo_blocks import Rows, run_block
-from pipeline.models.prefix_attention import attend
-from pipeline.models.rope import RotaryTable, blocks_of
-from pipeline.models.watched_attention import WatchedAttention
+from pipeline.models.interface import KeysAndValues, Prefix, causal_visibility
+
+
+class RotaryTable:
+    """Sines and cosines of every position, by the formula of OLMo's own table; grows with the positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._sine_PE = self._cosine_PE = torch.empty(0)
+
+    def at(
+        self, position_ids_BS: torch.Tensor, num_positions: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E].
+
+        The first half of the sines is negative, as the rotation takes it.
+
+        Args:
+            position_ids_BS: the IDs.
+            num_positions: the IDs are below it. None: it is looked up, for which a GPU must be waited for.
+        """
+        num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
+        if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
+            self._fill(max(num_positions, self._config.max_sequence_length), device)
+        return self._sine_PE[position_ids_BS][:, None], self._cosine_PE[position_ids_BS][:, None]
+
+    def _fill(self, num_positions: int, device: torch.device) -> None:
+        head_width = self._config.d_model // self._config.n_heads
+        exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
+        positions_P = torch.arange(num_positions, device=device, dtype=torch.float)
+        angles = torch.einsum("i,j->ij", positions_P, 1.0 / (self._config.rope_theta**exponents))
+        angles_PE = torch.cat((angles, angles), dim=-1)
+        self._sine_PE, self._cosine_PE = torch.cat((-angles.sin(), angles.sin()), dim=-1), angles_PE.cos()
+
+    def rotate(
+        self, heads_BHSE: torch.Tensor, sine_B1SE: torch.Tensor, cosine_B1SE: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotate queries or keys, in float32 where the model says so; they come back in their own dtype."""
+        rotated = heads_BHSE.float() if self._config.rope_full_precision else heads_BHSE
+        with torch.autocast(heads_BHSE.device.type, enabled=False):
+            # OLMo's own arithmetic in fewer passes over memory: its halves change places, and the sign of the
+            # one is the sine's.
+            turned = rotated.roll(rotated.shape[-1] // 2, dims=-1).mul_(sine_B1SE.type_as(rotated))
+            rotated = (rotated * cosine_B1SE.type_as(rotated)).add_(turned)
+        return rotated.type_as(heads_BHSE)
+
+
+class PositionIDRotaryEmbedding(nn.Module):
+    """A drop-in for `olmo.model.RotaryEmbedding`, shared by all blocks of one model.
+
+    The IDs are set once a forward pass, and stay set until the next: activation checkpointing runs
+    the blocks again during the backward pass and must find the same IDs.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self._table = RotaryTable(config)
+        self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def set_position_ids(self, position_ids_BS: torch.Tensor, num_positions: int | None = None) -> None:
+        """Set the position IDs of the next forward pass: int64 [B, S], or [1, S] for all sequences, >= 0.
+
+        They are below `num_positions`; None: see `RotaryTable.at`.
+        """
+        self._sine_and_cosine = self._table.at(position_ids_BS, num_positions)
+
+    def forward(self, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate queries and keys by the position IDs set last; both have one row a token."""
+        assert self._sine_and_cosine is not None, "position IDs were not set"
+        rotate, (sine, cosine) = self._table.rotate, self._sine_and_cosine
+        return rotate(query_BHSE, sine, cosine), rotate(key_BHSE, sine, cosine)
+
+
+def use_position_ids(model: OLMo) -> PositionIDRotaryEmbedding:
+    """Make `model` read its position IDs from the returned module instead of counting rows.
+
+    The parameters and their names are untouched, so checkpoints stay OLMo's.
+
+    Raises:
+        ValueError: the model has no RoPE.
+    """
+    if not model.config.rope:
+        raise ValueError("position IDs can be chosen in models with RoPE only; this one has model.rope=false")
+    rotary = PositionIDRotaryEmbedding(model.config)
+    for block in blocks_of(model):
+        block.rotary_emb = rotary
+    return rotary
+
+
+def blocks_of(model: OLMo) -> list[nn.Module]:
+    """The transformer blocks in order, whether or not OLMo holds them in groups."""
+    if "block_groups" in model.transformer:
+        return [block for group in model.transformer.block_groups for block in group]
+    return list(model.transformer.blocks)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a batch stand and whom they see; the same for every block."""
+
+    table: RotaryTable
+    sine_B1SE: torch.Tensor
+    cosine_B1SE: torch.Tensor
+    visible_B1SK: torch.Tensor | None
+    """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
+    watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, S, E], to look at only."""
+    attend: Callable[..., torch.Tensor] = attend
+    """What gathers, with the arguments of `prefix_attention.attend`."""
+
+
+def run_block(
+    block: OLMoSequentialBlock,
+    hidden_BSD: torch.Tensor,
+    rows: Rows,
+    past: KeysAndValues | None,
+    query_rows_BT: torch.Tensor | None,
+) -> tuple[torch.Tensor, KeysAndValues]:
+    """The block's output, and the keys and values of the rows given.
+
+    Args:
+        past: keys and values of the prefix, [1, G, P, E], shared by the batch.
+        query_rows_BT: the only rows whose output is wanted, which makes it [B, T, D]; None: all.
+    """
+    config = block.config
+    normed_BSD = hidden_BSD if config.norm_after else block.attn_norm(hidden_BSD)
+    qkv = block.att_proj(normed_BSD)
+    if config.clip_qkv is not None:
+        qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
+    query, key, value = qkv.split(block.fused_dims, dim=-1)
+    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
+    if query_rows_BT is not None:
+        query, hidden_BSD = _take_rows(query, query_rows_BT), _take_rows(hidden_BSD, query_rows_BT)
+        query_sine, query_cosine = _take_rows(sine, query_rows_BT), _take_rows(cosine, query_rows_BT)
+        visible = _visible_from(visible, query_rows_BT, key.shape[1])
+    else:
+        query_sine, query_cosine = sine, cosine
+    if block.q_norm is not None and block.k_norm is not None:
+        query, key = block.q_norm(query).to(key.dtype), block.k_norm(key).to(key.dtype)
+    query = rows.table.rotate(_heads(query, config.n_heads), query_sine, query_cosine)
+    key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), sine, cosine)
+    value = _heads(value, config.effective_n_kv_heads)
+    if rows.watch is not None:
+        rows.watch(query, key)
+    attended_BHSE = rows.attend(query, key, value, past, visible)
+    attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
+    hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
+    return hidden_BSD + _feed_forward(block, hidden_BSD), (key, value)
+
+
+def _feed_forward(block: OLMoSequentialBlock, hidden_BSD: torch.Tensor) -> torch.Tensor:
+    normed = hidden_BSD if block.config.norm_after else block.ff_norm(hidden_BSD)
+    output = block.ff_out(block.act(block.ff_proj(normed)))
+    return block.ff_norm(output) if block.config.norm_after else output
+
+
+def _heads(rows_BSD: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[B, S, D] -> [B, H, S, E]."""
+    return rows_BSD.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
+    """The query rows of [B, S, D] or [B, 1, S, E]; either batch may be 1, for all."""
+    middle = rows.shape[1:-2]
+    batch_size = max(rows.shape[0], query_rows_BT.shape[0])
+    index = query_rows_BT.view(len(query_rows_BT), *(1 for _ in middle), -1, 1)
+    index = index.expand(batch_size, *middle, -1, rows.shape[-1])
+    return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
+
+
+def _visible_from(
+    visible_B1SK: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
+) -> torch.Tensor:
+    """Whom the query rows see, [B, 1, T, K]."""
+    if visible_B1SK is None:
+        rows_S = torch.arange(num_rows, device=query_rows_BT.device)
+        return (rows_S <= query_rows_BT[..., None])[:, None]
+    return _take_rows(visible_B1SK, query_rows_BT)
 
 
 class OLMoCausalLM:

@@ -1,27 +1,351 @@
-"""The Arrow schema of every artefact, each column with its meaning and unit.
+"""Rows of results on their way to a file, column by column.
+
+Words that results tell and several rooms know.
+
+Columns that several artefacts have alike.
+
+What is planted in texts: the truth beside a data folder, not a stage's results.
+
+What the analysis makes of results and writes beside its figures: one file each.
+
+The Arrow schema of every artefact, each column with its meaning and unit.
 
 `pipeline/RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > pipeline/RESULTS.md`
 writes it, a test keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens
 from the start of the document; a target at position t is predicted from the tokens before it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 
-from pipeline.results.derived_schemas import DERIVED_SCHEMAS
-from pipeline.results.planted_schemas import PLANTED_SCHEMAS
-from pipeline.results.schema_columns import (
-    FINDING_COLUMNS,
-    FURTHER_SPARSITY_COLUMNS,
-    HEAD_COLUMNS,
-    JUDGE,
-    LOSS_COLUMNS,
-    SELECTION_COLUMNS,
-    SHORT_DIVERGENCE,
-    SYNTHETIC_COLUMNS,
-    TARGET_COLUMNS,
-    TRAINING_COLUMNS,
-    column,
+Columns = dict[str, list[Any]]
+"""Column -> values, one a row."""
+
+
+def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> None:
+    """Append the rows of each artefact to its table, in place."""
+    for artefact, columns in rows.items():
+        table = tables.setdefault(artefact, {name: [] for name in columns})
+        for name, values in columns.items():
+            table[name].extend(values)
+
+
+OWN, OTHER_DOCUMENT = "own", "other_document"
+"""Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
+SELECTION, MIMICRY = "selection", "mimicry"
+"""Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
+it chooses that document's tokens to reproduce the prediction from the own far context."""
+LOSS, DIVERGENCE = "loss", "divergence"
+"""Criteria of k*."""
+EARLIER_RULES = {"divergence": "leave_one_out_divergence"}
+"""Selection rules of schema version 1 -> their names now, by which their rows are read."""
+ATTENTION_HEADS = "attention_heads"
+"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
+influential_tokens fits them before it measures."""
+
+
+def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
+    """A column with its meaning, unit included."""
+    return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
+
+
+TARGET_COLUMNS = [
+    column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+    column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
+    column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
+]
+SELECTION_COLUMNS = [
+    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
+    column(
+        "far_context",
+        pa.string(),
+        "'own', or 'other_document': the null, where the far context is another document's tokens"
+        " at the same positions",
+    ),
+    column(
+        "null_kind",
+        pa.string(),
+        "how the null's tokens are chosen: 'selection', within the other document's far context as within the"
+        " own one, or 'mimicry', to reproduce the prediction from the own far context; null of the own far"
+        " context, and in results of version 1: selection",
+        nullable=True,
+    ),
+    column(
+        "num_candidates",
+        pa.int32(),
+        "tokens that each step of the search tried, those that a screen by derivatives put first; null: all,"
+        " or a rule that has no such steps",
+        nullable=True,
+    ),
+]
+
+
+def with_interval(name: str, meaning: str) -> list[pa.Field]:
+    """A number and the ends of its interval."""
+    return [
+        column(name, pa.float64(), meaning),
+        column(f"{name}_low", pa.float64(), "lower end of its 95 % interval over documents"),
+        column(f"{name}_high", pa.float64(), "upper end of it; both are NaN for a single document"),
+    ]
+
+
+JUDGE = column(
+    "judge",
+    pa.string(),
+    "the model whose losses and divergences these are: the one that the tokens were chosen with, or one of"
+    " --judge-with; null in results of version 1, which have the former only",
+    nullable=True,
 )
+SHORT_DIVERGENCE = column(
+    "short_context_divergence",
+    pa.float32(),
+    "KL(p(.|long) || p(.|short context)), nats: the gain that the long context is expected to have; it does"
+    " not see the target",
+    nullable=True,
+)
+FURTHER_SPARSITY_COLUMNS = [
+    column(
+        "rationale_size",
+        pa.int32(),
+        "least number of the rule's first tokens, beside the short context, with which the most likely next"
+        " token is that of the long context (Vafa et al. 2021), 0 where the short context suffices; of the"
+        " rules greedy and greedy_divergence, null for others, and where the largest k does not reach it",
+        nullable=True,
+    ),
+    column(
+        "minimum_context_length",
+        pa.int32(),
+        "least number of nearest tokens, those of the short context among them, that recovers the recovery"
+        " fraction of the gain (Vakilian et al. 2025): short_context_length and k* of the rule nearest, by"
+        " the same criterion, on its grid of powers of two; the same for all rules of a target; null where"
+        " nearest was not run, the gain is below the minimum, or the grid does not reach it",
+        nullable=True,
+    ),
+]
+LOSS_COLUMNS = [
+    column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
+    column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
+]
+
+HEAD_COLUMNS = [
+    column("head_index", pa.int32(), "the head, of all layers one after another, from 0"),
+    column(
+        "loss_weight",
+        pa.float64(),
+        "its weight in the rule learned_attention, fitted to influences on training tokens; only proportions"
+        " matter",
+    ),
+    column(
+        "divergence_weight",
+        pa.float64(),
+        "its weight in the rule learned_attention_divergence, fitted to divergences",
+    ),
+]
+SYNTHETIC_COLUMNS = [
+    column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
+    column("positions", pa.string(), "the position scheme that the model was trained with"),
+    column("seed", pa.int64(), "of the training run"),
+    column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
+    column(
+        "largest_train_sparsity",
+        pa.int32(),
+        "K_train: k was uniform on 1 to this; null where the task has none",
+        nullable=True,
+    ),
+    column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
+    column("size", pa.int32(), "of the test examples, in the task's own unit"),
+    column(
+        "sparsity",
+        pa.int32(),
+        "k of the test examples; null where the task has none",
+        nullable=True,
+    ),
+]
+
+FINDING_COLUMNS = [
+    *SYNTHETIC_COLUMNS,
+    column("example_index", pa.int32(), "which test example, from 0"),
+    column("target_index", pa.int32(), "which token of the response, or which position ID, from 0"),
+    column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
+    column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
+    column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
+    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
+    column(
+        "intervention",
+        pa.string(),
+        "what stands where a token is left out: remove, substitute or background, as in"
+        " influential_tokens; null of rules that it does not matter to",
+        nullable=True,
+    ),
+    column("rank", pa.int32(), "1 for the token that the rule ranks first"),
+    column("context_position", pa.int32(), "place of the selected token in the example"),
+    column("context_token", pa.string(), "its name, as the task's docstring shows it"),
+    column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
+    column(
+        "effect",
+        pa.float32(),
+        "what leaving it out does, nats: to the loss (leave_one_out), or as the divergence that it makes"
+        " (leave_one_out_divergence); null of other rules, and in older results",
+        nullable=True,
+    ),
+]
+TRAINING_COLUMNS = [
+    column("step", pa.int32(), "finished optimizer steps"),
+    column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
+    column(
+        "position_id_loss",
+        pa.float64(),
+        "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
+        nullable=True,
+    ),
+    column("learning_rate", pa.float64(), "of the step"),
+    column("gradient_norm", pa.float64(), "before clipping"),
+    column(
+        "exact_match",
+        pa.float64(),
+        "share of responses, as in training, that are wholly right; null at steps where it was not measured",
+        nullable=True,
+    ),
+]
+
+
+PLANTED_SCHEMAS: dict[str, pa.Schema] = {
+    "needles": pa.schema(
+        [
+            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+            column("source_document_id", pa.string(), "the document that the haystack was cut from"),
+            column("context_length", pa.int32(), "tokens of the document, its answer included"),
+            column(
+                "depth",
+                pa.float64(),
+                "part of the haystack before the needle, as asked for; null for the control, which has none",
+                nullable=True,
+            ),
+            column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
+            column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
+            column(
+                "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
+            ),
+            column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
+            column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
+            column("answer", pa.string(), "its text, without the space before it"),
+        ]
+    ),
+    "planted_signs": pa.schema(
+        [
+            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's tokens"),
+            column("target_position", pa.int32(), "place of the answer"),
+            column("num_planted", pa.int32(), "signs that decide the answer: its true dependency sparsity"),
+            column("planted_positions", pa.list_(pa.int32()), "places of the signs, in order"),
+        ]
+    ),
+}
+
+
+DERIVED_SCHEMAS: dict[str, pa.Schema] = {
+    "methods": pa.schema(
+        [
+            column("model", pa.string(), "the model that chose the tokens"),
+            SELECTION_COLUMNS[0],
+            column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
+            column("intervention", pa.string(), "what stands where a token is left out"),
+            column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
+            column("k", pa.int32(), "number of influential tokens"),
+            column("num_targets", pa.int32(), "targets of the text"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
+            *with_interval(
+                "loss_effect",
+                "what k tokens recover of it beyond the null; of rules that fit neither answer nor prediction"
+                " what they recover; nats",
+            ),
+            *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
+            *with_interval("divergence_effect", "the same effect by the divergence, nats"),
+            *with_interval(
+                "behind_first",
+                "what the first method is worth beyond this one by the divergence, target by target, nats;"
+                " the first is that of the largest divergence_effect at k = 4 under the same intervention",
+            ),
+            *with_interval(
+                "found_dependencies",
+                "share of the true dependencies of synthetic examples among the first as many tokens; NaN"
+                " where not measured; its interval is over examples",
+            ),
+            *with_interval(
+                "found_signs", "share of the planted signs among the first as many tokens; NaN likewise"
+            ),
+            column("token_forwards_per_target", pa.float64(), "of the choice, for one far context"),
+            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+            column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
+        ]
+    ),
+    "measures": pa.schema(
+        [
+            SELECTION_COLUMNS[0],
+            column("intervention", pa.string(), "what stands where a token is left out"),
+            column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
+            column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
+            column("num_targets", pa.int32(), "targets of the real text"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("gain", "what is to be recovered on the real text, nats"),
+            *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
+            *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
+            *with_interval("found", "share of the planted signs among the first as many tokens"),
+            *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
+            *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
+            column("num_agreement_targets", pa.float64(), "targets that agreement is of", nullable=True),
+            column("censored", pa.float64(), "share of their k* that no studied k reaches", nullable=True),
+            column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
+            column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
+            column("helps", pa.bool_(), "the interval of excess lies above 0"),
+            column(
+                "documents_of_the_old",
+                pa.float64(),
+                "documents that leave_one_out, by the loss of the model that chose, needs for an interval of"
+                " excess as narrow",
+            ),
+            column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
+        ]
+    ),
+    "planted_lengths": pa.schema(
+        [
+            column("model", pa.string(), "the model's name"),
+            column("num_planted", pa.int32(), "planted tokens that decide the answer"),
+            column("test_length", pa.int32(), "tokens of the document; the shortest is the trained length"),
+            column("num_targets", pa.int32(), "answers"),
+            column("num_documents", pa.int32(), "documents they are from, one a text"),
+            *with_interval("loss", "mean loss of the answer in the whole document, nats"),
+            *with_interval("right_share", "share of answers given more than half of the probability"),
+        ]
+    ),
+    "selection_rules": pa.schema(
+        [
+            column("model", pa.string(), "the model's name"),
+            SELECTION_COLUMNS[0],
+            column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
+            column("k", pa.int32(), "number of influential tokens added to the short context"),
+            column("num_targets", pa.int32(), "targets averaged over"),
+            column("num_documents", pa.int32(), "documents they are from"),
+            *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
+            *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
+            *with_interval("null_recovered_loss", "the same for the null, nats"),
+            *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
+            *with_interval(
+                "excess_fraction",
+                "excess_loss / loss_difference, a ratio of sums; NaN where the latter's interval reaches 0",
+            ),
+            column(
+                "token_forwards_per_target",
+                pa.float64(),
+                "tokens run through the network to choose the first k, own far context, a target",
+            ),
+            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+        ]
+    ),
+}
+
 
 # Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
 # older files read as null there, and a run that an older version began goes on.
@@ -199,7 +523,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                 "word_kind",
                 pa.string(),
                 "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
-                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/words.py",
+                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/kinds.py",
             ),
             column(
                 "repetition",
@@ -210,7 +534,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             column(
                 "part_of_speech",
                 pa.string(),
-                "by HanTa, in classes of analysis/tokens/parts_of_speech.py; null where it is not installed",
+                "by HanTa, in classes of analysis/tokens/kinds.py; null where it is not installed",
                 nullable=True,
             ),
         ]
@@ -235,7 +559,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         [
             column("seed", pa.int32(), "of the fit, its training and its test sequences"),
             column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
-            column("position_law", pa.string(), "of the planted tokens, as pipeline/theory/conditions.py"),
+            column(
+                "position_law", pa.string(), "of the planted tokens, as pipeline/synthetic/planted_class.py"
+            ),
             column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
             column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
             column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
@@ -298,7 +624,7 @@ reads: `pandas.read_parquet(..., page_checksum_verification=True)`.
 An export, such as the results below `analysis/reference`, is `<artefact>.parquet` beside `exported.json`,
 which holds rows, bytes and SHA-256 of its files: all models' rows in one file, the column `model` first. Its
 metadata's `models` tells, as JSON, for each model what the metadata of its files told.
-`python -m pipeline.results.exported <results> --out <folder>` makes it; without `--out` that vouches for
+`python -m pipeline.results.export <results> --out <folder>` makes it; without `--out` that vouches for
 Parquet files that were put together by hand.
 """
 

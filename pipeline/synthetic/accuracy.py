@@ -1,4 +1,11 @@
-"""How well a task model answers, generating freely: every token, and with PPC every ID, is its own.
+"""Greedy generation of responses of known length, position IDs given or predicted (PPC).
+
+The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID that
+it was given or that was predicted for it.
+
+Shapes: B batch, P rows of the prompt, T tokens of the response, S = P + T.
+
+How well a task model answers, generating freely: every token, and with PPC every ID, is its own.
 
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T.
 """
@@ -8,11 +15,46 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.synthetic.configuration import TaskConfig
-from pipeline.synthetic.coupled_positions import example_position_ids, scheme_in_testing
-from pipeline.synthetic.generation import generate
-from pipeline.synthetic.task_model import TaskModel
+from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
+from pipeline.synthetic.models import TaskModel, joined
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
+
+
+@torch.inference_mode()
+def generate(
+    model: TaskModel,
+    prompt_ids_BP: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    *,
+    num_tokens: int,
+    predict_position_ids: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest token at every place of the response, each read back before the next.
+
+    Args:
+        prompt_ids_BP: the prompts, of one length.
+        position_ids_BS: int64; of the prompts alone, [B, P], where the response's are predicted.
+        num_tokens: T.
+        predict_position_ids: the response's IDs are the likeliest ones, read back too.
+
+    Returns:
+        Tokens and position IDs of the response: two int64 [B, T].
+    """
+    num_prompt_tokens = prompt_ids_BP.shape[1]
+    tokens_B1, ids_B1 = prompt_ids_BP, position_ids_BS[:, :num_prompt_tokens]
+    past, tokens, position_ids = None, [], []
+    for step in range(num_tokens):
+        hidden_BSD, read = model(tokens_B1, ids_B1, past)
+        past, last_B1D = joined(past, read), hidden_BSD[:, -1:]
+        tokens_B1 = model.token_logits(last_B1D).argmax(-1)
+        place = num_prompt_tokens + step
+        if predict_position_ids:
+            ids_B1 = model.position_logits(last_B1D).argmax(-1)
+        else:
+            ids_B1 = position_ids_BS[:, place : place + 1]
+        tokens.append(tokens_B1)
+        position_ids.append(ids_B1)
+    return torch.cat(tokens, dim=1), torch.cat(position_ids, dim=1)
 
 
 @dataclass(frozen=True)

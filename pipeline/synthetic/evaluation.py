@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.results.stage_output import StageOutput
-from pipeline.stage import folder_path, logger, positive_int, progress, random_seed, whole_number
-from pipeline.synthetic.coupled_positions import refuse_beyond_table
-from pipeline.synthetic.random_streams import TEST_STREAM, of_test_examples
+from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, whole_number
+from pipeline.results.write import StageOutput
+from pipeline.synthetic.config import refuse_beyond_table
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import Task, task_called
+from pipeline.synthetic.train import TEST_STREAM, of_test_examples
 
 if TYPE_CHECKING:
-    from pipeline.synthetic.configuration import TaskConfig
-    from pipeline.synthetic.runs import TaskRun
-    from pipeline.synthetic.task_model import TaskModel
+    from pipeline.synthetic.config import TaskConfig
+    from pipeline.synthetic.models import TaskModel
+    from pipeline.synthetic.train import TaskRun
 
 NUM_EXAMPLES = 1000
 """Of each size and k, where accuracy is measured and no other number is asked for."""
@@ -104,7 +103,7 @@ def find_tested(arguments: argparse.Namespace) -> Tested:
         InputError: a checkpoint is missing, of another task or damaged, two have one name, or the task or a
             model has no room for a cell.
     """
-    from pipeline.synthetic.runs import find_task_run  # late, for a --help at once
+    from pipeline.synthetic.train import find_task_run  # late, for a --help at once
 
     task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]

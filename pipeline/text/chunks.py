@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.results.columns import Columns
-from pipeline.text.tokenized_data import EvaluationDocument, TokenizedData
+from pipeline.cli import InputError
+from pipeline.results.schemas import Columns
+from pipeline.text.folder import EvaluationDocument, TokenizedData
 
 logger = logging.getLogger("pipeline")
 

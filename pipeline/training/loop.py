@@ -1,20 +1,79 @@
-"""The training loop: steps, metrics, checkpoints, going on and stopping, whatever is trained.
+"""A request to stop: SIGTERM or SIGUSR1, which a scheduler sends some time before it kills a job.
+
+The training loop: steps, metrics, checkpoints, going on and stopping, whatever is trained.
 
 What a step does, what is measured along the way and what a checkpoint holds is a subclass's: language models
-(pipeline/training/trainer.py) and models of synthetic tasks (pipeline/synthetic/trainer.py).
+(pipeline/training/trainer.py) and models of synthetic tasks (pipeline/synthetic/train.py).
+
+What the training stages do alike around a run: ask whether it has finished; hold and record its folder.
 """
 
+import logging
 import math
+import os
+import signal
+import sys
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
-from pipeline.errors import InputError
-from pipeline.training.checkpoints import checkpoint_folder
-from pipeline.training.stop_request import StopRequest
+from pipeline.cli import InputError
+from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
+from pipeline.results.files import FolderLock
+from pipeline.training.checkpoints import (
+    RunConfig,
+    checkpoint_folder,
+    checkpoints_of,
+    recorded_run,
+    refuse_another_run,
+)
+
+EXIT_STOPPED = 75
+"""Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
+
+logger = logging.getLogger("pipeline")
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequest:
+    """While entered, the signals end nothing; they only make `signal_name` known."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        """The signal that came, such as "SIGUSR1"; None as long as none did."""
+        self._handlers_before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._handlers_before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal_name = signal.Signals(number).name
+
+
+def train_or_exit(train: Callable[[StopRequest], bool]) -> None:
+    """Call `train`, which says whether it came to its end, under a request to stop.
+
+    Raises:
+        SystemExit: it stopped before its end; with EXIT_STOPPED.
+    """
+    with StopRequest() as stop_request:
+        is_finished = train(stop_request)
+    if not is_finished:
+        logger.info("stopped by a signal; run the same command again to go on")
+        sys.exit(EXIT_STOPPED)
 
 
 class LoopConfig(Protocol):
@@ -139,3 +198,55 @@ class TrainingLoop(ABC):
     @abstractmethod
     def _save(self) -> None:
         """Write the checkpoint of `step`."""
+
+
+_Loop = TypeVar("_Loop", bound=TrainingLoop)
+
+
+def has_finished(run_folder: Path, config: RunConfig, num_steps: int) -> bool:
+    """Whether a run has come to its end before, which is then said.
+
+    Raises:
+        InputError: the folder holds another run.
+    """
+    refuse_another_run(run_folder, config)
+    last = checkpoints_of(run_folder).get(num_steps)
+    if last is not None:
+        logger.info("already finished: %s", last)
+    return last is not None
+
+
+def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[[], _Loop]) -> _Loop:
+    """Make a training and run it to its end, or to a request to stop, alone in its folder.
+
+    Args:
+        run_folder: made where it is absent.
+        config: the run's, written into the folder at the start.
+        less_memory: what the user may do where memory does not suffice.
+        make: the training, at the newest checkpoint of the folder.
+
+    Returns:
+        The training, which has saved its last step.
+
+    Raises:
+        InputError: another program trains in the folder, or what `make` or the training refuses.
+    """
+    with _alone(run_folder, config), out_of_memory_in_words(less_memory):
+        keep_freed_memory()
+        # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
+        # they are added to, but a processor takes long for each (tests/benchmarks/denormals.py). Set before
+        # torch starts its threads, which take it over.
+        torch.set_flush_denormal(True)
+        training = make()
+        training.run()
+    return training
+
+
+@contextmanager
+def _alone(run_folder: Path, config: RunConfig) -> Iterator[None]:
+    """Hold and record the run folder; of processes that train together, the first does it for all."""
+    if os.environ.get("RANK", "0") != "0":  # torchrun and accelerate both number them so
+        yield
+        return
+    with FolderLock(run_folder, "--save-folder"), recorded_run(run_folder, config):
+        yield

@@ -1,15 +1,21 @@
-"""The metrics of a run: JSON lines on disk, one a step, and a progress bar."""
+"""The metrics of a run: JSON lines on disk, one a step, and a progress bar.
+
+TensorBoard and Weights & Biases beside metrics.jsonl, through accelerate; neither needs a network.
+"""
 
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pipeline.errors import InputError
+from accelerate import Accelerator
+
+from pipeline.cli import InputError, progress_bar
 from pipeline.results.files import write_atomically
-from pipeline.stage import progress_bar
+from pipeline.training.config import PretrainConfig
 
 
 class MetricsLog:
@@ -108,3 +114,28 @@ def _keep_lines_until(path: Path, step: int) -> None:
         )
     kept = "".join(whole[:step])
     write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
+
+
+FOLDER = "trackers"  # below the run folder
+
+
+def refuse_missing_trackers(config: PretrainConfig) -> None:
+    """Refuse a tracker that is not installed.
+
+    Raises:
+        InputError: names it, and how it is installed.
+    """
+    for tracker in config.trackers or ():
+        if find_spec(tracker) is None:
+            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
+
+
+def start_trackers(accelerator: Accelerator, config: PretrainConfig) -> None:
+    """Open the run's trackers under `<run folder>/trackers`; every rank may call it."""
+    if not config.trackers:
+        return
+    # `wandb sync` sends an offline run later; compute nodes often have no network.
+    os.environ.setdefault("WANDB_MODE", "offline")
+    folder = Path(config.save_folder)
+    name = config.run_name or folder.resolve().name
+    accelerator.init_trackers(name, init_kwargs={"wandb": {"dir": str(folder / FOLDER)}})

@@ -1,29 +1,56 @@
-"""The training of a language model: OLMo's model, optimizer and scheduler on accelerate, at the position IDs
+"""The loss of predicting the next token: the one place in training where the one-position shift stands.
+
+Dimension letters: B sequences, S tokens of a sequence, V vocabulary.
+
+The loss on held-out text at several context lengths, so that length generalization shows while training.
+
+A monitor and not a measurement: within a sequence a target sees whatever stands before it, so the mean is
+over contexts of every length up to the sequence's. length_losses.py measures at exactly so many tokens.
+Dimension letters: D documents, L the longest context length, W sequences, S of a sequence, V vocabulary.
+
+Attention of short sequences in bfloat16 on a processor, as plain products.
+
+torch's fused kernel is slow there, most of all backward: sequences of 64 tokens took 5 times as long as with
+plain products, of 256 tokens 1.3 to 2 times (AMD EPYC, AVX512-BF16, one thread). In float32, and above 512
+tokens, the fused kernel is the faster one. Scores are rounded to bfloat16, so that the error is some
+three times the fused kernel's: half a percent of what is gathered. `tests/benchmarks/training.py` times the
+whole step.
+
+Shapes: B sequences, H heads, S tokens, E head width.
+
+Model and optimizer of a run, put together as its configuration asks, on this rank's device.
+
+The training of a language model: OLMo's model, optimizer and scheduler on accelerate, at the position IDs
 of a scheme.
 
 ai2-olmo 0.6's own Trainer runs on CUDA only and knows no position IDs; this is its loop without what this
 project does not use. Dimension letters: B sequences, S = train_context_length tokens, V vocabulary.
 """
 
+import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import ProjectConfiguration, broadcast_object_list
+from olmo.config import DistributedStrategy, OptimizerType
+from olmo.model import OLMo
+from olmo.optim import build_optimizer
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
-from pipeline.models.rope import use_position_ids
-from pipeline.results.provenance import git_commit, package_versions
-from pipeline.training.assembly import (
-    build_model,
-    distribute,
-    make_accelerator,
-    make_optimizer,
-    refusing_failed_compilation,
-)
-from pipeline.training.batches import TrainingBatches
+from pipeline.cli import InputError, is_out_of_memory
+from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
+from pipeline.models.olmo import blocks_of, use_position_ids
+from pipeline.results.versions import git_commit, package_versions
+from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.training.checkpoints import (
     METRICS_FILE,
     drop_old_checkpoints,
@@ -31,18 +58,301 @@ from pipeline.training.checkpoints import (
     refusing_another_state,
     save_checkpoint,
 )
-from pipeline.training.configuration import PretrainConfig
-from pipeline.training.held_out_loss import HeldOutLoss
-from pipeline.training.loop import Metrics, TrainingLoop
-from pipeline.training.metrics import MetricsLog, NoMetrics
-from pipeline.training.next_token import next_token_loss
-from pipeline.training.prefetch import Prefetch
-from pipeline.training.random_streams import restore_stream, seed_stream, stream_states
-from pipeline.training.schedule import Schedule
-from pipeline.training.sharding import gather, load_optimizer, load_weights, whole
-from pipeline.training.stop_request import StopRequest
-from pipeline.training.throughput import Throughput
-from pipeline.training.trackers import start_trackers
+from pipeline.training.config import PretrainConfig, Schedule
+from pipeline.training.data import Prefetch, TrainingBatches
+from pipeline.training.loop import Metrics, StopRequest, TrainingLoop
+from pipeline.training.metrics import FOLDER, MetricsLog, NoMetrics, start_trackers
+from pipeline.training.parallel import (
+    gather,
+    load_optimizer,
+    load_weights,
+    restore_stream,
+    seed_stream,
+    shard,
+    stream_states,
+    whole,
+)
+from pipeline.training.speed import Throughput, mixed_precision_of
+
+_NO_TARGET = -100
+_LOGITS_AT_ONCE = 2**20
+"""On a processor: as many as its caches hold in float32, with their gradient."""
+
+
+def next_token_loss(
+    logits_BSV: torch.Tensor,
+    token_ids_BS: torch.Tensor,
+    reduction: str = "mean",
+    behind: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cross-entropy in nats of each sequence's tokens but the first, computed in float32.
+
+    EOS tokens are targets like any other, as in OLMo; so are the tokens after one, in the same sequence.
+
+    Args:
+        logits_BSV: what the model says at each token.
+        token_ids_BS: the tokens.
+        reduction: "mean" or "sum" over the B (S - 1) targets.
+        behind: token IDs; only the tokens that stand behind one of them are targets then, and the loss is 0
+            where none does. None: all are.
+    """
+    # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
+    targets = torch.nn.functional.pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
+    logits = logits_BSV.flatten(0, 1)
+    if behind is not None:
+        is_asked = torch.isin(token_ids_BS.flatten(), behind) & (targets != _NO_TARGET)
+        logits, targets = logits[is_asked], targets[is_asked]
+    on_cpu = logits.device.type == "cpu"
+    tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
+    pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
+    total = torch.stack([_summed(piece, piece_targets) for piece, piece_targets in pieces]).sum()
+    return total if reduction == "sum" else total / (targets != _NO_TARGET).sum().clamp(min=1)
+
+
+def _summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.float(), targets, ignore_index=_NO_TARGET, reduction="sum")
+
+
+logger = logging.getLogger("pipeline")
+
+LogitsAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(token_ids_WS, position_ids_1S) -> logits_WSV."""
+
+
+class HeldOutLoss:
+    """The same tokens at every context length: the first L tokens of the first D documents that have so many.
+
+    At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at position
+    IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of its sequence:
+    that of training, at contiguous positions. Documents stand in the order of their IDs, which are hashes.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[EvaluationDocument],
+        context_lengths: Sequence[int],
+        num_documents: int,
+        tokens_per_batch: int,
+    ) -> None:
+        """Choose the tokens.
+
+        Args:
+            documents: held-out documents, one of them at least as long as the longest context.
+            context_lengths: in tokens; each divides the longest.
+            num_documents: D; fewer are taken where fewer are long enough.
+            tokens_per_batch: the most tokens in one forward pass, one sequence at least.
+
+        """
+        longest = max(context_lengths)
+        chosen = [
+            document.token_ids[:longest] for document in documents if len(document.token_ids) >= longest
+        ]
+        assert chosen, f"no document has {longest} tokens"
+        self._token_ids_DL = torch.from_numpy(np.stack(chosen[:num_documents]).astype(np.int64))
+        self._context_lengths = sorted(set(context_lengths))
+        self._tokens_per_batch = tokens_per_batch
+
+    def __call__(self, logits_at: LogitsAt, device: torch.device) -> dict[str, float]:
+        """`held_out_loss_nats_at_<c>` of every context length c.
+
+        Args:
+            logits_at: the model, in evaluation mode and without gradients.
+            device: where it takes its inputs.
+        """
+        return {
+            f"held_out_loss_nats_at_{length}": self._mean_loss(logits_at, device, length)
+            for length in self._context_lengths
+        }
+
+    def _mean_loss(self, logits_at: LogitsAt, device: torch.device, context_length: int) -> float:
+        token_ids_WS = self._token_ids_DL.reshape(-1, context_length).to(device)
+        position_ids_1S = torch.arange(context_length, device=device)[None]
+        sums = [
+            next_token_loss(logits_at(batch_WS, position_ids_1S), batch_WS, reduction="sum")
+            for batch_WS in token_ids_WS.split(max(1, self._tokens_per_batch // context_length))
+        ]
+        return float(torch.stack(sums).sum()) / (len(token_ids_WS) * (context_length - 1))
+
+
+def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss | None:
+    """The monitor that `config` asks for, on the evaluation documents of `data`.
+
+    None where it asks for none; or, with a line in the log, where no document is long enough: a run is not
+    refused for want of a monitor.
+    """
+    if not config.eval_context_lengths:
+        return None
+    documents, lengths = data.evaluation_documents(), config.eval_context_lengths
+    if max((len(document.token_ids) for document in documents), default=0) < max(lengths):
+        logger.info("no evaluation document has %d tokens: no held-out loss is measured", max(lengths))
+        return None
+    tokens_per_batch = config.device_train_microbatch_size * config.sequence_length
+    return HeldOutLoss(documents, lengths, config.eval_num_documents, tokens_per_batch)
+
+
+_LONGEST = 512
+"""Tokens of a sequence; beyond, its scores no longer fit the caches."""
+
+
+def compose_short_attention(model: OLMo) -> None:
+    """Let each block of `model` take the faster of the two where it attends in training."""
+    for block in blocks_of(model):
+        fused = cast("Callable[..., torch.Tensor]", block._scaled_dot_product_attention)
+        block._scaled_dot_product_attention = cast("torch.nn.Module", partial(_attention, fused))
+
+
+def _attention(
+    fused: Callable[..., torch.Tensor],
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **of_documents: object,
+) -> torch.Tensor:
+    """What `fused`, the block's own, returns: [B, H, S, E]; scores are rounded to bfloat16 where composed."""
+    is_composed = (
+        query_BHSE.device.type == "cpu"
+        and query_BHSE.dtype == torch.bfloat16
+        and query_BHSE.shape == key_BHSE.shape
+        and query_BHSE.shape[2] <= _LONGEST
+        and is_causal
+        and dropout_p == 0.0
+    )
+    if not is_composed:
+        return fused(
+            query_BHSE, key_BHSE, value_BHSE,
+            attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, **of_documents,
+        )  # fmt: skip
+    scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
+    future_SS = _future(query_BHSE.shape[2])
+    scores_NSS = torch.baddbmm(future_SS, scaled_NSE, key_BHSE.flatten(0, 1).transpose(1, 2))
+    attended_NSE = torch.softmax(scores_NSS, dim=-1) @ value_BHSE.flatten(0, 1)
+    return attended_NSE.view(query_BHSE.shape)
+
+
+@lru_cache(maxsize=4)
+def _future(num_tokens: int) -> torch.Tensor:
+    """Added to the scores: minus infinity at the tokens to come."""
+    return torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
+
+
+_BYTES_PER_WEIGHT = 16
+"""Itself, its gradient and AdamW's two moments, in float32; activations come on top."""
+
+
+def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
+    """Accelerate's view of ranks, devices and precision.
+
+    Args:
+        config: the run's configuration.
+        saved_precision: what the checkpoint that the run goes on from was trained in; None: it starts.
+
+    Raises:
+        InputError: that is another precision than the configuration asks for, or the GPU cannot be used.
+    """
+    # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
+    on_cpu = not torch.accelerator.is_available()
+    if best_device_type() == "cuda":
+        usable_device("cuda", "CUDA_VISIBLE_DEVICES= trains on the CPU")
+    ranks = PartialState(cpu=on_cpu)
+    # One rank's measurement decides for all.
+    chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
+    folder = str(Path(config.save_folder) / FOLDER)
+    return Accelerator(
+        mixed_precision=chosen[0],
+        cpu=on_cpu,
+        log_with=config.trackers,
+        project_config=ProjectConfiguration(folder, logging_dir=folder),
+    )
+
+
+def build_model(config: PretrainConfig) -> OLMo:
+    """OLMo with its initial weights, on the CPU.
+
+    Raises:
+        InputError: it does not fit the memory.
+    """
+    # OLMo draws its initial weights from the global generator.
+    torch.manual_seed(config.seed)
+    try:
+        model = OLMo(config.model)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"the model does not fit the memory (model.d_model {config.model.d_model}, n_layers"
+            f" {config.model.n_layers}, vocab_size {config.model.vocab_size}); make it smaller"
+        ) from error
+    model.set_activation_checkpointing(config.activation_checkpointing)
+    compose_short_attention(model)
+    return model.train()
+
+
+def distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
+    """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
+
+    The parameters keep their names, so checkpoints stay OLMo's.
+
+    Raises:
+        InputError: what training keeps of each weight is more than the device has free, or blocks could not
+            be compiled.
+    """
+    is_sharded = accelerator.num_processes > 1 and config.distributed_strategy == DistributedStrategy.fsdp
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    refuse_beyond_memory(
+        _BYTES_PER_WEIGHT * num_weights / (accelerator.num_processes if is_sharded else 1),
+        accelerator.device,
+        f"training {num_weights / 1e6:,.1f} M parameters",
+        "choose a smaller model, more GPUs with distributed_strategy=fsdp, or one with more memory",
+    )
+    if config.compile is not None:
+        # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
+        with refusing_failed_compilation(config):
+            for block in blocks_of(model):
+                block.compile(**config.compile.asdict())
+    if not is_sharded:
+        return accelerator.prepare_model(model)
+    model.to(accelerator.device)
+    shard(model, accelerator.device, accelerator.num_processes, accelerator.mixed_precision)
+    # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
+    return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+@contextmanager
+def refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
+    """Turn the failure of torch.compile, which may show only in the first step, into a sentence.
+
+    Raises:
+        InputError: blocks could not be compiled.
+    """
+    if config.compile is None:
+        yield
+        return
+    from torch._dynamo.exc import TorchDynamoException  # late: slow to import
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).split("\n")[:2])  # torch's message goes on for pages
+        raise InputError(f"compile: torch.compile failed ({reason}); set compile to null") from error
+
+
+def make_optimizer(config: PretrainConfig, model: OLMo) -> Optimizer:
+    """OLMo's optimizer over the parameters of a model that has been distributed.
+
+    AdamW's step is one fused kernel a device, where OLMo's own variants (which record or mask the update) are
+    not asked for.
+    """
+    optimizer = build_optimizer(config, model)
+    settings = config.optimizer
+    own_step = settings.selective_updates or settings.record_update_metrics
+    if settings.name == OptimizerType.adamw and not own_step:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    return optimizer
 
 
 class Trainer(TrainingLoop):

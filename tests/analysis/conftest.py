@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from synthetic_results import Truth, write_results
 
-from analysis.own_measurements import read_sparse_losses, read_sparsity
-from pipeline.results.folder import read_artefact
+from analysis.read import read_sparse_losses, read_sparsity
+from pipeline.results.read import read_artefact
 
 matplotlib.use("agg")
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.results.stage_output import StageOutput
-from pipeline.text.bpe import train_bpe
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE, TOKENIZER_FILE
+from pipeline.results.write import StageOutput
+from pipeline.text.folder import (
+    EVALUATION_FILE,
+    TOKENIZER_FILE,
+    EvaluationDocument,
+    write_evaluation_documents,
+)
+from pipeline.text.tokenizer import train_bpe
 
 SHORT, LONG, TARGETS = 4, 32, 5
 KS = [1, 2, 4, 8]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from analysis.figure_texts import SUBTITLE, TITLE
+from analysis.drawing import SUBTITLE, TITLE
 
 SMALLEST_FONT = 8.0
 _TOLERANCE = 1.0  # pixels

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pipeline.results.stage_output import StageOutput
-from pipeline.text.needles import write_needles
+from pipeline.results.write import StageOutput
+from pipeline.text.planting import write_needles
 
 LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]
 SHORT, KS = 10, [1, 2, 4]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.results.names import DIVERGENCE, LOSS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.schemas import DIVERGENCE, LOSS
+from pipeline.results.write import StageOutput
 
 KS = [1, 2, 4, 8, 16]
 SHORT_CONTEXT_LENGTH, LONG_CONTEXT_LENGTH = 16, 256

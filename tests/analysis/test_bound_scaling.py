@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.synthetic import bound_scaling, bound_scaling_figures
+from analysis.synthetic import theory_bounds as bound_scaling
+from analysis.synthetic import theory_bounds as bound_scaling_figures
 from pipeline.results.schemas import SCHEMAS
 
 TRAIN, TEST_LENGTHS, STEPS = 8, (4, 6, 8, 16, 64), (10, 20)

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis import calibration, calibration_figures
-from analysis.palette import TRAINED_LONG
-from analysis.roles import Role
+from analysis.drawing import TRAINED_LONG, Role
+from analysis.losses import calibration
+from analysis.losses import calibration as calibration_figures
 
 ROLES = {"m": Role("trained at 256", TRAINED_LONG, None, 256)}
 EXPECTED, ACTUAL = "short_context_divergence", "loss_difference"

@@ -6,12 +6,13 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.generalization.sparsity_classes import NO_GAIN
-from analysis.mean_losses import summarize_models
-from analysis.paired_targets import TARGET
-from analysis.roles import model_roles
-from analysis.tokens import category_figures, category_statistics
-from analysis.tokens.token_categories import ASPECTS
+from analysis.drawing import model_roles
+from analysis.gap.gaps import NO_GAIN
+from analysis.losses.losses import summarize_models
+from analysis.read import TARGET
+from analysis.tokens import kinds as category_figures
+from analysis.tokens import kinds as category_statistics
+from analysis.tokens.kinds import ASPECTS
 
 KS = [1, 4]
 PLACES = [(document, position) for document in ("aa", "bb", "cc") for position in (9, 10, 11)]

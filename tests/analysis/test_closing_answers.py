@@ -8,11 +8,11 @@ import pytest
 from synthetic_results import LONG_MODELS, write_results
 from written_results import write_rows
 
-from analysis import closing_answers
-from analysis.own_measurements import read_sparse_losses
-from analysis.recovered_gain import excess_over_null
-from pipeline.results.folder import read_artefact
-from pipeline.results.stage_output import StageOutput
+from analysis import summary as closing_answers
+from analysis.losses.token_worth import excess_over_null
+from analysis.read import read_sparse_losses
+from pipeline.results.read import read_artefact
+from pipeline.results.write import StageOutput
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from exported_results import vouch_for
 
 from analysis import summary
-from analysis.recovered_gain import recovered_losses
-from pipeline.errors import InputError
+from analysis.losses.token_worth import recovered_losses
+from pipeline.cli import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.generalization import expected_gaps
-from analysis.paired_targets import TARGET
+from analysis.gap import gaps as expected_gaps
+from analysis.read import TARGET
 
 
 def rows(model: str, losses: list[float], divergences: list[float | None]) -> pd.DataFrame:

@@ -10,9 +10,9 @@ from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
 from hugging_face_families import make_model
 
 from pipeline import explain as program
+from pipeline.cli import run_stage
 from pipeline.explain import explain
-from pipeline.stage import run_stage
-from pipeline.text.bpe import train_bpe
+from pipeline.text.tokenizer import train_bpe
 
 __all__ = ["browser"]  # a fixture
 pytestmark = NO_CHROMIUM

@@ -12,8 +12,8 @@ from explorable_results import KS, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, w
 from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
 
 from analysis import explorer
-from pipeline.results.folder import read_artefact
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.results.read import read_artefact
+from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
 
 __all__ = ["browser"]  # a fixture

@@ -18,10 +18,10 @@ from exported_results import vouch_for
 
 from analysis import explorer
 from analysis.explorer_records import choose, records
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.explorer_page.writing import NATS, numbers_of, page_of, to_json
-from pipeline.results.folder import read_artefact
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.results.read import read_artefact
+from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

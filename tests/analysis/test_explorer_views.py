@@ -13,7 +13,7 @@ from explorable_results import KS, MODELS, RULES, write_explorable
 from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
 
 from analysis import explorer
-from pipeline.results.folder import read_artefact
+from pipeline.results.read import read_artefact
 
 __all__ = ["browser"]  # a fixture
 pytestmark = NO_CHROMIUM

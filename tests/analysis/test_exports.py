@@ -9,11 +9,11 @@ import pytest
 from explorable_results import write_explorable
 
 from analysis import explorer, summary
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results.exported import export, main, parser
-from pipeline.results.folder import artefacts_in, read_artefact, read_made_by, read_model_facts
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.export import export, main, parser
+from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts
+from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,5 +152,5 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
         write(out, "b", lengths(3.0))
     (out / "exported.json").unlink()
     assert "is not listed in" in refused()
-    subprocess.run([sys.executable, "-m", "pipeline.results.exported", str(out)], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "pipeline.results.export", str(out)], check=True, cwd=ROOT)
     assert read_artefact(out, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]

@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from synthetic_results import KS, SHORT_MODELS, TRAIN_CONTEXT_LENGTHS
 
-from analysis import figures, length_figures, recovered_figures, token_effect_figures
-from analysis.generalization import gap_figures
-from analysis.generalization.gaps import generalization_gap_by_sparsity
-from analysis.mean_losses import losses_beside_reference, losses_by_context_length
-from analysis.palette import TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, rule_look
-from analysis.recovered_gain import recovered_losses
-from analysis.roles import Role
-from analysis.titles import FEWEST_TARGETS
-from analysis.token_effects import token_effects
-from pipeline.results.folder import read_artefact
+from analysis import drawing as figures
+from analysis.drawing import FEWEST_TARGETS, TRAINED_CONTIGUOUS, TRAINED_LONG, TRAINED_POSE, Role, rule_look
+from analysis.gap import slopes as gap_figures
+from analysis.gap.gaps import generalization_gap_by_sparsity
+from analysis.losses import losses as length_figures
+from analysis.losses import token_worth as recovered_figures
+from analysis.losses import token_worth as token_effect_figures
+from analysis.losses.losses import losses_beside_reference, losses_by_context_length
+from analysis.losses.token_worth import recovered_losses, token_effects
+from pipeline.results.read import read_artefact
 
 LONG = Role("trained at 256", TRAINED_LONG, 2_300_000, 256)
 ROLES = {

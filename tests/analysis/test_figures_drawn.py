@@ -12,31 +12,27 @@ from legible_figures import assert_legible
 from matplotlib.figure import Figure
 from synthetic_results import KS, SHORT_MODELS, write_results
 
-from analysis import (
-    calibration,
-    calibration_figures,
-    length_figures,
-    recovered_figures,
-    token_effect_figures,
-    token_effects,
-)
-from analysis.generalization import (
-    gain_bins,
-    gap_figures,
-    gap_slopes,
-    model_scale,
-    scale_figures,
-    sparsity_figures,
-    sparsity_measures,
-)
-from analysis.generalization.gaps import generalization_gap_by_sparsity
-from analysis.mean_losses import losses_beside_reference, losses_by_context_length
-from analysis.own_measurements import read_sparse_losses
-from analysis.palette import TRAINED_LONG
-from analysis.recovered_gain import recovered_losses
-from analysis.roles import Role, model_roles
-from analysis.rules import rule_figures, selection_rules
-from pipeline.results.folder import read_artefact, read_settings
+from analysis.drawing import TRAINED_LONG, Role, model_roles
+from analysis.gap import gaps as gain_bins
+from analysis.gap import scale as model_scale
+from analysis.gap import scale as scale_figures
+from analysis.gap import slopes as gap_figures
+from analysis.gap import slopes as gap_slopes
+from analysis.gap import sparsity as sparsity_figures
+from analysis.gap import sparsity as sparsity_measures
+from analysis.gap.gaps import generalization_gap_by_sparsity
+from analysis.losses import calibration
+from analysis.losses import calibration as calibration_figures
+from analysis.losses import losses as length_figures
+from analysis.losses import token_worth as recovered_figures
+from analysis.losses import token_worth as token_effect_figures
+from analysis.losses import token_worth as token_effects
+from analysis.losses.losses import losses_beside_reference, losses_by_context_length
+from analysis.losses.token_worth import recovered_losses
+from analysis.read import read_sparse_losses
+from analysis.rules import selection as rule_figures
+from analysis.rules import selection as selection_rules
+from pipeline.results.read import read_artefact, read_settings
 
 ANALYSIS = Path(__file__).resolve().parents[2] / "analysis"
 LONG = "long-seed0"

@@ -7,8 +7,9 @@ import pytest
 from legible_figures import assert_legible
 from written_results import write_rows
 
-from analysis import notebook_execution
-from analysis.synthetic import found_dependencies, found_dependencies_figures
+from analysis import notebooks as notebook_execution
+from analysis.synthetic import dependencies as found_dependencies
+from analysis.synthetic import dependencies as found_dependencies_figures
 from pipeline.synthetic.tasks import sparse_parity, variable_assignment
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.synthetic import found_ids, found_ids_figures
+from analysis.synthetic import dependencies as found_ids
+from analysis.synthetic import dependencies as found_ids_figures
 
 
 def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_divergence") -> dict[str, object]:

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, Truth
 
-from analysis.generalization import gain_bins, sparsity_figures
-from analysis.generalization.sparsity_classes import NO_GAIN
-from analysis.palette import TRAINED_LONG
-from analysis.roles import Role
-from pipeline.errors import InputError
+from analysis.drawing import TRAINED_LONG, Role
+from analysis.gap import gaps as gain_bins
+from analysis.gap import sparsity as sparsity_figures
+from analysis.gap.gaps import NO_GAIN
+from pipeline.cli import InputError
 
 STUDIED = {1: "1", 2: "2", 4: "4", 8: "8", 16: "16", 32: "more than 16", 0: "no gain"}
 

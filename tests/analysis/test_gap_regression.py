@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from analysis.generalization.gap_regression import (
-    FEWEST_DOCUMENTS,
-    cluster_robust_slope,
-    random_effects_slope,
-)
+from analysis.gap.slopes import FEWEST_DOCUMENTS, cluster_robust_slope, random_effects_slope
 
 SLOPE, DOCUMENT_DEVIATION, RESIDUAL_DEVIATION = 0.3, 0.8, 1.0
 

@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, MEAN_GAP, SHORT_MODELS
 
-from analysis import figures
-from analysis.generalization import gap_figures, gap_slopes, gap_verdicts
-from analysis.generalization.sparsity_measures import ALL_TARGETS, AMONG_REACHED, CODINGS
-from analysis.paired_targets import TARGET
-from analysis.palette import TRAINED_CONTIGUOUS, TRAINED_POSE
-from analysis.roles import Role
-from pipeline.errors import InputError
+from analysis import drawing as figures
+from analysis.drawing import TRAINED_CONTIGUOUS, TRAINED_POSE, Role
+from analysis.gap import slopes as gap_figures
+from analysis.gap import slopes as gap_slopes
+from analysis.gap import slopes as gap_verdicts
+from analysis.gap.sparsity import ALL_TARGETS, AMONG_REACHED, CODINGS
+from analysis.read import TARGET
+from pipeline.cli import InputError
 
 ROLES = {
     model: Role(model, look, None, 32)

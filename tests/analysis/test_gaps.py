@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, MEAN_GAP, NO_GAIN_K, SHORT_MODELS, Truth
 
-from analysis.generalization.gaps import generalization_gap_by_sparsity
-from pipeline.errors import InputError
+from analysis.gap.gaps import generalization_gap_by_sparsity
+from pipeline.cli import InputError
 
 
 def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, **changes: Any) -> pd.DataFrame:

@@ -9,11 +9,11 @@ from explorable_results import KS, LONG, SHORT, write_explorable
 from legible_figures import assert_legible
 from matplotlib.axes import Axes
 
-from analysis.measured_text import MeasuredText
-from analysis.paired_targets import TARGET
-from analysis.roles import model_roles
-from analysis.tokens import influential_places, place_figures
-from analysis.tokens.influential_places import (
+from analysis.drawing import model_roles
+from analysis.read import TARGET, MeasuredText
+from analysis.tokens import places as influential_places
+from analysis.tokens import places as place_figures
+from analysis.tokens.places import (
     AFTER_PREDECESSOR,
     BESIDE_COPY,
     COPY,
@@ -24,9 +24,9 @@ from analysis.tokens.influential_places import (
     distance_bins,
     relations,
 )
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
-from pipeline.results.names import OTHER_DOCUMENT, OWN
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 TEXTS = [
     "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,

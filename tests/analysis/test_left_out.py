@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, SHORT_MODELS
 
-from analysis.generalization import gain_bins, gap_slopes, model_scale
-from analysis.generalization.gaps import generalization_gaps
-from analysis.generalization.sparsity_measures import sparsity_beyond_null
-from analysis.paired_targets import TARGET, joined_on_common, of_common_groups
-from analysis.recovered_gain import with_recovered_losses
-from analysis.tokens.category_statistics import loss_differences_by_category
-from analysis.tokens.influential_places import RELATIONS, relation_shares
-from analysis.tokens.token_categories import ASPECTS
-from pipeline.results.names import OTHER_DOCUMENT, OWN
+from analysis.gap import gaps as gain_bins
+from analysis.gap import scale as model_scale
+from analysis.gap import slopes as gap_slopes
+from analysis.gap.gaps import generalization_gaps
+from analysis.gap.sparsity import sparsity_beyond_null
+from analysis.losses.token_worth import with_recovered_losses
+from analysis.read import TARGET, joined_on_common, of_common_groups
+from analysis.tokens.kinds import ASPECTS, loss_differences_by_category
+from analysis.tokens.places import RELATIONS, relation_shares
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 
 @pytest.fixture

@@ -15,11 +15,21 @@ from matplotlib.lines import Line2D
 from scipy.optimize import minimize
 from synthetic_results import write_results
 
-from analysis import palette, titles
-from analysis.figure_texts import LineEnd, label_line_ends, moved_apart, name_level, name_place, put_title
-from analysis.figures import panels
-from analysis.roles import model_roles, rule_words, size_words
-from pipeline.influence.rules import RULES
+from analysis import drawing as palette
+from analysis import drawing as titles
+from analysis.drawing import (
+    LineEnd,
+    label_line_ends,
+    model_roles,
+    moved_apart,
+    name_level,
+    name_place,
+    panels,
+    put_title,
+    rule_words,
+    size_words,
+)
+from pipeline.measuring.rules import RULES
 
 LONG_TITLE = (
     "4 of some 230 far tokens carry 65 % of what the far context is worth, and the nearest 16 carry 34 %"

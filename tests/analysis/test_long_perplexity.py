@@ -21,8 +21,8 @@ from olmo.model import OLMo
 
 from analysis.tokens import long_perplexity
 from pipeline import loss_differences as loss_differences_stage
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
 
 
 def targets(model: str = "m", **columns: Any) -> pd.DataFrame:

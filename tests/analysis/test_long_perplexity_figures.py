@@ -9,10 +9,10 @@ from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from synthetic_results import write_results
 
-from analysis.palette import OTHER_MODELS, TRAINED_LONG
-from analysis.roles import model_roles
-from analysis.tokens import long_perplexity, long_perplexity_figures
-from pipeline.results.folder import read_artefact
+from analysis.drawing import OTHER_MODELS, TRAINED_LONG, model_roles
+from analysis.tokens import long_perplexity
+from analysis.tokens import long_perplexity as long_perplexity_figures
+from pipeline.results.read import read_artefact
 
 ALPHAS = [0.25, 0.5, 1.0, 9.0]
 TABLE = pd.DataFrame(

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from synthetic_results import LONG_MODELS, SHORT_MODELS, Truth
 
-from analysis.mean_losses import losses_by_context_length, summarize_models
+from analysis.losses.losses import losses_by_context_length, summarize_models
 
 
 def test_summary_states_sign_and_sample(loss_differences: pd.DataFrame, truth: Truth) -> None:

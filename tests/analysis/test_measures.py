@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.rules import measure_figures
-from analysis.rules.measures import MEASURE, MeasuredText, compared_measures
-from pipeline.results.stage_output import StageOutput
+from analysis.rules import trial as measure_figures
+from analysis.rules.trial import MEASURE, MeasuredText, compared_measures
+from pipeline.results.write import StageOutput
 
 MODELS, RULES, LARGEST_K = ("seed0", "seed1"), ("leave_one_out", "leave_one_out_divergence"), 4
 SETTINGS = {

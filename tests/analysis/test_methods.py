@@ -13,14 +13,14 @@ from measured_documents import measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from analysis import methods as program
-from analysis.rules import method_figures
-from analysis.rules.measures import OTHER
-from analysis.rules.methods import methods_table, read_seconds
+from analysis.rules import benchmark as method_figures
+from analysis.rules.benchmark import methods_table, read_seconds
+from analysis.rules.trial import OTHER
 from pipeline import influential_tokens
-from pipeline.errors import InputError
-from pipeline.results.parquet import read_parquet
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.write import StageOutput
 
 SETTINGS = {
     "short_context_length": 2, "long_context_length": 20, "targets_per_chunk": 1, "k": [1, 4],

@@ -12,10 +12,13 @@ from exported_results import vouch_for
 from legible_figures import assert_legible
 from synthetic_results import CENSORED_K, MEAN_GAP, SELECTION_BONUS, Truth, write_results
 
-from analysis import notebook_execution, notebook_needs
-from analysis.generalization import gain_bins, model_scale, scale_figures
-from analysis.tokens.token_categories import write_categories
-from pipeline.errors import InputError
+from analysis import notebooks as notebook_execution
+from analysis import notebooks as notebook_needs
+from analysis.gap import gaps as gain_bins
+from analysis.gap import scale as model_scale
+from analysis.gap import scale as scale_figures
+from analysis.tokens.kinds import write_categories
+from pipeline.cli import InputError
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "analysis/notebooks/model_scale.ipynb"
 

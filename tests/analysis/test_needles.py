@@ -17,10 +17,11 @@ from needle_results import (
     write_needle_results,
 )
 
-from analysis.roles import Role, model_roles
-from analysis.tokens import needle_figures, needles
-from pipeline.errors import InputError
-from pipeline.text.needles import write_needles
+from analysis.drawing import Role, model_roles
+from analysis.tokens import needles
+from analysis.tokens import needles as needle_figures
+from pipeline.cli import InputError
+from pipeline.text.planting import write_needles
 
 
 @pytest.fixture(scope="module")

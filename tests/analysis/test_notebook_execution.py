@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from analysis.notebook_execution import execute, is_up_to_date
-from pipeline.errors import InputError
+from analysis.notebooks import execute, is_up_to_date
+from pipeline.cli import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def broken_notebook(folder: Path, cell: str) -> Path:
 @pytest.mark.parametrize(
     ("cell", "error", "sentence"),
     [
-        ("from pipeline.errors import InputError\nraise InputError('mend this')", InputError, "mend this"),
+        ("from pipeline.cli import InputError\nraise InputError('mend this')", InputError, "mend this"),
         ("import errno\nraise OSError(errno.ENOSPC, 'No space left', 'a.png')", InputError,
          "no space left on the device while writing a.png; free some and"),
         ("import errno\nraise OSError(errno.ENOSPC, 'No space left')", InputError,
@@ -79,13 +79,13 @@ def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Sig
     program.write_text(
         "from pathlib import Path\n"
         "def parser():\n"
-        "    from pipeline.stage import stage_parser\n"
+        "    from pipeline.cli import stage_parser\n"
         "    return stage_parser('x')\n"
         "def main(arguments):\n"
-        "    from analysis.notebook_execution import execute\n"
+        "    from analysis.notebooks import execute\n"
         f"    execute(Path({str(path)!r}), Path({str(tmp_path)!r}), {{}}, 'f')\n"
     )
-    begin = "from pipeline.start import *; prepare('program.py'); run_module('program', 'program.py')"
+    begin = "from pipeline.cli import *; prepare('program.py'); run_module('program', 'program.py')"
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
     running = subprocess.Popen(
         [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,

@@ -9,9 +9,8 @@ import forked_stages
 import nbformat
 import pytest
 
-from analysis.notebook_execution import with_parameters
-from analysis.notebook_inputs import code_used_by, fingerprint
-from pipeline.results.folder_lock import FolderLock
+from analysis.notebooks import code_used_by, fingerprint, with_parameters
+from pipeline.results.files import FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.ipynb"))
@@ -125,14 +124,14 @@ def test_code_that_a_notebook_uses_is_found_wherever_it_lies_and_no_other() -> N
         return {path.relative_to(ROOT).as_posix() for path in code}, set(libraries)
 
     code, libraries = used("loss_differences")
-    assert {"analysis/figures.py", "analysis/mean_losses.py", "pipeline/results/bootstrap.py"} <= code
-    assert {"analysis/__init__.py", "pipeline/errors.py"} <= code
+    assert {"analysis/drawing.py", "analysis/losses/losses.py", "pipeline/results/statistics.py"} <= code
+    assert {"analysis/__init__.py", "pipeline/cli.py"} <= code
     assert {"numpy", "pandas", "matplotlib"} <= libraries
     assert not {"sys", "pathlib", "analysis", "pipeline"} & libraries
     assert not any(path.startswith(("analysis/tokens/", "pipeline/text/")) for path in code)
     assert "analysis/summary.py" not in code
     code, libraries = used("token_categories")
-    assert {"analysis/measured_text.py", "pipeline/text/chunks.py"} <= code  # outside of analysis/
+    assert {"analysis/read.py", "pipeline/text/chunks.py"} <= code  # outside of analysis/
     assert "HanTa" in libraries  # imported in a function, and perhaps not installed
 
 

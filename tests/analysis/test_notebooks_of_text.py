@@ -7,7 +7,7 @@ import pytest
 from explorable_results import LOSSES_ONLY, write_explorable
 from needle_results import write_needle_results
 
-from pipeline.results.parquet import read_parquet
+from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
 
 TEXTS = [

@@ -7,7 +7,8 @@ import pytest
 from synthetic_results import ABSURD_LOSS, FURTHER_KS, JUDGE, KS, Truth
 from written_results import write_rows
 
-from analysis.own_measurements import (
+from analysis.read import (
+    TARGET,
     needs_null,
     read_judged_sparsity,
     read_sparse_losses,
@@ -15,10 +16,9 @@ from analysis.own_measurements import (
     sees_answer,
     shown_rule,
 )
-from analysis.paired_targets import TARGET
-from pipeline.influence.rules import RULES
-from pipeline.results.folder import read_artefact
-from pipeline.results.names import DIVERGENCE, LOSS
+from pipeline.measuring.rules import RULES
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import DIVERGENCE, LOSS
 
 
 def test_own_losses_are_all_that_the_model_measured_at_the_asked_k(results: Path, truth: Truth) -> None:

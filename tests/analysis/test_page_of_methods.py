@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from olmo.model import OLMo
+from pipeline.influence import methods
 from test_quoted_numbers import REFERENCE, agree, by, interval
 
-from pipeline.influence import additions, methods, rules
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring import methods as additions
+from pipeline.measuring import rules
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]

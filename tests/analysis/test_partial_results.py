@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from explorable_results import write_explorable
 
-from analysis import explorer, figures, summary
-from analysis.notebook_execution import execute
-from analysis.rules.selection_rules import write_rules_table
-from analysis.tokens.token_categories import write_categories
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
-from pipeline.results.partial import allow_partial
+from analysis import drawing as figures
+from analysis import explorer, summary
+from analysis.notebooks import execute
+from analysis.rules.selection import write_rules_table
+from analysis.tokens.kinds import write_categories
+from pipeline.cli import InputError
+from pipeline.results.files import allow_partial
+from pipeline.results.read import read_artefact
 from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.tokens import parts_of_speech
+from analysis.tokens import kinds as parts_of_speech
 
 
 def first_letters(words: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from analysis.generalization.permutation import permutation_p_value
+from analysis.gap.slopes import permutation_p_value
 
 
 def exact_p_value(gaps: np.ndarray, sparsity: np.ndarray, strata: np.ndarray) -> float:

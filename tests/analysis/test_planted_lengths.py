@@ -10,14 +10,18 @@ from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import planted_lengths
-from analysis.tokens.chance_signs import texts_with_chance_signs
-from analysis.tokens.planted_length_figures import planted_lengths_figure
-from analysis.tokens.planted_lengths import answers_at_lengths, learnt, over_models, title_of_lengths
-from pipeline.errors import InputError
-from pipeline.results.parquet import read_parquet
-from pipeline.text.evaluation_documents import EvaluationDocument, write_evaluation_documents
-from pipeline.text.manifest import EVALUATION_FILE
-from pipeline.text.planted_signs import write_planted
+from analysis.tokens.planted import (
+    answers_at_lengths,
+    learnt,
+    over_models,
+    planted_lengths_figure,
+    texts_with_chance_signs,
+    title_of_lengths,
+)
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
+from pipeline.text.folder import EVALUATION_FILE, EvaluationDocument, write_evaluation_documents
+from pipeline.text.planting import write_planted
 
 LENGTHS, KS, MODELS, NUM_TEXTS = (64, 128), (1, 8), ("seed0", "seed1"), 4
 LOSSES = {  # by model, k and length: of the four texts

@@ -25,18 +25,17 @@ from quoted import (
 )
 from shown_commands import commands_of
 
-from analysis.document_intervals import interval_columns, interval_over_documents
-from analysis.generalization.gap_slopes import WITH_GAIN, gap_slopes, gap_targets
-from analysis.generalization.model_scale import compared_models, sparsity_by_scale
-from analysis.generalization.sparsity_measures import ALL_TARGETS, read_sparsity_measures
-from analysis.mean_losses import summarize_models
-from analysis.own_measurements import read_sparse_losses
-from analysis.recovered_gain import excess_over_null, recovered_losses
-from analysis.rules.selection_rules import rules_table
-from analysis.synthetic.bound_scaling import LEARNT, summarize_conditions, with_bounds
+from analysis.gap.scale import compared_models, sparsity_by_scale
+from analysis.gap.slopes import WITH_GAIN, gap_slopes, gap_targets
+from analysis.gap.sparsity import ALL_TARGETS, read_sparsity_measures
+from analysis.losses.losses import summarize_models
+from analysis.losses.token_worth import excess_over_null, recovered_losses
+from analysis.read import interval_columns, interval_over_documents, read_sparse_losses
+from analysis.rules.selection import rules_table
+from analysis.synthetic.theory_bounds import LEARNT, summarize_conditions, with_bounds
 from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline.query import connect, run_query
-from pipeline.results.folder import read_artefact, read_settings
+from pipeline.results.read import read_artefact, read_settings
 
 
 def test_agreement_by_example() -> None:

@@ -5,7 +5,7 @@ import re
 import pandas as pd
 from quoted import FINDINGS, FIRST_PAGE, REFERENCE, agree, by, cells_of, interval, section
 
-from analysis.tokens.planted_lengths import learnt, over_models
+from analysis.tokens.planted import learnt, over_models
 
 
 def test_planted_answers_beyond_the_trained_length() -> None:

@@ -29,21 +29,16 @@ from quoted import (
     section,
 )
 
-from analysis.generalization.expected_gaps import expected_gaps, mean_gaps
-from analysis.generalization.gain_bins import shares_of_gaining_targets
-from analysis.generalization.model_scale import carried_by_scale, compared_models, gaps_by_scale
-from analysis.generalization.scale_changes import changes_with_scale
-from analysis.generalization.sparsity_measures import JUDGED as JUDGED_BY_ANOTHER
-from analysis.generalization.sparsity_measures import read_sparsity_measures
-from analysis.mean_losses import summarize_models
-from analysis.own_measurements import read_sparse_losses
-from analysis.paired_targets import of_targets
-from analysis.recovered_gain import recovered_losses
-from analysis.token_effects import token_effects
-from analysis.tokens.category_statistics import gaps_by_repeats
-from analysis.tokens.token_categories import by_repeats
-from pipeline.results.folder import read_artefact
-from pipeline.results.names import DIVERGENCE, LOSS
+from analysis.gap.gaps import expected_gaps, mean_gaps, shares_of_gaining_targets
+from analysis.gap.scale import carried_by_scale, changes_with_scale, compared_models, gaps_by_scale
+from analysis.gap.sparsity import JUDGED as JUDGED_BY_ANOTHER
+from analysis.gap.sparsity import read_sparsity_measures
+from analysis.losses.losses import summarize_models
+from analysis.losses.token_worth import recovered_losses, token_effects
+from analysis.read import of_targets, read_sparse_losses
+from analysis.tokens.kinds import by_repeats, gaps_by_repeats
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import DIVERGENCE, LOSS
 
 SIZES = {
     "300k": (SMALLER, ("300k-long-seed0", "300k-long-seed1", "300k-long-seed0")),

@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 from quoted import FINDINGS, FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
 
-from analysis.synthetic.found_dependencies import by_part
-from analysis.synthetic.found_ids import by_kind
-from analysis.synthetic.synthetic_accuracy import over_seeds
-from pipeline.results.folder import read_artefact, read_settings
+from analysis.synthetic.accuracy import over_seeds
+from analysis.synthetic.dependencies import by_kind, by_part
+from pipeline.results.read import read_artefact, read_settings
 
 
 def test_position_coupling() -> None:

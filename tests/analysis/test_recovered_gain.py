@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis.recovered_gain import excess_over_null, recovered_losses
+from analysis.losses.token_worth import excess_over_null, recovered_losses
 
 
 def tokens(**columns: Any) -> pd.DataFrame:

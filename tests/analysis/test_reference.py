@@ -7,7 +7,7 @@ import pytest
 
 from analysis import summary
 from pipeline.query import connect, run_query
-from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
+from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"

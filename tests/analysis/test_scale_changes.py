@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 from synthetic_results import LONG_MODELS, SELECTION_BONUS, Truth, write_results
 
-from analysis.generalization.model_scale import compared_models
-from analysis.generalization.scale_changes import changes_with_scale
-from pipeline.results.bootstrap import ratio_of_sums
-from pipeline.results.folder import read_artefact
+from analysis.gap.scale import changes_with_scale, compared_models
+from pipeline.results.read import read_artefact
+from pipeline.results.statistics import ratio_of_sums
 
 DOCUMENTS_OF_LARGER = 21
 

@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import notebook_needs
-from analysis.palette import TRAINED_LONG
-from analysis.roles import Role
-from analysis.rules import rule_figures, rule_verdicts, selection_rules
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact, read_settings
-from pipeline.results.parquet import read_parquet
+from analysis import notebooks as notebook_needs
+from analysis.drawing import TRAINED_LONG, Role
+from analysis.rules import selection as rule_figures
+from analysis.rules import selection as rule_verdicts
+from analysis.rules import selection as selection_rules
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
+from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.write import StageOutput
 
 KS = [1, 2]
 SETTINGS = {"short_context_length": 4, "long_context_length": 24, "targets_per_chunk": 2}

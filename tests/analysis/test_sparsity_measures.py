@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
-from analysis.generalization import sparsity_measures as measures
-from analysis.notebook_needs import what_lacks
-from analysis.paired_targets import TARGET
-from pipeline.errors import InputError
+from analysis.gap import sparsity as measures
+from analysis.notebooks import what_lacks
+from analysis.read import TARGET
+from pipeline.cli import InputError
 
 SETTINGS = {"recovery_fraction": 0.9, "minimum_gain": 0.1}
 
@@ -104,8 +104,8 @@ def test_where_no_target_gains_the_notebooks_of_k_are_skipped(notebook: str) -> 
     for is_censored in (True, False):
         targets = pd.DataFrame({"dependency_sparsity": [np.nan, np.nan], "is_censored": [is_censored, False]})
         with (
-            mock.patch("analysis.notebook_needs.artefacts_in", return_value=["dependency_sparsity"]),
-            mock.patch("analysis.notebook_needs.read_artefact", return_value=targets),
+            mock.patch("analysis.notebooks.artefacts_in", return_value=["dependency_sparsity"]),
+            mock.patch("analysis.notebooks.read_artefact", return_value=targets),
         ):
             lacks = what_lacks(notebook, arguments)
         assert lacks == (None if is_censored else "no target gains enough of its far context to have a k*")

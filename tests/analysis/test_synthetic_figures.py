@@ -8,8 +8,9 @@ import pytest
 from legible_figures import assert_legible
 from written_results import write_rows
 
-from analysis import notebook_execution
-from analysis.synthetic import synthetic_accuracy, synthetic_figures
+from analysis import notebooks as notebook_execution
+from analysis.synthetic import accuracy as synthetic_accuracy
+from analysis.synthetic import accuracy as synthetic_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"

@@ -3,13 +3,18 @@
 import pandas as pd
 import pytest
 
-from analysis import calibration_figures, length_figures, recovered_figures, titles, token_effect_figures
-from analysis.generalization import gap_verdicts, scale_figures, sparsity_figures
-from analysis.generalization.gap_slopes import NO_CONTROLS, WITH_GAIN
-from analysis.generalization.sparsity_measures import BEYOND_NULL
-from analysis.palette import TRAINED_LONG, TRAINED_POSE
-from analysis.roles import Role
-from analysis.rules import rule_figures
+from analysis import drawing as titles
+from analysis.drawing import TRAINED_LONG, TRAINED_POSE, Role
+from analysis.gap import scale as scale_figures
+from analysis.gap import slopes as gap_verdicts
+from analysis.gap import sparsity as sparsity_figures
+from analysis.gap.slopes import NO_CONTROLS, WITH_GAIN
+from analysis.gap.sparsity import BEYOND_NULL
+from analysis.losses import calibration as calibration_figures
+from analysis.losses import losses as length_figures
+from analysis.losses import token_worth as recovered_figures
+from analysis.losses import token_worth as token_effect_figures
+from analysis.rules import selection as rule_figures
 
 Ends = tuple[float, float, float]
 

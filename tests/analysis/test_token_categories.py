@@ -10,13 +10,17 @@ import pandas as pd
 import pytest
 from explorable_results import LONG, SHORT, TARGETS, write_explorable
 
-from analysis.measured_text import MeasuredText
-from analysis.notebook_needs import what_lacks
-from analysis.tokens.token_categories import (
+from analysis.notebooks import what_lacks
+from analysis.read import MeasuredText
+from analysis.tokens.kinds import (
     ASPECTS,
+    CONTENT_WORD,
     CONTINUATION,
+    FUNCTION_WORD,
+    NAME,
     NEW,
     NO_WORD,
+    NUMBER,
     PUNCTUATION,
     REPEATED,
     REPEATED_BIGRAM,
@@ -31,11 +35,10 @@ from analysis.tokens.token_categories import (
     word_categories,
     write_categories,
 )
-from analysis.tokens.words import CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER
-from pipeline.errors import InputError
-from pipeline.results.parquet import read_parquet
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.bpe import train_bpe
+from pipeline.text.tokenizer import train_bpe
 
 TEXTS = [
     "The old house of Mary stood by the old house of John, and the naïve café 😀 had 42 seats in 1990. " * 3,
@@ -181,6 +184,6 @@ def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path
     columns = SCHEMAS["token_categories"].names
     assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
     arguments = argparse.Namespace(results=tmp_path / "results", data=None)
-    with mock.patch("analysis.notebook_needs.artefacts_in", return_value=list(SCHEMAS)):
+    with mock.patch("analysis.notebooks.artefacts_in", return_value=list(SCHEMAS)):
         assert what_lacks("token_categories", arguments) is None
         assert "no tokenized data" in str(what_lacks("influential_places", arguments))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from explorable_results import write_explorable
 
-from analysis.tokens.token_counts import training_token_counts
-from pipeline.errors import InputError
+from analysis.tokens.kinds import training_token_counts
+from pipeline.cli import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
@@ -52,8 +52,6 @@ def test_data_beside_the_results_is_counted(
         counted.append(tokenized.folder)
         return type("Counts", (), {"counts_V": np.array([3, 1])})
 
-    monkeypatch.setattr(
-        "analysis.tokens.token_counts.UnigramDistribution.of_training_tokens", of_training_tokens
-    )
+    monkeypatch.setattr("analysis.tokens.kinds.UnigramDistribution.of_training_tokens", of_training_tokens)
     np.testing.assert_array_equal(training_token_counts(results, None), [3, 1])
     assert counted == [data]

@@ -7,9 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.own_measurements import read_sparse_losses
-from analysis.recovered_gain import excess_over_null
-from analysis.token_effects import effect_sentences, nearest_equivalents, number_in_words, token_effects
+from analysis.losses.token_worth import (
+    effect_sentences,
+    excess_over_null,
+    nearest_equivalents,
+    number_in_words,
+    token_effects,
+)
+from analysis.read import read_sparse_losses
 
 NEAREST = "nearest"
 NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from analysis.tokens.function_words import FUNCTION_WORDS
-from analysis.tokens.words import (
+from analysis.tokens.kinds import (
     CONTENT_WORD,
     FUNCTION_WORD,
+    FUNCTION_WORDS,
     NAME,
     NUMBER,
     first_characters,

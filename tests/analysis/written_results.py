@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.write import StageOutput
 
 
 def write_rows(results: Path, stage: str, artefact: str, rows: pd.DataFrame) -> None:

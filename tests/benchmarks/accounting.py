@@ -20,7 +20,7 @@ import numpy as np
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-from pipeline.influence.context_lengths import ContextLengths
+from pipeline.measuring.flags import ContextLengths
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,15 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 from agreement import rank_correlation, top_k_overlap
 from machine import DTYPES, machine, use_threads
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
-from pipeline.models.causal_lm import CausalLM
+from pipeline.cli import InputError, positive_int, progress, run_stage, stage_parser
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import find_checkpoint, load_olmo
-from pipeline.results.names import OWN
-from pipeline.stage import positive_int, progress, run_stage, stage_parser
+from pipeline.results.schemas import OWN
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.folder import TokenizedData
 
 K = 8
 JUDGED = "bfloat16's tokens, float32's losses"

@@ -27,14 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 from machine import machine
 
-from pipeline.models.memory import keep_freed_memory
+from pipeline.models.devices import keep_freed_memory
 from pipeline.pretrain import parser
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.batches import TrainingBatches
-from pipeline.training.given_settings import load_config
-from pipeline.training.next_token import next_token_loss
-from pipeline.training.schedule import Schedule
-from pipeline.training.trainer import Trainer
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import Schedule, load_config
+from pipeline.training.data import TrainingBatches
+from pipeline.training.trainer import Trainer, next_token_loss
 
 NUM_PAIRS = 5
 

@@ -26,13 +26,10 @@ from losses_alone import context_losses
 from machine import machine, use_threads
 from windowed_losses import random_model
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import measured_contexts
-from pipeline.influence.leave_one_out import own_context, read_everything
-from pipeline.models.causal_lm import CausalLM, target_losses
-from pipeline.models.divergence import Predictions, losses_and_divergences
-from pipeline.stage import positive_int
+from pipeline.cli import positive_int
+from pipeline.measuring.contexts import Batching, measured_contexts, own_context, read_everything
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM, Predictions, losses_and_divergences, target_losses
 
 TOLERANCE = 1e-4
 

@@ -6,7 +6,7 @@ import numpy as np
 from variants import Influences
 from worker import Introduction, Timed, VariantName
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 
 
 @dataclass

@@ -25,12 +25,12 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.explaining.asked import Asked, measured_part
-from pipeline.explaining.explanation import planned_work
-from pipeline.influence.batching import Batching
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.explanation import planned_work
+from pipeline.measuring.rules import Asked, measured_part
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.text.embedded_corpus import first_passages
-from pipeline.text.tokenized_text import tokenized_text
+from pipeline.text.sources import first_passages
+from pipeline.text.tokenizer import tokenized_text
 
 TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 FIRST_CHARACTERS = 100_000

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/analysis")]
 from explorer_browser import CHROMIUM, FLAGS
 
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
-from pipeline.text.embedded_corpus import first_passages
+from pipeline.text.sources import first_passages
 
 MODELS = ["long-seed0", "short-pose-seed0"]
 RULES = ["leave_one_out", "leave_one_out_divergence", "add_one_in_divergence"]

@@ -6,7 +6,7 @@
   medians. In float32, of which a GPU does a fifteenth of its bfloat16, up to --float32-up-to tokens only.
 - Training: our Trainer beside a plain loop (training.py), without and with torch.compile, which the plain
   loop never has.
-A fraction of the peak is useful work (accounting.py; of training, pipeline/training/throughput.py) over the
+A fraction of the peak is useful work (accounting.py; of training, pipeline/training/speed.py) over the
 peak in the same dtype. A case that fails (out of memory, no compiler) says why, and the others go on.
 Aims: the engine at 40 % of the bfloat16 peak or more from 100 M parameters on, training at 45 % at 150m.
 
@@ -41,11 +41,9 @@ from problem import Problem, RandomModel
 from training import VOCABULARY, Case, compare
 from worker import Answers, VariantName
 
-from pipeline.errors import InputError, is_out_of_memory
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.models.devices import best_device_type, usable_device
-from pipeline.models.memory import keep_freed_memory
-from pipeline.stage import positive_int, progress, run_stage, stage_parser
+from pipeline.cli import InputError, is_out_of_memory, positive_int, progress, run_stage, stage_parser
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.devices import best_device_type, keep_freed_memory, usable_device
 
 SQUARES: tuple[Shape, ...] = tuple((size, size, size) for size in (2048, 4096, 8192, 16384))
 MODELS = {

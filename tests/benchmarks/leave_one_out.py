@@ -63,9 +63,8 @@ from report import length_report, scaling_report, table
 from tqdm import tqdm
 from worker import UnavailableError, VariantName, Worker
 
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.stage import logger, positive_int, progress_bar, run_stage, stage_parser
+from pipeline.cli import InputError, logger, positive_int, progress_bar, run_stage, stage_parser
+from pipeline.measuring.flags import ContextLengths
 
 OURS = VariantName("ours", "variants", "SharedPrefixes")
 OURS_BFLOAT16 = VariantName("ours", "variants", "SharedPrefixes", "bfloat16")

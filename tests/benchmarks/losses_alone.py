@@ -6,7 +6,7 @@ Shapes: L chunk, T targets, N contexts of C tokens.
 import numpy as np
 import torch
 
-from pipeline.models.causal_lm import CausalLM, target_losses
+from pipeline.models.interface import CausalLM, target_losses
 
 
 def context_losses(

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import DTYPES, use_threads
 
-from pipeline.stage import positive_int, progress, stage_parser
+from pipeline.cli import positive_int, progress, stage_parser
 
 Shape = tuple[int, int, int]
 """(M, K, N): a product of [M, K] and [K, N], 2 M K N floating-point operations."""

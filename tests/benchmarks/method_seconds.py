@@ -22,20 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from machine import DTYPES
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.head_weights import fitted_head_weights
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.rules import RULES, SEARCH_BUDGET
-from pipeline.influence.selection import far_contexts, selected_positions
-from pipeline.models.loading import Loading, find_model, load_causal_lm
-from pipeline.results.names import OWN
-from pipeline.stage import positive_int, progress
-from pipeline.studies.rule_costs import RuleCosts
+from pipeline.cli import InputError, positive_int, progress
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import fitted_head_weights
+from pipeline.measuring.rules import RULES, SEARCH_BUDGET, RuleCosts
+from pipeline.models.load import Loading, find_model, load_causal_lm
+from pipeline.results.schemas import OWN
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.folder import TokenizedData
 
 
 def parser() -> argparse.ArgumentParser:

@@ -165,7 +165,7 @@ class Occlusion:
 
 def twin_of(model: OLMo) -> torch.nn.Module:
     """The same weights as a Hugging Face model; imported late, as that library takes seconds."""
-    from pipeline.models.huggingface_export import as_hugging_face
+    from pipeline.models.export import as_hugging_face
 
     twin = as_hugging_face(model)
     twin.config.bos_token_id = SUBSTITUTE_ID  # inseq wants one, and puts it nowhere

@@ -10,10 +10,10 @@ from machine import DTYPES
 from olmo.config import ModelConfig, TrainConfig
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.context_lengths import ContextLengths
+from pipeline.cli import InputError
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import find_checkpoint
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.folder import TokenizedData
 
 SUBSTITUTE_ID = 0
 """The token that stands in for a removed one, for tools that cannot remove. No chunk holds it."""

@@ -25,10 +25,10 @@ import pyarrow as pa
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.results.exported import write_manifest
-from pipeline.results.parquet import write_parquet
-from pipeline.results.provenance import package_versions
+from pipeline.results.export import write_manifest
+from pipeline.results.files import write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.results.versions import package_versions
 
 NUM_MODELS = 10
 KS = np.array([1, 2, 4, 8, 16], dtype=np.int32)
@@ -47,7 +47,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from pipeline.results import completeness
 completeness.damage = lambda path, record: None
-from pipeline.start import prepare, run_module
+from pipeline.cli import prepare, run_module
 prepare("query.py")
 run_module("pipeline.query", "query.py")
 """

@@ -10,7 +10,7 @@ from equality import Measured
 from matrix_product_peak import Peak
 from variants import Influences
 
-from pipeline.influence.context_lengths import ContextLengths
+from pipeline.measuring.flags import ContextLengths
 
 OURS, OURS_BFLOAT16 = "ours, float32", "ours, bfloat16"
 LOOP, PAIRS = "all-targets loop, float32", "forward per pair, float32"

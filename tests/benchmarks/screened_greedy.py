@@ -38,21 +38,16 @@ import numpy as np
 import torch
 from machine import machine, use_threads
 
-from pipeline.influence import additions
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.head_weights import fitted_head_weights
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.learned_attention import learned_attention_divergence
-from pipeline.influence.selection import far_contexts, selected_positions
-from pipeline.measuring.flags import DTYPES
-from pipeline.models.loading import Loading, find_model, load_causal_lm
-from pipeline.results.bootstrap import ratio_of_sums
-from pipeline.stage import positive_int, progress
+from pipeline.cli import positive_int, progress
+from pipeline.measuring import methods as additions
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import DTYPES, ContextLengths
+from pipeline.measuring.methods import fitted_head_weights, learned_attention_divergence
+from pipeline.models.load import Loading, find_model, load_causal_lm
+from pipeline.results.statistics import ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.training_chunks import training_chunks
+from pipeline.text.folder import TokenizedData, training_chunks
 
 DERIVATIVES, LEARNED = "", " by learned attention"
 """What the names of the table's lines end with."""

@@ -29,30 +29,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.estimated_losses import estimated_losses
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.head_weights import fitted_head_weights
-from pipeline.influence.leave_one_out import PackedSequence
-from pipeline.influence.leave_one_out_search import (
+from pipeline.cli import fraction, positive_int, progress
+from pipeline.measuring.contexts import Batching, Measurement, PackedSequence
+from pipeline.measuring.far_context import (
+    FarContext,
+    estimated_losses,
     exhaustive_cost,
+    far_contexts,
     removal_costs,
     reruns_within,
     rows_to_remove,
 )
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.learned_attention import learned_attention
-from pipeline.influence.selection import far_contexts
-from pipeline.measuring.flags import DTYPES
-from pipeline.models.causal_lm import target_losses
-from pipeline.models.inspectable_lm import InspectableLM
-from pipeline.models.loading import Loading, find_model, load_causal_lm
-from pipeline.results.bootstrap import Interval, ratio_of_sums
-from pipeline.stage import fraction, positive_int, progress
+from pipeline.measuring.flags import DTYPES, ContextLengths
+from pipeline.measuring.methods import fitted_head_weights, learned_attention
+from pipeline.models.interface import InspectableLM, target_losses
+from pipeline.models.load import Loading, find_model, load_causal_lm
+from pipeline.results.statistics import Interval, ratio_of_sums
 from pipeline.text.chunks import chunks_of, long_enough_documents
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.training_chunks import training_chunks
+from pipeline.text.folder import TokenizedData, training_chunks
 
 SPAN, LEAST_INFLUENCE = 16, 0.01
 

@@ -33,9 +33,8 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.results.provenance import git_commit, package_versions
-from pipeline.text.documents import read_documents
-from pipeline.text.sources import open_sources
+from pipeline.results.versions import git_commit, package_versions
+from pipeline.text.sources import open_sources, read_documents
 from pipeline.text.tokenizer import parse_tokenizer_name
 
 TEXTS_PER_CALL = 1000

@@ -4,7 +4,7 @@ For every configuration, context length and precision, our Trainer and a plain l
 positions, torch's fused AdamW, autocast, cross-entropy, clipping) train the same model from the same weights
 on the same batches. First the losses of three steps must agree; then steps of the two are timed in turn, so
 that whatever else the machine does falls on both. Reported: the median of the steps; the ratio is that of
-medians, 1 or more where ours is no slower. Utilization: pipeline/training/throughput.py, against a matrix
+medians, 1 or more where ours is no slower. Utilization: pipeline/training/speed.py, against a matrix
 product measured in the same run.
 
     python tests/benchmarks/training.py              20m, 60m at 64 and 512 tokens, float32 and bfloat16
@@ -32,14 +32,11 @@ from olmo.optim import get_param_groups
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.models.memory import keep_freed_memory
-from pipeline.positions.schemes import contiguous_position_ids
-from pipeline.training.batches import TrainingBatches
-from pipeline.training.configuration import PretrainConfig
-from pipeline.training.given_settings import AssumedData, load_config
-from pipeline.training.precision import mixed_precision_of
-from pipeline.training.schedule import Schedule
-from pipeline.training.throughput import Throughput, measured_peak_flops
+from pipeline.models.devices import keep_freed_memory
+from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
+from pipeline.training.data import TrainingBatches
+from pipeline.training.positions import contiguous_position_ids
+from pipeline.training.speed import Throughput, measured_peak_flops, mixed_precision_of
 from pipeline.training.trainer import Trainer
 
 VOCABULARY = 50_280

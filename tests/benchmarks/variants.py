@@ -20,10 +20,9 @@ from matrix_product_peak import synchronize
 from olmo.model import OLMo
 from problem import SUBSTITUTE_ID, Problem
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.leave_one_out import leave_each_out, own_context, read_everything
-from pipeline.models.causal_lm import CausalLM, Prefix, causal_visibility, target_losses
+from pipeline.measuring.contexts import Batching, leave_each_out, own_context, read_everything
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM, Prefix, causal_visibility, target_losses
 from pipeline.models.olmo import OLMoCausalLM
 
 

@@ -23,11 +23,10 @@ from losses_alone import window_losses
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.windowed_losses import windowed_losses
+from pipeline.cli import positive_int
+from pipeline.measuring.contexts import Batching, windowed_losses
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.stage import positive_int
 
 VOCABULARY_SIZE, TOLERANCE = 2048, 1e-4
 

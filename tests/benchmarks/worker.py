@@ -23,7 +23,7 @@ from matrix_product_peak import synchronize
 from problem import Problem
 from variants import Influences, Variant
 
-from pipeline.models.memory import keep_freed_memory
+from pipeline.models.devices import keep_freed_memory
 
 NUM_CHECKED = 6
 """Removed tokens that are compared before any timing; those of the timed runs are compared after it."""

@@ -14,15 +14,12 @@ from naive_predictions import Stock, naive_losses, stock_olmo
 from olmo.model import OLMo
 from on_devices import on_a_gpu, on_devices
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.leave_one_out import _queue_removals, own_context, read_everything
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import Batching, Measurement, _queue_removals, own_context, read_everything
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import usable_device
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
+from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=6, long_context_length=48, targets_per_chunk=7)

@@ -16,19 +16,17 @@ from olmo.model import OLMo
 from on_devices import on_a_gpu, on_devices
 
 from pipeline import loss_differences
-from pipeline.results.folder import read_artefact
+from pipeline.results.read import read_artefact
 from pipeline.synthetic.accuracy import answers
-from pipeline.synthetic.given_configuration import load_task_config
-from pipeline.synthetic.runs import find_task_run
+from pipeline.synthetic.config import load_task_config
 from pipeline.synthetic.tasks.example_batch import draw_batch
 from pipeline.synthetic.tasks.registry import task_called
-from pipeline.synthetic.trainer import TaskTrainer
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.batches import TrainingBatches
+from pipeline.synthetic.train import TaskTrainer, find_task_run
+from pipeline.text.folder import TokenizedData
 from pipeline.training.checkpoints import METRICS_FILE
-from pipeline.training.given_settings import load_config
-from pipeline.training.schedule import Schedule
-from pipeline.training.stop_request import StopRequest
+from pipeline.training.config import Schedule, load_config
+from pipeline.training.data import TrainingBatches
+from pipeline.training.loop import StopRequest
 from pipeline.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]

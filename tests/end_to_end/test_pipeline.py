@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from forked_stages import ForkedStage
 
-from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.folder import TokenizedData
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 6

@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import influential_tokens, length_losses, loss_differences, pretrain, tokenize_c4
-from pipeline.results.folder import artefacts_in, read_artefact
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.text.folder import TokenizedData
 
 GOLDEN_PATH = Path(__file__).with_name("golden.json")
 COMMAND = "python tests/golden/regenerate.py"

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from pipeline.results.folder import artefacts_in, read_artefact
+from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.studies.commands import commands_of
-from pipeline.studies.study_file import load_study
+from pipeline.studies.file import load_study
 
 COMMANDS = Path(__file__).with_name("study_commands.json")
 TABLES = Path(__file__).with_name("published_tables.json")

@@ -9,11 +9,10 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.attention_rollout import attention_rollout
-from pipeline.influence.selection import far_contexts
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import attention_rollout
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.olmo import OLMoCausalLM
 

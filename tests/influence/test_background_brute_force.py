@@ -11,12 +11,15 @@ import pytest
 from naive_predictions import Case, Stock, naive_divergences, naive_losses, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.background import FarContextInBackground
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import (
+    FarContextInBackground,
+    far_contexts,
+    selected_positions,
+    sparse_contexts,
+)
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM
 
 S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

@@ -12,13 +12,11 @@ from hand_made_models import CountingLM
 from losses_under_contexts import window_losses
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence import batching
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
+from pipeline.cli import InputError
+from pipeline.measuring import contexts as batching
+from pipeline.measuring.contexts import Batching, Measurement, leave_each_out, null_contexts, own_context
+from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=8, long_context_length=96, targets_per_chunk=12)
@@ -111,7 +109,7 @@ def test_torchs_own_cpu_allocator_is_understood() -> None:
     # A process that may have 3 GiB of addresses asks for 8 GiB at once.
     code = """
 import resource, torch
-from pipeline.influence.batching import Batching
+from pipeline.measuring.contexts import Batching
 batching = Batching(1000)
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 with batching.halved_where_memory_runs_out(10, 100):

@@ -11,11 +11,10 @@ from losses_under_contexts import long_context_losses, window_losses
 from naive_predictions import IMPLEMENTATIONS, Stock, naive_losses, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM
 
 S, L, M, MAX_K = 4, 24, 5, 8
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

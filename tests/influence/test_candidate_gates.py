@@ -17,15 +17,13 @@ from naive_predictions import IMPLEMENTATIONS
 from olmo.model import OLMo
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.errors import InputError
-from pipeline.influence.additions import additions, derivatives_by_gates
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
-from pipeline.models.causal_lm import CausalLM
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import additions, derivatives_by_gates
 from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 18, 2

@@ -7,17 +7,15 @@ import pytest
 from naive_predictions import Stock, naive_divergences, naive_losses, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.context_length_probing import (
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import (
     context_length_probing,
     context_length_probing_divergence,
     measured_from_each_start,
 )
-from pipeline.influence.selection import far_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.models.interface import CausalLM
 
 S, L, M = 3, 16, 5  # s < m: an early target's own rows are far context of a late one
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

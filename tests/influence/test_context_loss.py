@@ -8,10 +8,9 @@ from hand_made_models import SeenTokens
 from losses_under_contexts import any_reference, long_context_losses, window_losses
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import measured_contexts
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, measured_contexts
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
 
 

@@ -20,15 +20,18 @@ from naive_predictions import (
 )
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import measured_windows
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.foreign_context import measured_in_foreign_context, measured_in_sequence
-from pipeline.influence.leave_one_out import own_context, read_everything
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import (
+    Batching,
+    Measurement,
+    measured_in_foreign_context,
+    measured_in_sequence,
+    measured_windows,
+    own_context,
+    read_everything,
+)
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM
 
 S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

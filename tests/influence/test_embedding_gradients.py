@@ -11,15 +11,12 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.input_x_gradient import input_x_gradient
-from pipeline.influence.methods.integrated_gradients import integrated_gradients
-from pipeline.influence.selection import far_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import input_x_gradient, integrated_gradients
 from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 3, 13, 2

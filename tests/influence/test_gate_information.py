@@ -9,12 +9,10 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, sampled_answers
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
-from pipeline.models.divergence import Predictions
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import Predictions
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 18, 3

@@ -15,14 +15,12 @@ from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext, sampled_answers
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers, selected_positions
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.inspectable_lm import attention_mass
+from pipeline.models.interface import attention_mass
 
 S, L, M = 4, 24, 3
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

@@ -8,15 +8,16 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.head_weights import attention_of_heads, fitted_head_weights
-from pipeline.influence.leave_one_out import LeftOut
-from pipeline.influence.measurement import HeadWeights, Measurement
-from pipeline.influence.methods.learned_attention import learned_attention, learned_attention_divergence
-from pipeline.influence.selection import far_contexts
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, HeadWeights, LeftOut, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import (
+    attention_of_heads,
+    fitted_head_weights,
+    learned_attention,
+    learned_attention_divergence,
+)
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.olmo import OLMoCausalLM
 

@@ -7,22 +7,29 @@ import pytest
 from hand_made_models import CountingLM, EvidenceLM
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.estimated_losses import Reruns, estimated_losses
-from pipeline.influence.leave_one_out import PackedSequence, leave_each_out, null_contexts, own_context
-from pipeline.influence.leave_one_out_search import (
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import (
+    Batching,
+    Measurement,
+    PackedSequence,
+    leave_each_out,
+    null_contexts,
+    own_context,
+)
+from pipeline.measuring.far_context import (
+    Reruns,
+    estimated_losses,
     exhaustive_cost,
+    far_contexts,
     least_budget,
     refuse_small_budget,
     removal_costs,
     reruns_within,
     rows_to_remove,
     search_influences,
+    selected_positions,
 )
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
 
 # In the second, far context of late targets reaches into the rows that predict early ones.

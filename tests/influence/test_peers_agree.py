@@ -13,12 +13,10 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods.surrogate import sparse_weights
-from pipeline.influence.selection import far_contexts
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import sparse_weights
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 3, 16, 1
@@ -81,8 +79,7 @@ def test_inseq_tells_the_same_of_gradients(
     peers: ModuleType, model: OLMo, own: FarContext, chunk: np.ndarray, method: str
 ) -> None:
     inseq = pytest.importorskip("inseq")
-    from pipeline.influence.methods.input_x_gradient import input_x_gradient
-    from pipeline.influence.methods.integrated_gradients import integrated_gradients
+    from pipeline.measuring.methods import input_x_gradient, integrated_gradients
 
     tokenizer = peers.word_tokenizer(48)
     theirs = inseq.load_model(peers.twin_of(model), method, tokenizer=tokenizer, device="cpu")

@@ -7,19 +7,17 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.selection import (
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import (
     OTHER_DOCUMENT,
     OWN,
+    FarContext,
     far_contexts,
     selected_positions,
     sparse_contexts,
 )
-from pipeline.models.olmo import OLMoCausalLM
-from pipeline.models.rope import use_position_ids
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 
 PERIOD, LENGTH, VOCABULARY = 12, 24, 16
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=LENGTH, targets_per_chunk=6)

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.influence.background import FarContextInBackground
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import Measured
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.rules import BACKGROUND, RULES
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
-from pipeline.influence.sparsity import dependency_sparsity
+from pipeline.measuring.contexts import Batching, Measured, Measurement
+from pipeline.measuring.far_context import (
+    FarContextInBackground,
+    far_contexts,
+    selected_positions,
+    sparse_contexts,
+)
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import BACKGROUND, RULES
+from pipeline.measuring.sparsity import dependency_sparsity
 
 VOCABULARY_SIZE, ANSWER = 40, 39
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)

@@ -9,15 +9,20 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import measured_contexts
-from pipeline.influence.estimated_losses import Reruns, estimated_losses
-from pipeline.influence.leave_one_out import leave_each_out, null_contexts, own_context, read_everything
-from pipeline.influence.queued_passes import QueuedPasses
-from pipeline.models import log_sum_exp_attention, prefix_attention
-from pipeline.models.causal_lm import NotFiniteLossError
-from pipeline.models.divergence import Predictions
+from pipeline.measuring.contexts import (
+    Batching,
+    QueuedPasses,
+    leave_each_out,
+    measured_contexts,
+    null_contexts,
+    own_context,
+    read_everything,
+)
+from pipeline.measuring.far_context import Reruns, estimated_losses
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models import attention as log_sum_exp_attention
+from pipeline.models import attention as prefix_attention
+from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)

@@ -8,13 +8,10 @@ import pytest
 from naive_predictions import Stock, naive_divergences, naive_losses, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.random_subsets import random_subsets
-from pipeline.influence.selection import far_contexts
-from pipeline.models.causal_lm import CausalLM
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, random_subsets
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import CausalLM
 
 S, L, M, NUM_SUBSETS = 3, 14, 3, 8
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

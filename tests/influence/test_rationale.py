@@ -8,12 +8,9 @@ from hand_made_models import EvidenceLM
 from naive_predictions import log_probs, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.rationale import rationale_sizes
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, rationale_sizes, selected_positions
+from pipeline.measuring.flags import ContextLengths
 
 # One target at 11, its short context 9 and 10. The answer is the most likely of ten tokens where its logit is
 # above 0; else all are alike, or the answer is the least likely, and token 0 or 1 comes first.

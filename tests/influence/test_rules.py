@@ -8,16 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
-
-from pipeline.errors import InputError
 from pipeline.influence import methods
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.context_loss import Measured
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.random_subsets import SubsetEffects
-from pipeline.influence.rules import (
+
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, Measured, Measurement
+from pipeline.measuring.far_context import FarContext, SubsetEffects, far_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import (
     CONTROLS,
     DEFAULT_RULES,
     LEAVE_ONE_OUT_RULES,
@@ -25,7 +22,6 @@ from pipeline.influence.rules import (
     exhaustive,
     find_rule,
 )
-from pipeline.influence.selection import far_contexts
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)

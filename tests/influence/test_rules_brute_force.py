@@ -13,12 +13,10 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.rules import exhaustive
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import exhaustive
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 5

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.influence.sparsity import dependency_sparsity
+from pipeline.measuring.sparsity import dependency_sparsity
 
 
 def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:

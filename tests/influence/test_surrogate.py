@@ -9,12 +9,10 @@ from hand_made_models import EvidenceLM
 from naive_predictions import naive_divergences, naive_losses, witness_and_model
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.far_context import FarContext
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.methods import surrogate as method
-from pipeline.influence.selection import far_contexts, selected_positions
+from pipeline.measuring import methods as method
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.flags import ContextLengths
 
 S, L, M, NUM_SUBSETS = 3, 14, 3, 12
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)

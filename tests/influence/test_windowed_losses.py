@@ -14,10 +14,9 @@ from hugging_face_families import make_model
 from losses_under_contexts import window_losses
 from olmo.model import OLMo
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.windowed_losses import windowed_losses
-from pipeline.models.causal_lm import CausalLM, NotFiniteLossError
+from pipeline.measuring.contexts import Batching, windowed_losses
 from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.olmo import OLMoCausalLM
 
 Stock = Callable[[torch.Tensor], torch.Tensor]

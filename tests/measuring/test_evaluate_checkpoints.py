@@ -9,9 +9,9 @@ from measured_documents import contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.errors import InputError
-from pipeline.measuring import evaluate_checkpoints
-from pipeline.results.folder import read_artefact
+from pipeline.cli import InputError
+from pipeline.measuring import stage as evaluate_checkpoints
+from pipeline.results.read import read_artefact
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact, read_settings_of
-from pipeline.training import precision
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact, read_settings_of
+from pipeline.training import speed as precision
 
 
 @pytest.fixture

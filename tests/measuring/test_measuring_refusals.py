@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from pipeline import influential_tokens, loss_differences
-from pipeline.errors import InputError
+from pipeline.cli import InputError, run_stage
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.stage import run_stage
 
 FLAGS = {influential_tokens: "--judge-with", loss_differences: "--reference-model"}
 BACKGROUND = ["--intervention", "background", "--rules", "add_one_in_divergence"]

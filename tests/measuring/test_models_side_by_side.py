@@ -11,7 +11,7 @@ from naive_predictions import Case, divergence, log_probs, naive_divergences, na
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, loss_differences
-from pipeline.results.folder import read_artefact
+from pipeline.results.read import read_artefact
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 JUDGED = ["--rules", "leave_one_out", "add_one_in_divergence", "--k", "1", "3", "--judge-with"]

@@ -14,10 +14,10 @@ from measured_documents import command_line, contents, measure, write_checkpoint
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
-from pipeline.errors import InputError
-from pipeline.influence import batching
-from pipeline.measuring import evaluate_checkpoints
-from pipeline.measuring.tasks import Share
+from pipeline.cli import InputError
+from pipeline.measuring import contexts as batching
+from pipeline.measuring import stage as evaluate_checkpoints
+from pipeline.measuring.flags import Share
 from pipeline.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]

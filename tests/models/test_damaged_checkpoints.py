@@ -11,7 +11,7 @@ import torch
 from olmo.model import OLMo
 from omegaconf import OmegaConf
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.models.checkpoint_files import write_mark
 from pipeline.models.olmo import find_checkpoint, load_olmo
 

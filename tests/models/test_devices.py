@@ -10,12 +10,12 @@ import torch
 from measured_documents import write_checkpoint
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.measuring.dtypes import dtype_of_results
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.stage import dtype_of_results
 from pipeline.models import devices
 from pipeline.models.olmo import find_checkpoint, load_olmo
-from pipeline.training.precision import faster_dtype, mixed_precision_of
+from pipeline.training.speed import faster_dtype, mixed_precision_of
 
 CUDA = torch.device("cuda", 0)
 GIB = 1 << 30

@@ -10,8 +10,8 @@ import torch
 from olmo.model import OLMo
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.models import causal_lm
-from pipeline.models.divergence import Predictions, losses_and_divergences
+from pipeline.models import interface as causal_lm
+from pipeline.models.interface import Predictions, losses_and_divergences
 from pipeline.models.olmo import OLMoCausalLM
 
 V = 40

@@ -12,11 +12,10 @@ import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from pipeline.errors import InputError
-from pipeline.models import hub
-from pipeline.models.hub import is_hub_name, snapshot, weight_files
-from pipeline.models.loading import find_model
-from pipeline.text import hub_answer
+from pipeline.cli import InputError
+from pipeline.models import load as hub
+from pipeline.models.load import find_model, is_hub_name, snapshot, weight_files
+from pipeline.text import sources as hub_answer
 
 FILES = [
     "README.md", "config.json", "tokenizer.json", "modeling_x.py", "model-00001-of-00002.safetensors",

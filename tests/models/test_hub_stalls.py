@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, constants, snapshot_download
 
-from pipeline.errors import InputError
-from pipeline.models import hub, hub_stalls
+from pipeline.cli import InputError
+from pipeline.models import load as hub
+from pipeline.models import load as hub_stalls
 
 COMMIT, NUM_BYTES = "0123456789abcdef0123456789abcdef01234567", 4_000_000
 Hub = Callable[[str | None], list[str]]

@@ -10,9 +10,9 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
+from pipeline.models.export import as_hugging_face, write_hugging_face_folder
 from pipeline.models.huggingface import load_hugging_face
-from pipeline.models.huggingface_export import as_hugging_face, write_hugging_face_folder
 from pipeline.models.olmo import OLMoCausalLM
 
 MakeOLMo = Callable[..., OLMo]

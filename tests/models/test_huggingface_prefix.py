@@ -6,9 +6,9 @@ import pytest
 import torch
 from hugging_face_families import FAMILIES, make_model
 
-from pipeline.models import huggingface_prefix
-from pipeline.models.causal_lm import causal_visibility
+from pipeline.models import huggingface as huggingface_prefix
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
+from pipeline.models.interface import causal_visibility
 
 CPU = torch.device("cpu")
 WITHOUT = {"gemma2"}  # its scores are capped, which no fused kernel does

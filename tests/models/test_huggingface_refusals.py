@@ -21,10 +21,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from pipeline.errors import InputError
-from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
-from pipeline.models.obedience import refuse_disobedient
-from pipeline.models.position_limit import position_limit
+from pipeline.cli import InputError
+from pipeline.models.huggingface import (
+    HuggingFaceCausalLM,
+    load_hugging_face,
+    position_limit,
+    refuse_disobedient,
+)
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -7,7 +7,7 @@ import torch
 from losses_under_contexts import long_context_losses
 from olmo.model import OLMo
 
-from pipeline.models.huggingface_export import as_hugging_face
+from pipeline.models.export import as_hugging_face
 from pipeline.models.olmo import OLMoCausalLM
 
 

@@ -8,8 +8,8 @@ import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
 from olmo.model import OLMo
 
-from pipeline.models import log_sum_exp_attention
-from pipeline.models.log_sum_exp_attention import attention_and_log_sum_exp, tells_log_sum_exp
+from pipeline.models import attention as log_sum_exp_attention
+from pipeline.models.attention import attention_and_log_sum_exp, tells_log_sum_exp
 from pipeline.models.olmo import OLMoCausalLM
 
 B, S, K, H, E = 2, 5, 7, 3, 8

@@ -7,7 +7,7 @@ import pytest
 
 _PAGE_FAULTS_OF_A_SECOND_BLOCK = """
 import resource, torch
-from pipeline.models.memory import keep_freed_memory
+from pipeline.models.devices import keep_freed_memory
 {first}
 def page_faults(num_mebibytes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -8,7 +8,7 @@ import torch
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.models.olmo import OLMoCausalLM, find_checkpoint, load_olmo, model_name
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipeline.models.prefix_attention import attend
+from pipeline.models.attention import attend
 
 B, S, P, H, E = 3, 5, 4, 4, 8
 

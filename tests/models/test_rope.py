@@ -6,8 +6,7 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.models.olmo import OLMoCausalLM
-from pipeline.models.rope import use_position_ids
+from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 
 MakeOLMo = Callable[..., OLMo]
 

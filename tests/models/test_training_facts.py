@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.training_facts import FACTS, training_facts
+from pipeline.models.load import FACTS, training_facts
 
 OURS = "seed: 3\ntrain_context_length: 64\nposition_scheme: pose\nmodel: {max_sequence_length: 256}\n"
 STOCK = "seed: 6198\nmodel: {max_sequence_length: 2048}\n"

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.positions.schemes import (
+from pipeline.cli import InputError
+from pipeline.training.positions import (
     contiguous_position_ids,
     pose_position_ids,
     position_scheme,

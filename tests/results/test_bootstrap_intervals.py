@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.bootstrap import (
+from pipeline.results.statistics import (
     _T_QUANTILES,
     FEWEST_RESAMPLED,
     Interval,

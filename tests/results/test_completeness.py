@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from test_results_folder import open_output, rows
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results.exported import write_manifest
-from pipeline.results.folder import artefacts_in, read_artefact, read_model_facts
-from pipeline.results.partial import allow_partial, partial_note
+from pipeline.results.export import write_manifest
+from pipeline.results.files import allow_partial, partial_note
+from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
@@ -114,7 +114,7 @@ def test_files_without_any_mark_are_read_once_somebody_vouches_for_them(results:
     with pytest.raises(InputError, match="has no complete shard of length_losses"):
         read_artefact(results, "length_losses")
     allow_partial(False)
-    program = [sys.executable, "-m", "pipeline.results.exported", str(results)]
+    program = [sys.executable, "-m", "pipeline.results.export", str(results)]
     subprocess.run(program, check=True, cwd=ROOT)
     assert len(read_by_all(results)) == 4
 

@@ -11,12 +11,13 @@ import pytest
 from measured_documents import contents
 from test_results_folder import INPUTS, SETTINGS, open_output, rows
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results import folder_lock, marks
-from pipeline.results.exported import write_manifest
-from pipeline.results.folder import read_artefact, read_settings
-from pipeline.results.stage_output import StageOutput
+from pipeline.results import files as folder_lock
+from pipeline.results import files as marks
+from pipeline.results.export import write_manifest
+from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.write import StageOutput
 
 SQL = "SELECT avg(mean_loss), count(*) FROM length_losses"
 MARKS, SHARDS = "_stages/length_losses/model=a", "length_losses/model=a"

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results import stage_output
-from pipeline.results.exported import export, write_manifest
-from pipeline.results.folder import read_artefact
+from pipeline.results import write as stage_output
+from pipeline.results.export import export, write_manifest
+from pipeline.results.read import read_artefact
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.write import StageOutput
 
 NEW_IN_VERSION_2 = ["judge", "criterion", "gain"]
 RULES = ["leave_one_out", "divergence", "nearest"]

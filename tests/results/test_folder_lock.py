@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.results import folder_lock
-from pipeline.results.folder_lock import LOCK_FILE, FolderLock
+from pipeline.cli import InputError
+from pipeline.results import files as folder_lock
+from pipeline.results.files import LOCK_FILE, FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import os, sys, time
 sys.path[0] = {root!r}
 from pathlib import Path
-from pipeline.results.folder_lock import FolderLock
+from pipeline.results.files import FolderLock
 with FolderLock(Path(sys.argv[1]), "--out", sys.argv[2] or None):
     print("held", flush=True)
     time.sleep(60)
@@ -32,7 +32,7 @@ RACE = """
 import os, signal, sys
 sys.path[0] = {root!r}
 from pathlib import Path
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.results import folder_lock
 folder_lock._PATIENCE_SECONDS = 0
 folder, witness = Path(sys.argv[1]), Path(sys.argv[2])

@@ -13,16 +13,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results import parquet
-from pipeline.results.exported import write_manifest
-from pipeline.results.files import write_atomically
-from pipeline.results.folder import artefacts_in, read_artefact, read_made_by
-from pipeline.results.missing import as_ranges
-from pipeline.results.provenance import git_commit
+from pipeline.results import files as parquet
+from pipeline.results.export import write_manifest
+from pipeline.results.files import as_ranges, write_atomically
+from pipeline.results.read import artefacts_in, read_artefact, read_made_by
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.stage_output import StageOutput
+from pipeline.results.versions import git_commit
+from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.results.terminal_table import as_table
+from pipeline.results.table import as_table
 
 
 def test_table_is_aligned_by_hand() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeline.results.wilson import wilson_interval
+from pipeline.results.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(("num_successes", "num_examples"), [(1, 10), (5, 10), (37, 100), (999, 1000)])

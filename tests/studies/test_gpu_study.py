@@ -8,14 +8,12 @@ import forked_stages
 import pytest
 import torch
 
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
-from pipeline.studies.command import Command
-from pipeline.studies.commands import commands_of
-from pipeline.studies.machine import Machine
-from pipeline.studies.plan import lines_of_plan
-from pipeline.studies.study_file import load_study
-from pipeline.studies.text_checks import checked_text
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
+from pipeline.studies.checks import checked_text
+from pipeline.studies.commands import Command, commands_of
+from pipeline.studies.costs import Machine, lines_of_plan
+from pipeline.studies.file import load_study
 from pipeline.study import _machine, parser
 
 GPU = Path(__file__).resolve().parents[2] / "olmo_configs" / "studies" / "gpu.yaml"

@@ -13,14 +13,12 @@ import pytest
 from hand_made_models import CountingLM
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.measurement import Measurement
-from pipeline.influence.rules import RULES, exhaustive, studied_numbers
-from pipeline.influence.selection import far_contexts, selected_positions, sparse_contexts
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import RULES, RuleCosts, exhaustive, studied_numbers
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.studies.rule_costs import RuleCosts
 
 NEEDS_CAPTUM = pytest.mark.skipif(find_spec("captum") is None, reason="captum is not installed")
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.studies.commands import commands_of
-from pipeline.studies.slurm_chain import arguments_of, sbatch, submit_chain
-from pipeline.studies.study_file import load_study
+from pipeline.studies.file import load_study
+from pipeline.studies.slurm import arguments_of, sbatch, submit_chain
 from pipeline.study import main, parser
 
 # Writes down how it was called, and answers as `sbatch --parsable` does on a federation.

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.studies.commands import commands_of
-from pipeline.studies.study_file import load_study
-from pipeline.studies.synthetic_fields import SyntheticStudy
+from pipeline.studies.file import SyntheticStudy, load_study
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"

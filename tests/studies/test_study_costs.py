@@ -9,22 +9,22 @@ import torch
 from measured_documents import write_data
 
 from pipeline.length_losses import default_context_lengths
-from pipeline.studies import machine as machine_module
+from pipeline.studies import costs as machine_module
+from pipeline.studies.checks import checked_configs
 from pipeline.studies.commands import commands_of
-from pipeline.studies.cost import Cost, in_words
-from pipeline.studies.machine import Machine
-from pipeline.studies.study_fields import Evaluation, Text
-from pipeline.studies.study_file import load_study
-from pipeline.studies.text_checks import checked_configs
-from pipeline.studies.text_costs import (
+from pipeline.studies.costs import (
+    Cost,
+    Machine,
     cost_of,
     data_facts,
+    in_words,
     num_chunks,
     token_forwards_of_chunk,
 )
+from pipeline.studies.file import Evaluation, Text, load_study
 from pipeline.text.chunks import chunks_of, long_enough_documents
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.given_settings import AssumedData
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import AssumedData
 
 EVALUATION = Evaluation(
     short_context_length=4,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.results.folder import read_artefact
+from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

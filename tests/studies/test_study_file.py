@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.studies.study_file import load_study
+from pipeline.cli import InputError
+from pipeline.studies.file import load_study
 
 ROOT = Path(__file__).resolve().parents[2]
 StudyFile = Callable[..., Path]

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.studies.changes import Inputs, refuse_changes, say_changed_code
-from pipeline.studies.code_version import code_of
-from pipeline.studies.command import Command, Tokenizing, Training
-from pipeline.studies.contents import Contents
-from pipeline.studies.finished import Finished
-from pipeline.studies.study_fields import Text
+from pipeline.cli import InputError
+from pipeline.studies.commands import Command, Tokenizing, Training
+from pipeline.studies.file import Text
+from pipeline.studies.run import Contents, Finished, Inputs, code_of, refuse_changes, say_changed_code
 
 RUN = Path("run")
 TRAINING = Training("model", Path("config.yaml"), (), RUN / "model")
@@ -124,7 +121,7 @@ def test_large_files_are_read_once(finished: Finished, monkeypatch: pytest.Monke
     def refuse_to_read(*paths: Path) -> str:
         raise AssertionError(f"{paths} was read again")
 
-    monkeypatch.setattr("pipeline.studies.contents.sha256_of_files", refuse_to_read)
+    monkeypatch.setattr("pipeline.studies.run.sha256_of_files", refuse_to_read)
     assert all(command in Finished(RUN) for command in STUDY)
     stat = Path("text").stat()
     Path("text").write_text("Once upon a TIME")
@@ -146,10 +143,10 @@ def test_the_code_of_a_program_is_all_that_it_imports() -> None:
     files = code_of("pipeline/loss_differences.py")
     assert {
         "pipeline/loss_differences.py",
-        "pipeline/influence/context_loss.py",
-        "pipeline/errors.py",
+        "pipeline/measuring/contexts.py",
+        "pipeline/cli.py",
     } <= set(files)
-    assert not {"pipeline/query.py", "pipeline/influence/rules.py"} & set(files)
+    assert not {"pipeline/query.py", "pipeline/measuring/rules.py"} & set(files)
     assert "pipeline/training/trainer.py" in code_of("pipeline/pretrain.py")  # imported late
     assert code_of("stage.py") == {}
 
@@ -161,7 +158,7 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
     assert not caplog.records
     changed = code_of("pipeline/pretrain.py") | {"pipeline/training/trainer.py": "says something else"}
     monkeypatch.setattr(
-        "pipeline.studies.finished.code_of",
+        "pipeline.studies.run.code_of",
         lambda program: changed if program == "pipeline/pretrain.py" else code_of(program),
     )
     assert TRAIN in finished
@@ -170,7 +167,7 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
         "the code has changed since model finished (pipeline/training/trainer.py), and what they made is"
         " kept; to make it anew, run in another folder, as in run=FOLDER, or first: rm -r run/model"
     ]
-    monkeypatch.setattr("pipeline.studies.finished.code_of", lambda program: {"t.py": "another"})
+    monkeypatch.setattr("pipeline.studies.run.code_of", lambda program: {"t.py": "another"})
     caplog.clear()
     say_changed_code(STUDY, finished)
     assert caplog.messages[0].startswith("the code has changed since tokenize, model, measure finished (")
@@ -179,7 +176,7 @@ def test_changed_code_is_named_and_what_it_made_is_kept(
 def test_comments_and_docstrings_are_not_what_code_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.studies.code_version._ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.studies.run._ROOT", tmp_path)
     codes = []
     for number, text in enumerate(['"""One."""\nx = 1\n', "x = 1  # two\n", "x = 2\n"]):
         (tmp_path / f"{number}.py").write_text(text)

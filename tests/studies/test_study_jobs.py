@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.studies import live_lines, slots
-from pipeline.studies.command import Command, Measuring
-from pipeline.studies.live_lines import Line, LiveLines, duration
-from pipeline.studies.schedule import Schedule, num_shares
-from pipeline.studies.slots import GIBIBYTE, Slots
-from pipeline.studies.study_file import Evaluation
+from pipeline.studies import run as live_lines
+from pipeline.studies import run as slots
+from pipeline.studies.commands import Command, Measuring
+from pipeline.studies.file import Evaluation
+from pipeline.studies.run import GIBIBYTE, Line, LiveLines, Schedule, Slots, duration, num_shares
 from pipeline.study import parser
 
 

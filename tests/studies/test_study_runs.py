@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.results.folder_lock import FolderLock
-from pipeline.studies.command import Command, Training
-from pipeline.studies.finished import Finished
-from pipeline.studies.local_run import run_here
-from pipeline.studies.running import run_all
-from pipeline.studies.slots import Slots
-from pipeline.studies.study_file import load_study
+from pipeline.cli import InputError
+from pipeline.results.files import FolderLock
+from pipeline.studies.commands import Command, Training
+from pipeline.studies.file import load_study
+from pipeline.studies.run import Finished, Slots, run_all, run_here
 from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +51,7 @@ time.sleep(60)
 """
 START = """
 import sys
-from pipeline.start import prepare, run_module
+from pipeline.cli import prepare, run_module
 sys.argv = ["study.py"]
 prepare("study.py")
 run_module("stub", "study.py")
@@ -62,11 +59,11 @@ run_module("stub", "study.py")
 STUDY = """
 import sys
 from pathlib import Path
-from pipeline.stage import stage_parser
-from pipeline.studies.command import Command, Training
-from pipeline.studies.finished import Finished
-from pipeline.studies.running import run_all
-from pipeline.studies.slots import Slots
+from pipeline.cli import stage_parser
+from pipeline.studies.commands import Command, Training
+from pipeline.studies.run import Finished
+from pipeline.studies.run import run_all
+from pipeline.studies.run import Slots
 def parser():
     return stage_parser("a study")
 def main(_):

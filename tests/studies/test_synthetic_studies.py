@@ -7,15 +7,12 @@ import forked_stages
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.results.folder import read_artefact
-from pipeline.studies.command import TaskTraining
-from pipeline.studies.commands import commands_of
-from pipeline.studies.machine import Machine
-from pipeline.studies.study_file import load_study
-from pipeline.studies.synthetic_checks import checked_task_configs
-from pipeline.studies.synthetic_costs import SyntheticForecast, token_forwards_of_example
-from pipeline.studies.synthetic_fields import DependencyTest, TaskTest
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
+from pipeline.studies.checks import checked_task_configs
+from pipeline.studies.commands import TaskTraining, commands_of
+from pipeline.studies.costs import Machine, SyntheticForecast, token_forwards_of_example
+from pipeline.studies.file import DependencyTest, TaskTest, load_study
 from pipeline.study import main, parser
 from pipeline.synthetic.tasks.example_batch import draw_batch
 from pipeline.synthetic.tasks.registry import task_called

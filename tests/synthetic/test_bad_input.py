@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_train_synthetic import CONFIG, TINY, evaluate, fingerprint, train
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.models.checkpoint_files import MARK_FILE
-from pipeline.synthetic.given_configuration import load_task_config
+from pipeline.synthetic.config import load_task_config
 
 MISSING = "synthetic_training.parquet is missing or damaged"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.synthetic.coupled_positions import example_position_ids, from_random_starts, scheme_in_testing
+from pipeline.cli import InputError
+from pipeline.synthetic.config import example_position_ids, from_random_starts, scheme_in_testing
 
 COUPLED = np.array([[1, 2, 0, 1, 2]])
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hand_made_models import EvidenceLM
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.influence.rules import RULES
-from pipeline.synthetic.finding import FINDING_RULES, SearchedExample, far_dependencies
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import RULES
+from pipeline.synthetic.dependencies import FINDING_RULES, SearchedExample, far_dependencies
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen

@@ -7,14 +7,12 @@ import pytest
 import torch
 from test_task_model import NUM_IDS, TRUNKS, V, task_model
 
-from pipeline.influence.batching import Batching
-from pipeline.influence.context_lengths import ContextLengths
-from pipeline.models.causal_lm import Prefix, causal_visibility
-from pipeline.models.inspectable_lm import InspectableLM
-from pipeline.synthetic.finding import POSITION_IDS, SearchedExample, searched_example
-from pipeline.synthetic.position_id_lm import PositionIdLM
-from pipeline.synthetic.task_model import PositionIDs, TaskModel
-from pipeline.synthetic.trunk import Trunk
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import InspectableLM, Prefix, causal_visibility
+from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
+from pipeline.synthetic.lm import PositionIdLM
+from pipeline.synthetic.models import PositionIDs, TaskModel, Trunk
 
 NUM_PROMPT = 6
 TOKENS_L = np.array([5, 1, 2, 6, 7, 8, 3, 9, 9])

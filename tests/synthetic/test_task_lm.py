@@ -4,10 +4,9 @@ import pytest
 import torch
 from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
 
-from pipeline.models.causal_lm import causal_visibility, target_losses
-from pipeline.models.inspectable_lm import InspectableLM, attention_mass
-from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
-from pipeline.synthetic.task_lm import TaskCausalLM
+from pipeline.models.interface import InspectableLM, attention_mass, causal_visibility, target_losses
+from pipeline.synthetic.lm import TaskCausalLM
+from pipeline.synthetic.models import GPTNeoXTrunk
 
 NUM_TOKENS = 13
 

@@ -7,11 +7,8 @@ import torch
 import transformers
 from olmo.model import OLMo
 
-from pipeline.synthetic.generation import generate
-from pipeline.synthetic.gpt_neox_trunk import GPTNeoXTrunk
-from pipeline.synthetic.olmo_trunk import OLMoTrunk, new_olmo
-from pipeline.synthetic.task_model import PositionIDs, TaskModel
-from pipeline.synthetic.trunk import Trunk
+from pipeline.synthetic.accuracy import generate
+from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
 
 V, D, NUM_IDS = 13, 32, 40
 NUM_PROMPT, NUM_RESPONSE = 7, 6

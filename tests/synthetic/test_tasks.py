@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.synthetic.tasks.addition import lay_out as lay_out_addition
 from pipeline.synthetic.tasks.example import Example
 from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PlantedCorrelation, uniform_places

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.text import documents
-from pipeline.text.documents import (
+from pipeline.cli import InputError
+from pipeline.text import sources as documents
+from pipeline.text.sources import (
     Document,
     Source,
     c4_revision,

@@ -1,6 +1,6 @@
 """The embedded corpus: how a passage is cut from a question, and that each comes once."""
 
-from pipeline.text.embedded_corpus import boolq_passage, distinct_passages, embedded_records, mmlu_passage
+from pipeline.text.sources import boolq_passage, distinct_passages, embedded_records, mmlu_passage
 
 LONG = " ".join(f"word{number}" for number in range(100))
 

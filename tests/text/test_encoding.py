@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.text import documents
-from pipeline.text.bpe import train_bpe
-from pipeline.text.documents import Source
-from pipeline.text.encoding import Encoder, first_characters
+from pipeline.cli import InputError
+from pipeline.text import sources as documents
+from pipeline.text.encode import Encoder, first_characters
+from pipeline.text.sources import Source
+from pipeline.text.tokenizer import train_bpe
 
 TEXTS = [f"{'na' * (number % 5)} batman {number}" for number in range(60)]
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 
-from pipeline.text.evaluation_documents import EvaluationDocument, EvaluationSample
+from pipeline.text.folder import EvaluationDocument, EvaluationSample
 
 
 def document(number: int) -> EvaluationDocument:

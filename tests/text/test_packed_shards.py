@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.text.packed_shards import PackedShardWriter
+from pipeline.text.encode import PackedShardWriter
 
 
 def write(

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
-from pipeline.text.bpe import train_bpe
-from pipeline.text.embedded_corpus import embedded_records
-from pipeline.text.pieces import LARGEST_PIECE, cut
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name
+from pipeline.text.sources import embedded_records
+from pipeline.text.tokenizer import (
+    LARGEST_PIECE,
+    DocumentTokenizer,
+    cut,
+    load_tokenizer,
+    parse_tokenizer_name,
+    train_bpe,
+)
 
 CHINESE = "".join(map(chr, range(0x4E00, 0x9FA5)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.text.sources import json_lines, open_sources
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from random import Random
 
-from pipeline.text.documents import Document
+from pipeline.text.sources import Document
 from pipeline.text.split import SeenDocuments, Split, distinct_documents, is_evaluation_document
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.text.documents import Source
-from pipeline.text.tasks import TokenizationTask, name_files, task_folders
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizationTask, name_files, task_folders
+from pipeline.text.sources import Source
 
 
 def sources(count: int) -> list[Source]:

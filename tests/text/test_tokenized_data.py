@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.text.evaluation_documents import (
+from pipeline.cli import InputError
+from pipeline.text.folder import (
+    EVALUATION_FILE,
     EvaluationDocument,
+    TokenizedData,
+    changed_settings,
     read_evaluation_documents,
     write_evaluation_documents,
 )
-from pipeline.text.manifest import EVALUATION_FILE, changed_settings
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.token_files import refuse_damaged_tokens
+from pipeline.training.data import refuse_damaged_tokens
 
 
 def make_folder(folder: Path) -> Path:

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pipeline.errors import InputError
-from pipeline.text.bpe import train_bpe
-from pipeline.text.tokenized_text import TokenizedText, tokenized_text
+from pipeline.cli import InputError
+from pipeline.text.tokenizer import TokenizedText, tokenized_text, train_bpe
 
 TEXT = "Naïve  cafe\u0301 👩‍🚀 مَرحبا\n\tend"
 

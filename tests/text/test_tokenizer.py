@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from pipeline.errors import InputError
-from pipeline.text.bpe import train_bpe
-from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
+from pipeline.cli import InputError
+from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 
 WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "<unk>": 3}
 

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from measured_documents import write_data
 
-from pipeline.errors import InputError
-from pipeline.results.provenance import describe_files
-from pipeline.text import token_counts
-from pipeline.text.token_counts import write_token_counts
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.text.unigram import UnigramDistribution
+from pipeline.cli import InputError
+from pipeline.results.versions import describe_files
+from pipeline.text import folder as token_counts
+from pipeline.text.folder import TokenizedData, UnigramDistribution, write_token_counts
 
 
 def test_training_tokens_are_counted_without_eos(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
-from pipeline.theory.conditions import (
+from pipeline.cli import InputError
+from pipeline.synthetic.planted_class import (
     CONDITIONS,
     Lengths,
     PlacesAcrossHalves,
     condition_called,
     ids_coupled_by_halves,
 )
-from pipeline.theory.fit import draw_sequences
+from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.theory import draw_sequences
 
 LENGTHS = Lengths(train_context_length=32, local_length=8, length_multiples=(2, 8))
 

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import InputError
-from pipeline.theory.attention import SparseFunctionalAttention
-from pipeline.theory.conditions import CONDITIONS, Lengths, contiguous_ids, ids_coupled_by_halves
-from pipeline.theory.fit import draw_sequences, measure
-from pipeline.theory.subsets import num_relations, relations_of, subsets_within_reach
+from pipeline.cli import InputError
+from pipeline.synthetic.planted_class import (
+    CONDITIONS,
+    Lengths,
+    contiguous_ids,
+    ids_coupled_by_halves,
+    num_relations,
+    relations_of,
+    subsets_within_reach,
+)
+from pipeline.synthetic.theory import SparseFunctionalAttention, draw_sequences, measure
 
 NUM_TOKENS = 3
 LENGTHS = Lengths(train_context_length=32, local_length=8, length_multiples=(2, 8))

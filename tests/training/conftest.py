@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.batches import TrainingBatches
-from pipeline.training.given_settings import load_config
-from pipeline.training.schedule import Schedule
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import Schedule, load_config
+from pipeline.training.data import TrainingBatches
 from pipeline.training.trainer import Trainer
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"

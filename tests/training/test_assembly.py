@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from torch._dynamo import register_backend
 
-from pipeline.errors import InputError
-from pipeline.models.rope import blocks_of
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.given_settings import load_config
-from pipeline.training.stop_request import StopRequest
-from pipeline.training.trackers import refuse_missing_trackers
+from pipeline.cli import InputError
+from pipeline.models.olmo import blocks_of
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import load_config
+from pipeline.training.loop import StopRequest
+from pipeline.training.metrics import refuse_missing_trackers
 from pipeline.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
@@ -83,7 +83,7 @@ def test_a_tracker_that_is_not_installed_is_refused(
     data: TokenizedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(TINY_YAML, ["trackers=[wandb]"], data)
-    monkeypatch.setattr("pipeline.training.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.training.metrics.find_spec", lambda name: None)
     with pytest.raises(InputError, match="wandb, which is not installed: pip install wandb"):
         refuse_missing_trackers(config)
 

@@ -7,8 +7,8 @@ import torch
 from olmo.model import OLMo
 
 from pipeline.study import main, parser
-from pipeline.training.estimates import Device, estimate, layer_bytes_per_token
-from pipeline.training.given_settings import AssumedData, load_config
+from pipeline.training.config import AssumedData, load_config
+from pipeline.training.speed import Device, estimate, layer_bytes_per_token
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "olmo_configs").glob("*.yaml"))

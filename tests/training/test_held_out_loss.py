@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.text.evaluation_documents import EvaluationDocument
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.given_settings import load_config
-from pipeline.training.held_out_loss import HeldOutLoss, held_out_loss_of
-from pipeline.training.trainer import Trainer
+from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.training.config import load_config
+from pipeline.training.trainer import HeldOutLoss, Trainer, held_out_loss_of
 
 MakeTrainer = Callable[..., Trainer]
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.training.prefetch import Prefetch
+from pipeline.training.data import Prefetch
 
 
 def test_each_step_gets_its_own_batch_made_once_and_one_step_ahead() -> None:

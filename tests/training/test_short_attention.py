@@ -8,8 +8,8 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.models.rope import blocks_of
-from pipeline.training.short_attention import compose_short_attention
+from pipeline.models.olmo import blocks_of
+from pipeline.training.trainer import compose_short_attention
 
 
 @pytest.fixture(scope="module")

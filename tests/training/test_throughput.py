@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training import throughput
-from pipeline.training.given_settings import load_config
-from pipeline.training.throughput import Throughput, flops_per_token, measured_peak_flops
+from pipeline.text.folder import TokenizedData
+from pipeline.training import speed as throughput
+from pipeline.training.config import load_config
+from pipeline.training.speed import Throughput, flops_per_token, measured_peak_flops
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 SHAPE = ("model.d_model=16", "model.n_heads=2", "model.n_layers=1")
@@ -48,8 +48,8 @@ def test_the_peak_of_this_machine_is_a_speed_and_known_at_once() -> None:
 def test_shapes_are_known_without_the_compiler_that_drawing_weights_would_import() -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from pipeline.training.estimates import estimate\n"
-        "from pipeline.training.given_settings import AssumedData, load_config\n"
+        "from pipeline.training.speed import estimate\n"
+        "from pipeline.training.config import AssumedData, load_config\n"
         f"estimate(load_config(Path({str(TINY)!r}), [], AssumedData(300)))\n"
         "sys.exit('torch._dynamo.convert_frame' in sys.modules)"
     )

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from olmo.data.memmap_dataset import MemMapDataset
 
-from pipeline.errors import InputError
-from pipeline.positions.schemes import contiguous_position_ids, position_scheme
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.batches import TrainingBatches
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizedData
+from pipeline.training.data import TrainingBatches
+from pipeline.training.positions import contiguous_position_ids, position_scheme
 
 
 @pytest.fixture

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.models.checkpoint_files import RUN_FILES, newest_whole, read_tensors
-from pipeline.text.tokenized_data import TokenizedData
+from pipeline.text.folder import TokenizedData
 from pipeline.training import checkpoints
 from pipeline.training.checkpoints import (
     checkpoints_of,
     drop_old_checkpoints,
     load_state,
+    recorded_run,
+    refuse_another_run,
     save_checkpoint,
 )
-from pipeline.training.configuration import PretrainConfig
-from pipeline.training.given_settings import load_config
-from pipeline.training.run_records import recorded_run, refuse_another_run
+from pipeline.training.config import PretrainConfig, load_config
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": 7}}

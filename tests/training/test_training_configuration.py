@@ -5,11 +5,9 @@ import pytest
 from olmo.config import TrainConfig
 from omegaconf import OmegaConf
 
-from pipeline.errors import InputError
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.configuration import OUR_FIELDS, PretrainConfig, plain_values
-from pipeline.training.given_settings import load_config
-from pipeline.training.value_checks import RANGES
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import OUR_FIELDS, RANGES, PretrainConfig, load_config, plain_values
 
 CONFIGS = Path(__file__).parents[2] / "olmo_configs"
 TINY = CONFIGS / "tiny.yaml"

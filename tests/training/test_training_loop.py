@@ -10,12 +10,13 @@ import pytest
 import torch
 from olmo.model import OLMo
 
-from pipeline.errors import InputError
-from pipeline.training import checkpoints, next_token, precision
-from pipeline.training.next_token import next_token_loss
-from pipeline.training.precision import mixed_precision_of
-from pipeline.training.random_streams import seed_stream
-from pipeline.training.trainer import Trainer
+from pipeline.cli import InputError
+from pipeline.training import checkpoints
+from pipeline.training import speed as precision
+from pipeline.training import trainer as next_token
+from pipeline.training.parallel import seed_stream
+from pipeline.training.speed import mixed_precision_of
+from pipeline.training.trainer import Trainer, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
 POSE = ("position_scheme=pose", "pose_target_length=32")

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pipeline.training.order import LARGEST_SHUFFLE, EpochOrder
+from pipeline.training.data import LARGEST_SHUFFLE, EpochOrder
 
 C4_SEQUENCES = 156_000_000_000 // 64
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.training.run import train
+from pipeline.training.loop import train
 from pipeline.training.trainer import Trainer
 
 

@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.text.tokenized_data import TokenizedData
-from pipeline.training.given_settings import load_config
-from pipeline.training.schedule import Schedule, num_training_steps
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizedData
+from pipeline.training.config import Schedule, load_config, num_training_steps
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 

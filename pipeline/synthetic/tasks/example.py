@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size
 
 VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")

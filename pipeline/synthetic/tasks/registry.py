@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import InputError, unknown_name
+from pipeline.cli import InputError, unknown_name
 from pipeline.synthetic.tasks import (
     addition,
     addition_padded,

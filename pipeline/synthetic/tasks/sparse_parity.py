@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.errors import InputError
+from pipeline.cli import InputError
 from pipeline.synthetic.tasks.example import Example, Vocabulary, refuse_size, sorted_places
 
 VOCABULARY: Vocabulary = ("0", "1", ".", "*")

@@ -1,0 +1,1 @@
+"""Generalization gaps, their slopes by sparsity, model sizes."""

@@ -1,0 +1,655 @@
+"""A permutation test: how often sparsity that is dealt at random goes with the gap as closely as it does.
+
+Shapes: T targets, B permutations of a block.
+
+Linear regressions of a target's generalization gap on its dependency sparsity, by statsmodels.
+
+Targets of one document are not independent. The first estimate leaves the coefficients of least squares and
+makes their standard errors robust to that (documents are clusters); the second gives every document an
+intercept of its own, drawn from a normal distribution (a random effect), and weighs the targets accordingly.
+
+Shapes: T targets, C controls, P parameters (intercept, sparsity, controls).
+
+Whether the generalization gap rises with dependency sparsity, other things being equal.
+
+A row of most tables here is a slope: nats of generalization gap a doubling of k*. Sparse targets may simply
+be easy ones, so each slope stands beside those with controls: how frequent the target's token is, where in
+the chunk it stands, and its loss under the short context; and, as who gains much from the long context has
+much to lose, what it gains.
+
+What the regressions of the gap on sparsity say, in sentences that are read off their tables.
+
+The drawing of the generalization gap by k*, and of its slopes: tables of `gaps` and `gap_slopes` in.
+"""
+
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis.drawing import (
+    BARS,
+    BLACK,
+    FEWEST_TARGETS,
+    TEXT_WIDTH,
+    LineEnd,
+    Role,
+    common_size,
+    draw_with_bars,
+    label_line_ends,
+    panels,
+    put_title,
+    sample_size,
+    subtitle,
+)
+from analysis.gap.gaps import NO_GAIN, generalization_gaps
+from analysis.gap.sparsity import (
+    ALL_TARGETS,
+    AMONG_REACHED,
+    CODINGS,
+    coded_sparsity,
+    measure_words,
+    measures_in_order,
+)
+from analysis.read import TARGET, interval_columns, joined_on_common, rows_of, sample_counts
+from pipeline.cli import InputError
+from pipeline.results.statistics import Interval
+
+NUM_PERMUTATIONS = 1_999
+_VALUES_PER_BLOCK = 1_000_000
+_ROUNDING = 1e-9  # of the statistic: sums in another order must still count as equal
+
+
+def permutation_p_value(
+    gaps_T: np.ndarray,
+    sparsity_T: np.ndarray,
+    strata_T: np.ndarray,
+    *,
+    seed: int = 0,
+    num_permutations: int = NUM_PERMUTATIONS,
+) -> float:
+    """Two-sided p-value of the hypothesis that within a stratum the gap does not depend on sparsity.
+
+    Sparsity is permuted among the targets of a stratum, so what differs between strata (documents, how hard
+    a target is) can make no difference. The statistic is the sum of products of both, each less its
+    stratum's mean: the slope within strata, but for a factor that permuting does not move.
+
+    Args:
+        gaps_T: generalization gap of each target, nats.
+        sparsity_T: the coded k*.
+        strata_T: the stratum of each target, any labels; one of a single target says nothing.
+        seed: of the permutations.
+        num_permutations: drawn at random.
+
+    Returns:
+        (1 + permutations at least as extreme) / (1 + permutations) (Phipson and Smyth 2010), which is never
+        0; NaN where no permutation changes anything.
+    """
+    strata_T = np.unique(strata_T, return_inverse=True)[1]
+    gaps_T, sparsity_T = _centred(gaps_T, strata_T), _centred(sparsity_T, strata_T)
+    size = np.abs(gaps_T) @ np.abs(sparsity_T)
+    if not size > 0:
+        return np.nan
+    least_extreme = np.abs(gaps_T @ sparsity_T) - _ROUNDING * size
+    order = np.argsort(strata_T, kind="stable")
+    gaps_T, sparsity_T, strata_T = gaps_T[order], sparsity_T[order], strata_T[order]
+    generator = np.random.default_rng(seed)
+    num_extreme, num_drawn = 0, 0
+    while num_drawn < num_permutations:
+        num_block = min(num_permutations - num_drawn, max(1, _VALUES_PER_BLOCK // len(strata_T)))
+        # Sorted by stratum and then by chance: each place keeps its stratum, with another target's sparsity.
+        chosen_BT = np.argsort(strata_T + generator.random((num_block, len(strata_T))), axis=1)
+        num_extreme += int((np.abs(sparsity_T[chosen_BT] @ gaps_T) >= least_extreme).sum())
+        num_drawn += num_block
+    return (1 + num_extreme) / (1 + num_permutations)
+
+
+def _centred(values_T: np.ndarray, strata_T: np.ndarray) -> np.ndarray:
+    sums, counts = np.bincount(strata_T, values_T), np.bincount(strata_T)
+    return values_T - (sums / counts)[strata_T]
+
+
+FEWEST_DOCUMENTS = 10
+"""Standard errors over fewer clusters are too small to be called robust (Cameron and Miller 2015)."""
+_NOT_ESTIMATED = Interval(np.nan, np.nan, np.nan)
+_SPARSITY = 1  # its place among the parameters
+
+
+@dataclass(frozen=True)
+class RandomEffects:
+    """A regression in which every document has an intercept of its own."""
+
+    slope: Interval
+    """Of the gap on sparsity, nats a unit of sparsity; 95 %."""
+    document_variance: float
+    """Between the intercepts of documents, nats squared."""
+    residual_variance: float
+    """Within documents, nats squared."""
+
+
+def cluster_robust_slope(
+    gaps_T: np.ndarray, sparsity_T: np.ndarray, controls_TC: np.ndarray, documents_T: np.ndarray
+) -> Interval:
+    """Least-squares slope of the gap on sparsity, its 95 % interval robust to dependence within documents.
+
+    Args:
+        gaps_T: generalization gap of each target, nats.
+        sparsity_T: the coded k*; the slope is a unit of it.
+        controls_TC: what is held constant; columns without variance are left out.
+        documents_T: whose document each target is, any labels.
+
+    Returns:
+        NaN for fewer than `FEWEST_DOCUMENTS` documents, or where sparsity is a linear function of the
+        controls. The interval is Student's with as many degrees of freedom as documents less one, the
+        covariance Liang and Zeger's (1986) with the correction G / (G - 1) · (T - 1) / (T - P).
+    """
+    # Imported late, here and below: statsmodels takes seconds, and few who read figures fit a regression.
+    from statsmodels.regression.linear_model import OLS
+
+    design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
+    if not _is_estimable(design_TP, clusters_T):
+        return _NOT_ESTIMATED
+    fit = OLS(gaps_T, design_TP).fit(cov_type="cluster", cov_kwds={"groups": clusters_T}, use_t=True)
+    low, high = fit.conf_int()[_SPARSITY]
+    return Interval(float(fit.params[_SPARSITY]), float(low), float(high))
+
+
+def random_effects_slope(
+    gaps_T: np.ndarray, sparsity_T: np.ndarray, controls_TC: np.ndarray, documents_T: np.ndarray
+) -> RandomEffects:
+    """Slope of the gap on sparsity where every document has a random intercept, by restricted likelihood.
+
+    Args:
+        gaps_T, sparsity_T, controls_TC, documents_T: as `cluster_robust_slope` takes them.
+
+    Returns:
+        NaN where that is, and where the likelihood's maximum was not found. A document variance of 0 is a
+        result: the documents differ no more than their targets do.
+    """
+    from statsmodels.regression.mixed_linear_model import MixedLM
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning
+
+    design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
+    if not _is_estimable(design_TP, clusters_T):
+        return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)
+    with warnings.catch_warnings():
+        # A variance at its bound, 0, is no failure; whether the maximum was found is asked below.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", message="Random effects covariance is singular")
+        # Powell's method takes no gradient: statsmodels' own fails where a variance is at its bound.
+        fit = MixedLM(gaps_T, design_TP, groups=clusters_T).fit(reml=True, method=["powell"])
+    low, high = fit.conf_int()[_SPARSITY]
+    if not (fit.converged and np.isfinite(low)):
+        return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)
+    slope = Interval(float(fit.params[_SPARSITY]), float(low), float(high))
+    return RandomEffects(slope, float(fit.cov_re[0, 0]), float(fit.scale))
+
+
+def _design(sparsity_T: np.ndarray, controls_TC: np.ndarray) -> np.ndarray:
+    """Intercept, sparsity, and the standardized controls that vary: that moves no slope on sparsity."""
+    varying_TC = controls_TC[:, (controls_TC != controls_TC[:1]).any(axis=0)]
+    if varying_TC.size:
+        varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
+    return np.column_stack([np.ones(len(sparsity_T)), sparsity_T, varying_TC])
+
+
+def _is_estimable(design_TP: np.ndarray, clusters_T: np.ndarray) -> bool:
+    if len(clusters_T) == 0 or clusters_T.max() + 1 < FEWEST_DOCUMENTS:
+        return False
+    return bool(np.linalg.matrix_rank(design_TP) == design_TP.shape[1])
+
+
+def _codes(labels_T: np.ndarray) -> np.ndarray:
+    return np.unique(labels_T, return_inverse=True)[1]
+
+
+FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"
+NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "frequency, position, short loss"
+WITH_GAIN = "the same, gain"
+RANDOM_EFFECTS = "the same without gain, document effects"
+GAIN = "loss_difference"
+ADJUSTMENTS = {
+    NO_CONTROLS: (),
+    SURFACE: (FREQUENCY, POSITION),
+    ALL_CONTROLS: (FREQUENCY, POSITION, DIFFICULTY),
+    WITH_GAIN: (FREQUENCY, POSITION, DIFFICULTY, GAIN),
+}
+"""Name -> the columns held constant. `RANDOM_EFFECTS`: as `ALL_CONTROLS`, and an intercept a document."""
+NUM_DIFFICULTY_STRATA = 3
+"""Equal parts by L_short within which, and within a document, k* is permuted."""
+
+
+def gap_targets(
+    loss_differences: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
+    reference_model: str,
+    difficulty_model: str,
+    gain_model: str,
+    token_counts_V: np.ndarray | None,
+) -> pd.DataFrame:
+    """The generalization gap of every target beside what it is to be controlled for.
+
+    Args:
+        loss_differences: the artefact.
+        short_models: models trained at a short context.
+        reference_model: the long-trained model that the gap is measured from.
+        difficulty_model: whose L_short says how hard a target is; not the model that k* is read from.
+        gain_model: whose L_short - L_long says what a target gains; the model that k* is read from, as the
+            gain of the reference model shares its long-context loss with the gap.
+        token_counts_V: how often each token ID occurs in the training text; None where that is not known, and
+            then the column is missing and no regression controls for it.
+
+    Returns:
+        model, document_id, chunk_index, target_position, generalization_gap (nats), log_token_count (of the
+        target's token: natural log of count + 1), num_long_context_tokens, short_context_loss and
+        loss_difference (nats).
+
+    Raises:
+        InputError: no results of one of the models, or token IDs beyond the counts.
+    """
+    gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
+    columns = [*TARGET, "target_token_id", POSITION, DIFFICULTY]
+    of_difficulty = rows_of(loss_differences, difficulty_model)[columns]
+    of_gain = rows_of(loss_differences, gain_model)[[*TARGET, GAIN]]
+    what = "targets with a gap and with the losses of {}"
+    targets = joined_on_common(gaps, of_difficulty, TARGET, what.format(difficulty_model))
+    targets = joined_on_common(targets, of_gain, TARGET, what.format(gain_model))
+    token_ids = targets.pop("target_token_id")
+    if token_counts_V is None:
+        return targets
+    if len(targets) and token_ids.max() >= len(token_counts_V):
+        raise InputError(
+            f"the results have token ID {token_ids.max()}, and the tokens counted are {len(token_counts_V)};"
+            " count those of the data that was measured"
+        )
+    return targets.assign(**{FREQUENCY: np.log(token_counts_V[token_ids] + 1.0)})
+
+
+def of_expected_gap(targets: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
+    """The same targets with the expected gap in the place of the sampled one; those without one are left out.
+
+    Args:
+        targets: of `gap_targets`.
+        expected: of `expected_gaps.expected_gaps`.
+    """
+    gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
+    return targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
+
+
+def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> pd.DataFrame:
+    """Slope of the gap on k*: a row a short model, measure, coding and adjustment.
+
+    Args:
+        targets: of `gap_targets`.
+        measured: of `sparsity_measures.sparsity_measures`, from another long-trained model than the gap.
+        largest_k: the largest studied k.
+
+    Returns:
+        model, measure, coding, adjustment (of `ADJUSTMENTS`, cluster-robust; then `RANDOM_EFFECTS`),
+        num_targets, num_documents, slope with its interval (nats a doubling; NaN where it cannot be
+        estimated), document_variance (nats squared, of `RANDOM_EFFECTS` only).
+    """
+    rows = []
+    for labels, chosen in _regressions(targets, measured, largest_k):
+        gaps, sparsity, documents = (
+            chosen[name].to_numpy() for name in ("generalization_gap", "sparsity", "document_id")
+        )
+        labels |= sample_counts(chosen)
+        for adjustment, names in ADJUSTMENTS.items():
+            controls = _controls(chosen, names)
+            slope = cluster_robust_slope(gaps, sparsity, controls, documents)
+            rows.append({**labels, "adjustment": adjustment, **interval_columns("slope", slope)})
+        controls = _controls(chosen, ADJUSTMENTS[ALL_CONTROLS])
+        found = random_effects_slope(gaps, sparsity, controls, documents)
+        columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
+        rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})
+    return pd.DataFrame(rows)
+
+
+def permutation_tests(
+    targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int, seed: int = 0
+) -> pd.DataFrame:
+    """Whether gap and k* go together within documents and among targets about as hard.
+
+    k* is permuted among the targets of a document that lie in the same third by L_short.
+
+    Args:
+        targets, measured, largest_k: as `gap_slopes` takes them.
+        seed: of the permutations.
+
+    Returns:
+        model, measure, coding, num_targets, num_documents, p_value (two-sided; NaN where nothing can be
+        permuted).
+    """
+    rows = []
+    for labels, chosen in _regressions(targets, measured, largest_k):
+        ranks = chosen[DIFFICULTY].rank(method="first")
+        # of a single target no quantiles differ
+        thirds = pd.qcut(ranks, NUM_DIFFICULTY_STRATA, labels=False) if len(chosen) > 1 else ranks
+        strata = chosen.groupby(["document_id", thirds.to_numpy()]).ngroup().to_numpy()
+        gaps, sparsity = chosen["generalization_gap"].to_numpy(), chosen["sparsity"].to_numpy()
+        p_value = permutation_p_value(gaps, sparsity, strata, seed=seed)
+        rows.append({**labels, **sample_counts(chosen), "p_value": p_value})
+    return pd.DataFrame(rows)
+
+
+def slope_with_gain(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> Interval:
+    """The slope of `gap_slopes` with all controls and the gain, of one model, measure and the first coding.
+
+    Args:
+        targets: of `gap_targets`, one model.
+        measured: of `sparsity_measures.sparsity_measures`, one measure.
+        largest_k: the largest studied k.
+    """
+    sparsity = measured[TARGET].assign(sparsity=coded_sparsity(measured, CODINGS[0], largest_k))
+    chosen = targets.merge(sparsity.dropna(), on=TARGET)
+    return cluster_robust_slope(
+        chosen["generalization_gap"].to_numpy(),
+        chosen["sparsity"].to_numpy(),
+        _controls(chosen, ADJUSTMENTS[WITH_GAIN]),
+        chosen["document_id"].to_numpy(),
+    )
+
+
+def _regressions(
+    targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int
+) -> Iterator[tuple[dict[Hashable, Any], pd.DataFrame]]:
+    """What each regression is of, and its targets with the column `sparsity`."""
+    if joined_on_common(
+        targets, measured[TARGET].drop_duplicates(), TARGET, "targets of the gap and of k*"
+    ).empty:
+        raise InputError(
+            "no target is common to the gaps and the dependency sparsity; measure them on the same documents"
+        )
+    for model, of_model in targets.groupby("model", sort=False):
+        for measure in measures_in_order(measured):
+            of_measure = measured[measured["measure"] == measure]
+            for coding in CODINGS:
+                sparsity = of_measure[TARGET].assign(sparsity=coded_sparsity(of_measure, coding, largest_k))
+                chosen = of_model.merge(sparsity.dropna(), on=TARGET)
+                yield {"model": str(model), "measure": measure, "coding": coding}, chosen
+
+
+def _controls(chosen: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
+    present = [name for name in names if name in chosen]
+    return chosen[present].to_numpy(dtype="float64").reshape(len(chosen), len(present))
+
+
+Row = Mapping[Hashable, Any]
+
+
+def direction(row: Row) -> str:
+    """What the interval of a slope says of the gap: it rises with k*, falls, or neither clearly."""
+    if row["slope_low"] > 0:
+        return "rises"
+    return "falls" if row["slope_high"] < 0 else "not clear"
+
+
+def slope_sentences(slopes: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
+    """A sentence a short model and measure, of targets that have a k*; then one a model on all readings.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+        tests: `gap_slopes.permutation_tests`, of the same targets and measures.
+    """
+    keys = ["model", "measure", "coding"]
+    p_value = tests.set_index(keys)["p_value"].to_dict()
+    sentences = []
+    for (model, measure), rows in slopes[slopes["coding"] == AMONG_REACHED].groupby(keys[:2], sort=False):
+        of = {row["adjustment"]: row for row in rows.to_dict("records")}
+        sentences.append(
+            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
+            f" gap by {_slope(of[NO_CONTROLS])} without controls, {_slope(of[ALL_CONTROLS])} with them,"
+            f" {_slope(of[WITH_GAIN])} with the gain held constant too, and {_slope(of[RANDOM_EFFECTS])} with"
+            " document effects and without the gain; permutation"
+            f" p = {p_value[model, measure, AMONG_REACHED]:.4f}."
+        )
+    sentences += [_count_of_readings(str(model), rows) for model, rows in slopes.groupby("model", sort=False)]
+    return sentences
+
+
+def expected_slope_sentences(slopes: pd.DataFrame) -> list[str]:
+    """A sentence a short model: the slope of the expected gap, of targets that have a k*.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes` of `gap_slopes.of_expected_gap`, one measure.
+    """
+    among = slopes[slopes["coding"] == AMONG_REACHED]
+    sentences = []
+    for (model, measure), rows in among.groupby(["model", "measure"], sort=False):
+        of = {row["adjustment"]: row for row in rows.to_dict("records")}
+        sentences.append(
+            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
+            f" expected gap by {_slope(of[NO_CONTROLS])} without controls,"
+            f" {_slope(of[ALL_CONTROLS])} with them and {_slope(of[WITH_GAIN])} with the gain held constant."
+        )
+    return sentences
+
+
+def _slope(row: Row) -> str:
+    if pd.isna(row["slope_low"]):
+        return "an amount that cannot be estimated"
+    interval = Interval(row["slope"], row["slope_low"], row["slope_high"])
+    return f"{interval} nats ({direction(row)})"
+
+
+def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
+    """How many readings of k*, a measure and a coding each, agree."""
+    parts = []
+    for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
+        directions = [direction(row) for row in rows[rows["adjustment"] == adjustment].to_dict("records")]
+        parts.append(
+            f"the gap clearly rises with k* in {directions.count('rises')} and falls in"
+            f" {directions.count('falls')} ({adjustment})"
+        )
+    num_readings = len(rows[["measure", "coding"]].drop_duplicates())
+    return f"{model}, of {num_readings} readings of k*: {'; '.join(parts)}."
+
+
+_DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "neither rises nor falls steadily"}
+
+
+def gap_title(slopes: pd.DataFrame, expected: pd.DataFrame | None = None) -> str:
+    """Whether the gap changes with k*, and whether it still does with the gain held constant.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`, one measure and coding, one or more models.
+        expected: the rows with the gain held constant of the expected gap, which is the less noisy one.
+    """
+    if slopes["slope_low"].isna().any():
+        return "The gap by k*: too few targets to say whether it rises"
+    without, with_gain = (
+        _common_direction(slopes[slopes["adjustment"] == adjustment])
+        for adjustment in (NO_CONTROLS, WITH_GAIN)
+    )
+    if expected is not None and expected["slope_low"].notna().all():
+        with_gain = _common_direction(expected)
+        return f"The gap {without} with k*; with the gain held constant the expected gap {with_gain}"
+    if without == with_gain:
+        return f"The gap {without} with k*, with or without the gain held constant"
+    return f"The gap {without} with k*; with the gain held constant it {with_gain}"
+
+
+def _common_direction(rows: pd.DataFrame) -> str:
+    found = [direction(row) for row in rows.to_dict("records")]
+    if len(set(found)) == 1:
+        return _DIRECTIONS[found[0]]
+    clear = [name for name in ("rises", "falls") if name in found]
+    return f"{' and '.join(f'{name} for {found.count(name)}' for name in clear)} of {len(found)} models"
+
+
+def slopes_title(slopes: pd.DataFrame) -> str:
+    """How many slopes rise and fall clearly, with nothing held constant, and with the gain too.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+    """
+    found = {
+        adjustment: [direction(row) for row in slopes[slopes["adjustment"] == adjustment].to_dict("records")]
+        for adjustment in (NO_CONTROLS, WITH_GAIN)
+    }
+    without, with_gain = found[NO_CONTROLS], found[WITH_GAIN]
+    return (
+        f"The gap rises with k* in {_number(without, 'rises')} of {len(without)} readings; with the gain held"
+        f" constant it rises in {_number(with_gain, 'rises')} and falls in {_number(with_gain, 'falls')}"
+    )
+
+
+def _number(found: Sequence[str], name: str) -> str:
+    return str(found.count(name) or "none")
+
+
+_ASIDE = 0.24  # between models, of a row or class
+_ROW_HEIGHT = 0.3  # inches
+_BLOCKS = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
+_SLOPE_LABEL = "nats a doubling of k*"
+
+
+def gap_figure(
+    gaps: pd.DataFrame,
+    slopes: pd.DataFrame,
+    roles: Mapping[str, Role],
+    held: str,
+    expected: pd.DataFrame | None = None,
+) -> Figure:
+    """The gap of each class of k*, and beside it how a doubling of k* changes it, other things held constant.
+
+    Args:
+        gaps: `gaps.generalization_gap_by_sparsity`.
+        slopes: `gap_slopes.gap_slopes`, of the measure behind the classes.
+        roles: of the models.
+        held: what the slopes hold constant beside the gain, in words.
+        expected: as `slopes`, of the expected gap; None: it was not measured.
+    """
+    figure, (gap_ax, slope_ax) = panels(1, 2, TEXT_WIDTH, 3.1)
+    among = slopes[slopes["coding"] == AMONG_REACHED]
+    is_large = gaps.groupby("category")["num_targets"].transform("min") >= FEWEST_TARGETS
+    gaps_by_class(gaps[is_large], gap_ax, roles)
+    adjustments = {NO_CONTROLS: "nothing", ALL_CONTROLS: held, WITH_GAIN: f"{held}\nand the gain"}
+    rows = [among[among["adjustment"] == adjustment] for adjustment in adjustments]
+    names = list(adjustments.values())
+    if expected is not None:
+        held_all = (expected["coding"] == AMONG_REACHED) & (expected["adjustment"] == WITH_GAIN)
+        rows.append(expected[held_all])
+        names.append("the same,\nexpected gap")
+    slopes_in_rows(rows, names, slope_ax, roles)
+    slope_ax.set_title("held constant:", loc="left")
+    measure = measure_words(str(among["measure"].iloc[0]))
+    left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
+    told = subtitle(sample_size(among), _size(among, roles), f"k* by {measure}", BARS, left_out)
+    put_title(figure, gap_title(among, None if expected is None else rows[-1]), told)
+    return figure
+
+
+def gaps_by_class(gaps: pd.DataFrame, ax: Axes, roles: Mapping[str, Role]) -> Axes:
+    """Mean generalization gap of each class of k*, short-trained models beside each other, n below.
+
+    Args:
+        gaps: `gaps.generalization_gap_by_sparsity`.
+        ax: to draw on.
+        roles: of the models.
+    """
+    categories, models = (list(dict.fromkeys(gaps[name])) for name in ("category", "model"))
+    ends = []
+    for place, model in enumerate(models):
+        rows = gaps[gaps["model"] == model].set_index("category").loc[categories]
+        x = np.arange(len(categories)) + _ASIDE * (place - (len(models) - 1) / 2)
+        look = roles[model].look
+        draw_with_bars(ax, list(x), rows, "generalization_gap", **look.measured | {"linestyle": "none"})
+        is_class = [category != NO_GAIN for category in categories]
+        ax.plot(x[is_class], rows["generalization_gap"][is_class], color=look.color, linewidth=0.8)
+        words = roles[model].words.replace(", ", ",\n")
+        ends.append(LineEnd(float(x[-1]), float(rows["generalization_gap"].iloc[-1]), words, look.color))
+    counts = gaps.groupby("category")["num_targets"].min()
+    names = [
+        f"{name.replace('more than ', '>').replace(NO_GAIN, 'none')}\n{counts[name]:,}" for name in categories
+    ]
+    ax.set_xticks(range(len(categories)), names)
+    ax.axhline(0, color=BLACK, linewidth=0.6)
+    ax.set_xlabel("k*: tokens needed for 0.9 of the gain\nand number of targets (none: no gain)")
+    ax.set_ylabel("generalization gap (nats)")
+    label_line_ends(ax, ends)
+    return ax
+
+
+def slopes_in_rows(
+    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, roles: Mapping[str, Role]
+) -> Axes:
+    """Slope and interval, models below each other in a row.
+
+    Args:
+        rows: of `gap_slopes`, a table a row of the panel, a row a model.
+        names: of the rows, from above.
+        ax: to draw on.
+        roles: of the models.
+    """
+    for height, of_row in enumerate(rows):
+        for place, (model, slope) in enumerate(of_row.groupby("model", sort=False)):
+            ends = np.array([slope["slope"] - slope["slope_low"], slope["slope_high"] - slope["slope"]])
+            y = height + _ASIDE * (place - (of_row["model"].nunique() - 1) / 2)
+            ax.errorbar(slope["slope"], [y], xerr=ends, elinewidth=0.9, **roles[str(model)].look.measured)
+    ax.axvline(0, color=BLACK, linewidth=0.6)
+    ax.set_yticks(range(len(rows)), names)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.set_xlabel(_SLOPE_LABEL)
+    return ax
+
+
+def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) -> Figure:
+    """Slopes by every measure of k*, with nothing held constant and with everything, on one scale.
+
+    Args:
+        slopes: `gap_slopes.gap_slopes`.
+        roles: of the models.
+        held: what is held constant beside the gain, in words.
+    """
+    measures = list(dict.fromkeys(slopes["measure"]))
+    drawn = slopes[slopes["num_targets"] >= FEWEST_TARGETS]
+    num_rows = len(_BLOCKS) * (len(measures) + 1)
+    figure, axes = panels(1, 2, TEXT_WIDTH, 0.9 + _ROW_HEIGHT * num_rows)
+    panels_of = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
+    for ax, (adjustment, title) in zip(axes, panels_of.items(), strict=True):
+        rows, names = [], []
+        for coding, block in _BLOCKS.items():
+            rows.append(slopes.iloc[:0])
+            names.append(block)
+            for measure in measures:
+                is_row = (drawn["measure"] == measure) & (drawn["coding"] == coding)
+                rows.append(drawn[is_row & (drawn["adjustment"] == adjustment)])
+                count = (
+                    f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else f"fewer than {FEWEST_TARGETS}"
+                )
+                names.append(f"{measure_words(measure)} ({count})")
+        slopes_in_rows(rows, names if ax is axes[0] else [""] * len(rows), ax, roles)
+        ax.tick_params(axis="y", length=0)
+        ax.set_title(title, loc="left")
+    limits = [limit for ax in axes for limit in ax.get_xlim()]
+    for ax in axes:
+        ax.set_xlim(min(limits), max(limits))
+    for tick, name in zip(axes[0].yaxis.get_major_ticks(), names, strict=True):
+        if name in _BLOCKS.values():
+            tick.label1.set_fontweight("bold")
+    figure.legend(*_model_handles(slopes, roles), loc="outside lower right", ncols=2)
+    told = subtitle(sample_size(drawn), _size(slopes, roles), "targets in brackets", BARS)
+    put_title(figure, slopes_title(drawn), told)
+    return figure
+
+
+def _size(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> str:
+    return common_size(roles[str(model)] for model in slopes["model"].unique())
+
+
+def _model_handles(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> tuple[list, list[str]]:
+    models = [str(model) for model in dict.fromkeys(slopes["model"])]
+    return [Line2D([], [], **roles[model].look.measured) for model in models], [
+        roles[m].words for m in models
+    ]

@@ -1,0 +1,252 @@
+"""Dependency sparsity k* as each selection rule reads it, and as numbers that a regression can take.
+
+A k* of a rule that sees the answer is mostly selection noise where gains are small. Beside it stand a k* that
+asks for the same recovery beyond the null, and those of rules that never see the answer.
+
+The drawing of how many far tokens predictions need: tables of `gain_bins` in, Figures out.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BARS,
+    SHOWN_K,
+    TEXT_WIDTH,
+    LineEnd,
+    Role,
+    common_size,
+    counted,
+    draw_with_bars,
+    is_above,
+    label_line_ends,
+    panels,
+    percent,
+    put_title,
+    rule_look,
+    rule_words,
+    sample_size,
+    size_words,
+    subtitle,
+    tokens_axis,
+)
+from analysis.losses.token_worth import with_recovered_losses
+from analysis.read import (
+    TARGET,
+    complete_rows,
+    needs_null,
+    of_common_groups,
+    read_judged_sparsity,
+    read_sparse_losses,
+    read_sparsity,
+    shown_rule,
+)
+from analysis.rules.selection import compared_rules
+from pipeline.cli import unknown_name
+from pipeline.results.read import read_settings_of
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+
+BEYOND_NULL = " beyond its null"
+"""What the name of a measure adds to that of its rule."""
+JUDGED = ", judged by another seed"
+"""What the name adds where another model says, by the divergence, how many of the tokens are needed."""
+AMONG_REACHED, ALL_TARGETS = "log2 k*, of targets that have one", "log2 (k* + 1), of all targets"
+CODINGS = (AMONG_REACHED, ALL_TARGETS)
+"""How k* becomes a number: without the targets that gain too little or need more than was studied; or with
+them, as 0 far tokens and as twice the largest studied k."""
+
+
+def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`sparsity_measures` of one model, also as another judged, and its rows of sparse_context_losses.
+
+    Raises:
+        InputError: as `read_artefact`; or the folder does not tell how the model was measured.
+    """
+    only = {"model": [model]}
+    losses = read_sparse_losses(results, only=only)
+    settings = read_settings_of(results, "influential_tokens", model)
+    own = sparsity_measures(read_sparsity(results, only=only), losses, settings)
+    judged = read_judged_sparsity(results, only)
+    judged = judged.assign(measure=judged["rule"] + JUDGED)[list(own)].astype(own.dtypes)
+    return pd.concat([own, judged], ignore_index=True), losses
+
+
+def sparsity_measures(
+    dependency_sparsity: pd.DataFrame, sparse_context_losses: pd.DataFrame, settings: Mapping[str, Any]
+) -> pd.DataFrame:
+    """k* of every target by every measure, a row a target and measure.
+
+    Args:
+        dependency_sparsity, sparse_context_losses: the artefacts, one model.
+        settings: of the stage that made them: `recovery_fraction`, `minimum_gain` (nats).
+
+    Returns:
+        document_id, chunk_index, target_position, measure (a rule, or one that needs its null followed by
+        `BEYOND_NULL`), dependency_sparsity (float64, NaN where it is not reached), is_censored.
+    """
+    columns = [*TARGET, "measure", "dependency_sparsity", "is_censored"]
+    of_rules = dependency_sparsity.rename(columns={"rule": "measure"})[columns]
+    beyond = sparsity_beyond_null(
+        sparse_context_losses[sparse_context_losses["rule"].map(needs_null).astype(bool)],
+        recovery_fraction=settings["recovery_fraction"],
+        minimum_gain=settings["minimum_gain"],
+    )
+    measures = pd.concat([of_rules, beyond[columns]], ignore_index=True)
+    return measures.astype({"dependency_sparsity": "float64", "is_censored": bool})
+
+
+def sparsity_beyond_null(
+    sparse_context_losses: pd.DataFrame, *, recovery_fraction: float, minimum_gain: float
+) -> pd.DataFrame:
+    """The least studied k that recovers beyond its null the fraction of the gain that k* asks for.
+
+    One draw of another document stands for the null of each target, so this k* is noisy too, but not by
+    selection: what choosing with the answer in hand finds anywhere is taken out on average.
+
+    Args:
+        sparse_context_losses: the artefact, one model, own far context and null.
+        recovery_fraction: of L_short - L_long.
+        minimum_gain: nats; a target that gains less has no k*.
+
+    Returns:
+        document_id, chunk_index, target_position, measure, dependency_sparsity (NaN where not reached),
+        is_censored; targets without a null are left out.
+    """
+    losses = with_recovered_losses(sparse_context_losses)
+    keys = ["rule", *TARGET, "loss_difference"]
+    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
+    both = pd.concat(of_common_groups(own, null, ["rule", "k"]))
+    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(
+        columns=[OWN, OTHER_DOCUMENT]
+    )
+    of_k = complete_rows(of_k, "choices of own and null tokens for k*")
+    excess = (of_k[OWN] - of_k[OTHER_DOCUMENT]).unstack("k").sort_index(axis="columns")
+    targets = excess.index.to_frame(index=False)
+    gains = targets["loss_difference"].to_numpy()
+    reaches = excess.to_numpy() >= recovery_fraction * gains[:, None]
+    helps, reached = gains >= minimum_gain, reaches.any(axis=1)
+    least = excess.columns.to_numpy(dtype="float64")[reaches.argmax(axis=1)] if len(targets) else gains
+    return targets[TARGET].assign(
+        measure=targets["rule"] + BEYOND_NULL,
+        dependency_sparsity=np.where(helps & reached, least, np.nan),
+        is_censored=helps & ~reached,
+    )
+
+
+def coded_sparsity(measured: pd.DataFrame, coding: str, largest_k: int) -> pd.Series:
+    """k* as a number that doubles evenly, one unit a doubling; NaN where the coding leaves the target out.
+
+    Args:
+        measured: rows of `sparsity_measures`.
+        coding: one of `CODINGS`.
+        largest_k: the largest studied k.
+
+    Raises:
+        InputError: no such coding.
+    """
+    k_star = measured["dependency_sparsity"]
+    if coding == AMONG_REACHED:
+        return np.log2(k_star)
+    if coding != ALL_TARGETS:
+        raise unknown_name("coding", coding, CODINGS)
+    return np.log2(k_star.fillna(0).mask(measured["is_censored"], 2 * largest_k) + 1)
+
+
+def measures_in_order(measured: pd.DataFrame) -> list[str]:
+    """The measures present: rules in the order of all tables, each followed by its other readings."""
+    rules = compared_rules(pd.DataFrame({"rule": measured["measure"].map(rule_of)}))
+    present = set(measured["measure"])
+    return [
+        rule + suffix for rule in rules for suffix in ("", JUDGED, BEYOND_NULL) if rule + suffix in present
+    ]
+
+
+def rule_of(measure: str) -> str:
+    """The selection rule that a measure reads."""
+    return measure.removesuffix(BEYOND_NULL).removesuffix(JUDGED)
+
+
+def shown_measure(measures: Iterable[str]) -> str:
+    """What a page of one measure tells of: the trusted rule, as another seed judges where one did."""
+    present = list(measures)
+    rule = shown_rule([measure for measure in present if measure == rule_of(measure)])
+    return rule + JUDGED if rule + JUDGED in present else rule
+
+
+def measure_words(measure: str) -> str:
+    """A measure in words: `leave_one_out beyond its null` is "leave one out, beyond its null"."""
+    rule = rule_of(measure)
+    return rule_words(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")
+
+
+def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+    """Share of the targets that gain for which k tokens suffice: a panel a measure, a line a model.
+
+    The measures are the rule that is trusted most, and beyond its null the first that needs one.
+
+    Args:
+        needed: `gain_bins.shares_of_gaining_targets` of every model, with the column `model`.
+        roles: of the models.
+    """
+    measures, names = shown_measures(needed), _names(needed["model"], roles)
+    figure, grid = panels(1, len(measures), TEXT_WIDTH, 3.1)
+    axes = np.ravel(grid)
+    for measure, ax in zip(measures, axes, strict=True):
+        rows = needed[needed["measure"] == measure]
+        rule = rule_of(measure)
+        ends = []
+        for place, (model, line) in enumerate(rows.groupby("model", sort=False)):
+            width = 1.0 + 0.8 * place  # models of one role differ by the weight of their lines
+            draw_with_bars(ax, line["k"], line, "share", **rule_look(rule).measured | {"linewidth": width})
+            last = line.iloc[-1]
+            ends.append(LineEnd(last["k"], last["share"], names[str(model)], rule_look(rule).color))
+        tokens_axis(ax, rows["k"].unique())
+        ax.set_ylim(0, 1)
+        ax.set_title(measure_words(measure), loc="left")
+        label_line_ends(ax, ends)
+    axes[0].set_ylabel("share of targets with k* of at most k")
+    size = common_size(roles[str(model)] for model in needed["model"].unique())
+    told = subtitle(sample_size(needed[needed["measure"].isin(measures)]), "of targets that gain", size, BARS)
+    put_title(figure, sparsity_title(needed), told)
+    return figure
+
+
+def shown_measures(needed: pd.DataFrame) -> list[str]:
+    """Of the measures present, the trusted rule's, and the first beyond its null where there is one."""
+    present = list(dict.fromkeys(needed["measure"]))
+    trusted = shown_measure(present)
+    beyond = [measure for measure in present if measure.endswith(BEYOND_NULL)]
+    return [*([] if needs_null(rule_of(trusted)) and beyond else [trusted]), *beyond[:1]]
+
+
+def _names(models: pd.Series, roles: Mapping[str, Role]) -> dict[str, str]:
+    """Models by their sizes where they differ in these, else by their training."""
+    sizes = {str(model): size_words(roles[str(model)].num_parameters) for model in models.unique()}
+    if len(set(sizes.values())) == len(sizes) > 1:
+        return {model: size.replace(" ", "\n").replace("\nM", " M") for model, size in sizes.items()}
+    return {model: roles[model].words.replace(", ", ",\n") for model in sizes}
+
+
+def sparsity_title(needed: pd.DataFrame) -> str:
+    """For what share of the predictions that gain few tokens suffice, over the models shown.
+
+    Args:
+        needed: as `sparsity_figure` takes it.
+    """
+    measure = shown_measures(needed)[0]
+    rows = needed[needed["measure"] == measure]
+    ks = sorted(rows["k"].unique())
+    k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
+    suffice = "suffices" if k == 1 else "suffice"
+    rows = rows[rows["k"] == k]
+    if not all(is_above(low) for low in rows["share_low"]):
+        return f"Whether {counted(k, 'token')} {suffice} for any prediction that gains is not clear"
+    shares = rows["share"]
+    least, most = percent(shares.min()), percent(shares.max())
+    among = most if least == most else f"{least.removesuffix(' %')} to {most}"
+    return f"{counted(k, 'token')} {suffice} for {among} of the predictions that gain from the far context"

@@ -1,1 +1,0 @@
-"""Whether models generalize where dependencies are sparse: k*, the gap, their regression, scale."""

@@ -1,0 +1,1 @@
+"""Losses by context, calibration, what tokens are worth."""

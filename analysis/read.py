@@ -1,0 +1,440 @@
+"""What a notebook's kernel runs where partial results may be read: every table and figure then says so.
+
+Tables that notebooks make of results, as Parquet in the schemas of pipeline/RESULTS.md.
+
+Joining tables on what both measured, and saying how much is left out because a table lacks it.
+
+Numbers with their intervals over documents, and what goes into a row beside them.
+
+Every mean is over targets and every interval is a 95 % interval over documents. A column `x` with an interval
+is followed by `x_low` and `x_high`, in the unit of `x`.
+
+What a model's chosen tokens are worth to that model itself: the rows that tables and figures tell of.
+
+Results hold more: the same tokens tried on other models (`--judge-with`), k* by two criteria, and the
+controls `random` and `nearest` at more numbers of tokens than were asked for. Whoever means one of these says
+so.
+
+The text that results were measured on: the data's chunks, checked to be those that were measured.
+"""
+
+import logging
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from IPython.core.getipython import get_ipython
+
+from pipeline.cli import InputError, unknown_name
+from pipeline.measuring.rules import CONTROLS, RULES
+from pipeline.results.files import allow_partial, make_table, partial_note, write_parquet
+from pipeline.results.read import missing_artefact, read_artefact, read_made_by, read_settings
+from pipeline.results.schemas import DIVERGENCE, LOSS, SCHEMAS
+from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
+from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
+from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+
+
+def tell_below_every_cell() -> None:
+    """Allow partial results in this kernel, and print what was read in part below every cell from then on."""
+    allow_partial()
+    shell = get_ipython()
+    assert shell is not None, "only a notebook's kernel calls this"
+    shell.events.register("post_run_cell", _tell)
+
+
+def _tell(*_: object) -> None:
+    if note := partial_note():
+        print(note)  # noqa: T201
+
+
+def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
+    """Write `<folder>/<artefact>.parquet`; its path.
+
+    Where results were read in part, the file's metadata says so as `note`, as that of a query's Parquet does.
+
+    Args:
+        table: with the columns of the artefact, and others, which are left out.
+        artefact: a name of `SCHEMAS`.
+        folder: where it is written.
+    """
+    path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
+    if note := partial_note():
+        schema = schema.with_metadata({"note": note})
+    write_parquet(path, make_table({name: table[name].tolist() for name in schema.names}, schema))
+    return path
+
+
+TARGET = ["document_id", "chunk_index", "target_position"]
+"""The columns that name a target, in every artefact of targets."""
+logger = logging.getLogger("analysis")
+
+
+def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The rows of one model.
+
+    Raises:
+        InputError: there are none.
+    """
+    rows = frame[frame["model"] == model]
+    if rows.empty:
+        raise unknown_name("model", model, frame["model"].unique())
+    return rows
+
+
+def joined_on_common(
+    left: pd.DataFrame,
+    right: pd.DataFrame,
+    on: Sequence[str],
+    what: str,
+    suffixes: tuple[str, str] = ("", "_"),
+    *,
+    may_right_have_more: bool = False,
+) -> pd.DataFrame:
+    """The rows of both tables whose keys both have; a warning says how many keys only one has.
+
+    Args:
+        left, right: tables with the columns `on`.
+        on: what names a target, or whatever is paired.
+        what: is paired, for the warning, such as "targets of the generalization gap".
+        suffixes: of columns that both have.
+        may_right_have_more: nothing is left out with keys that `right` alone has, as where it tells of all
+            targets and `left` asks for some.
+    """
+    keys = list(on)
+    sides: Any = left[keys].drop_duplicates().merge(
+        right[keys].drop_duplicates(), on=keys, how="left" if may_right_have_more else "outer", indicator=True
+    )["_merge"]  # fmt: skip
+    tell_left_out(int((sides != "both").sum()), len(sides), what)
+    return left.merge(right, on=keys, suffixes=suffixes)
+
+
+def of_targets(rows: pd.DataFrame, targets: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows of these targets; all where None.
+
+    Args:
+        rows: any table whose rows name a target.
+        targets: the columns of `TARGET`, a row a target.
+    """
+    return rows if targets is None else rows.merge(targets[TARGET], on=TARGET)
+
+
+def of_common_groups(
+    left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of each table in the groups that both have: what one did not measure at all is not left out.
+
+    Args:
+        left, right: tables with the columns `groups`.
+        groups: such as model, rule and k.
+    """
+    keys = list(groups)
+    return (
+        left.merge(right[keys].drop_duplicates(), on=keys),
+        right.merge(left[keys].drop_duplicates(), on=keys),
+    )
+
+
+def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
+    """The rows without a missing value; a warning says how many others there are."""
+    complete = table.dropna()
+    tell_left_out(len(table) - len(complete), len(table), what)
+    return complete
+
+
+def tell_left_out(num_left_out: int, num_all: int, what: str) -> None:
+    """Warn of what a statistic leaves out, where that is anything."""
+    if num_left_out:
+        logger.warning(
+            "%s: %s of %s are not in both tables and left out", what, f"{num_left_out:,}", f"{num_all:,}"
+        )
+
+
+def interval_over_documents(
+    document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None = None
+) -> Interval:
+    """sum(numerators) / sum(denominators) over targets, with its interval over documents.
+
+    Args:
+        document_ids: the document of each target.
+        numerators, denominators: one value a target, same index; the mean of `numerators` where
+            `denominators` is None.
+
+    Returns:
+        The ends are NaN for fewer than two documents, which say nothing about other documents.
+    """
+    sums_D = _sums(document_ids, numerators, denominators)
+    if sums_D.empty:
+        return Interval(np.nan, np.nan, np.nan)
+    return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
+
+
+def paired_difference(
+    document_ids: pd.Series,
+    first: tuple[pd.Series, pd.Series | None],
+    second: tuple[pd.Series, pd.Series | None],
+) -> Interval:
+    """The second number less the first, both of the same targets, with its interval over documents.
+
+    Args:
+        document_ids: the document of each target.
+        first, second: numerators and denominators, as of `interval_over_documents`.
+    """
+    sums = [_sums(document_ids, *number) for number in (first, second)]
+    if sums[0].empty:
+        return Interval(np.nan, np.nan, np.nan)
+    ratios = [(of_D["numerator"].to_numpy(), of_D["denominator"].to_numpy()) for of_D in sums]
+    return difference_of_ratios(*ratios)
+
+
+def _sums(document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None) -> pd.DataFrame:
+    """Both, summed over the targets of each document."""
+    counted = 1.0 if denominators is None else denominators.astype("float64")
+    values = {"numerator": numerators.astype("float64"), "denominator": counted}
+    return pd.DataFrame(values, index=numerators.index).groupby(document_ids).sum()
+
+
+def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
+    """`name`, `name`_low and `name`_high of a row."""
+    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def sample_counts(rows: pd.DataFrame) -> dict[Hashable, int]:
+    """num_targets and num_documents of a row; `rows` are targets."""
+    return {"num_targets": len(rows), "num_documents": rows["document_id"].nunique()}
+
+
+def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
+    """The sentence that goes with every table or figure of several intervals.
+
+    Each interval covers its own truth in 95 of 100 studies; that all of them do is less likely. The
+    level that Bonferroni's bound asks of each, for 95 % together, needs no independence of them.
+
+    Args:
+        table: a row an interval.
+        value: the column with the intervals; those that could not be measured (NaN) do not count.
+
+    Returns:
+        "" for fewer than two intervals.
+    """
+    num_intervals = int(table[f"{value}_low"].notna().sum())
+    if num_intervals < 2:
+        return ""
+    return (
+        f"{num_intervals} intervals of 95 % each: expect {0.05 * num_intervals:.1f} of them to miss the"
+        f" truth; for 95 % together each would be one of {100 * (1 - 0.05 / num_intervals):.2f} %."
+    )
+
+
+PREFERRED_RULES = (
+    "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
+    "gradient_divergence", "attention",
+)  # fmt: skip
+"""None sees the answer; first the one that stood the trial of the measures (LOG, 2026-11-22)."""
+
+
+def read_sparse_losses(
+    results: Path,
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+    *,
+    every_judge: bool = False,
+    every_k: bool = False,
+) -> pd.DataFrame:
+    """Rows of sparse_context_losses: judged by the model that chose, at the k that were asked for.
+
+    Args:
+        results, columns, only: as `read_artefact` takes them.
+        every_judge: the rows of other judges too.
+        every_k: the controls' further k too, up to the whole far context.
+
+    Raises:
+        InputError: as `read_artefact`.
+    """
+    asked = {} if every_k else asked_ks(results)
+    further = [] if every_judge else ["judge"]
+    if any(asked.values()):
+        further.append("k")
+    rows = _read_with(results, "sparse_context_losses", columns, only, further)
+    is_wanted = pd.Series(True, index=rows.index)
+    if not every_judge:
+        is_wanted &= is_own(rows)
+    for model, ks in asked.items():
+        if ks:
+            is_wanted &= (rows["model"] != model) | rows["k"].isin(ks)
+    return _only_columns(rows[is_wanted], columns)
+
+
+def read_sparsity(
+    results: Path,
+    criterion: str = LOSS,
+    columns: Sequence[str] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+) -> pd.DataFrame:
+    """Rows of dependency_sparsity: k* of each target by one criterion, for the model that chose.
+
+    Args:
+        results, columns, only: as `read_artefact` takes them.
+        criterion: of `pipeline.results.schemas`; rows of before there were two are of the loss.
+
+    Raises:
+        InputError: as `read_artefact`.
+    """
+    rows = _read_with(results, "dependency_sparsity", columns, only, ["judge", "criterion"])
+    is_wanted = is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)
+    return _only_columns(rows[is_wanted], columns)
+
+
+def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
+    """Rows of dependency_sparsity as another model judges, by the divergence: what stood the trial.
+
+    Args:
+        results, only: as `read_artefact` takes them.
+
+    Returns:
+        Rows of the first other judge of each model, of rules that choose and never see the answer; none where
+        nothing else judged.
+
+    Raises:
+        InputError: as `read_artefact`.
+    """
+    rows = _read_with(results, "dependency_sparsity", None, only, [])
+    chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
+    rows = rows[~is_own(rows) & (rows["criterion"] == DIVERGENCE) & chooses]
+    return rows[rows["judge"] == rows.groupby("model")["judge"].transform("first")].reset_index(drop=True)
+
+
+def is_own(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row is judged by the model that chose; so is all that results of version 1 hold."""
+    return rows["judge"].isna() | (rows["judge"] == rows["model"])
+
+
+def asked_ks(results: Path) -> dict[str, list[int]]:
+    """Model -> the numbers of tokens that influential_tokens was asked for; [] where that is not told."""
+    settings = read_settings(results, "influential_tokens")
+    return {model: sorted(of_model.get("k") or []) for model, of_model in settings.items()}
+
+
+def sees_answer(rule: str) -> bool:
+    """Whether a rule looks at the target's loss; one that is not known is taken to."""
+    return rule not in RULES or RULES[rule].sees == "answer"
+
+
+def needs_null(rule: str) -> bool:
+    """Whether what a rule recovers says nothing without its null; of one that is not known, yes."""
+    return rule not in RULES or RULES[rule].needs_null
+
+
+def shown_rule(rules: Iterable[str]) -> str:
+    """The rule that a page of one rule tells of: the least fooled, or the first other that is no control."""
+    present = list(dict.fromkeys(rules))
+    chosen = [rule for rule in (*PREFERRED_RULES, *RULES, *present) if rule in present]
+    return next((rule for rule in chosen if rule not in CONTROLS), chosen[0])
+
+
+def _read_with(
+    results: Path,
+    artefact: str,
+    columns: Sequence[str] | None,
+    only: Mapping[str, Sequence[str]] | None,
+    further: Sequence[str],
+) -> pd.DataFrame:
+    wanted = None if columns is None else list(dict.fromkeys([*columns, *further]))
+    return read_artefact(results, artefact, wanted, only)
+
+
+def _only_columns(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
+    names = list(rows) if columns is None else ["model", *(name for name in columns if name != "model")]
+    return rows[names].reset_index(drop=True)
+
+
+_GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
+_EXTENT = ("num_documents", "max_chunks_per_document")
+
+
+def data_of(results: Path, data: Path | None) -> TokenizedData:
+    """The tokenized data of a results folder: that in `data`, or the folder `data` beside it where None.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = results.parent / "data"
+    if data is None and not beside.is_dir():
+        raise InputError(
+            f"there is no folder {beside}; name the tokenized data that {results} was measured on with --data"
+        )
+    return TokenizedData.open(data or beside)
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """What one stage measured, and with which lengths."""
+
+    data: TokenizedData
+    settings: Mapping[str, Any]
+    """Those that decide which chunks were measured, and how; the same for all models."""
+
+    @classmethod
+    def open(cls, results: Path, stage: str, data: Path | None = None) -> "MeasuredText":
+        """The text behind a stage's results.
+
+        Args:
+            results: the results folder.
+            stage: "loss_differences" or "influential_tokens".
+            data: the folder of tokenize_c4; that beside the results where None.
+
+        Raises:
+            InputError: there is no data, it is not that which was measured, or models were measured with
+                other lengths or on other documents than each other.
+        """
+        made_by = read_made_by(results, stage)
+        if not made_by:
+            raise missing_artefact(results, stage)
+        opened = data_of(results, data)
+        names = [*_GEOMETRY, *_EXTENT]
+        settings = [{name: made["settings"].get(name) for name in names} for made in made_by.values()]
+        for (model, made), setting in zip(made_by.items(), settings, strict=True):
+            if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
+                raise InputError(
+                    f"{stage} of model '{model}' in {results} was not measured on the evaluation documents"
+                    f" of {opened.folder}: their SHA-256 differs; name the folder that was its --data with"
+                    " --data"
+                )
+            if setting != settings[0]:
+                raise InputError(
+                    f"{results} holds {stage} of models that were not measured alike: {setting} for"
+                    f" '{model}', {settings[0]} for '{next(iter(made_by))}'; keep them in two folders"
+                )
+        return cls(opened, settings[0])
+
+    @property
+    def short_context_length(self) -> int:
+        """s, tokens."""
+        return int(self.settings["short_context_length"])
+
+    @property
+    def chunk_length(self) -> int:
+        """ℓ, tokens."""
+        return int(self.settings["long_context_length"])
+
+    @property
+    def tokenizer(self) -> DocumentTokenizer:
+        """What made the tokens."""
+        return load_tokenizer(self.data.folder / TOKENIZER_FILE)
+
+    def chunks(self) -> Iterator[tuple[EvaluationDocument, Chunk]]:
+        """Every measured chunk, with its null and its document, in the stage's own order."""
+        documents = long_enough_documents(self.data, self.chunk_length, self.settings["num_documents"])
+        for index, document in enumerate(documents):
+            limits = self.chunk_length, self.settings["max_chunks_per_document"]
+            for chunk in chunks_of(documents, index, *limits):
+                yield document, chunk
+
+    def targets_of(self, chunk: Chunk) -> list[int]:
+        """Positions in the document of the chunk's targets."""
+        end = chunk.start + self.chunk_length
+        return list(range(end - int(self.settings["targets_per_chunk"]), end))

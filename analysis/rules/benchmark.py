@@ -1,0 +1,281 @@
+"""The benchmark of methods: which one finds the few far tokens that a prediction depends on, at what cost.
+
+A method is a rule, judged under an intervention by the model that chose, or by another. Of each:
+
+    effect      what its k tokens recover of the gain beyond the null that fits it, by the losses and by the
+                divergence; of methods that fit neither answer nor prediction what they recover, which foreign
+                tokens would flatter (`analysis.losses.token_worth`)
+    found       of the true dependencies of synthetic examples, and of signs planted in text, the share that
+                is among its first as many tokens: precision and recall there, which are the same number
+    cost        token-forwards, backward tokens and seconds a target, of the choice alone
+
+Intervals are over documents, or examples.
+
+The drawing of the benchmark of methods: the table of `analysis.rules.benchmark` in, a Figure out.
+
+A row is a method, in its colour and marker, the best at the top: what its tokens are worth, and the share of
+the truth that they find, where it is known. A bar is the 95 % interval over documents, or examples. No number
+is computed here.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BARS,
+    GREY,
+    TEXT_WIDTH,
+    Look,
+    counted,
+    is_above,
+    panels,
+    put_title,
+    rule_look,
+    rule_words,
+    sample_size,
+    subtitle,
+)
+from analysis.losses.token_worth import effects_of_targets, token_effects
+from analysis.read import TARGET, interval_columns, interval_over_documents, needs_null, read_sparse_losses
+from analysis.rules.trial import OTHER, SAME, MeasuredText, found_signs
+from pipeline.cli import InputError
+from pipeline.measuring.rules import NUM_SUBSETS, REMOVE, RULES, RuleCosts
+from pipeline.results.read import read_artefact, read_settings_of
+from pipeline.results.schemas import DIVERGENCE, LOSS
+
+SORTED_AT_K = 4
+"""Methods are ordered by what so many tokens of theirs are worth."""
+_METHOD = ["rule", "intervention"]
+_FOUND, _ANY = "found_dependencies", ""
+
+
+def methods_table(
+    text: Sequence[Path],
+    *,
+    judge: str = SAME,
+    planted: Sequence[Path] = (),
+    signs: Sequence[Mapping[str, Any]] = (),
+    synthetic: Path | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> pd.DataFrame:
+    """A row a method and k, the best at k = 4 by the divergence first, within each intervention.
+
+    Args:
+        text: results of influential_tokens on text, a folder an intervention.
+        judge: who tried the tokens: SAME, the model that chose them, or OTHER.
+        planted: the same on planted text.
+        signs: where its signs are.
+        synthetic: results of found_dependencies.
+        seconds: a target, by rule.
+
+    Returns:
+        The columns of the schema `methods`. What was not measured is NaN.
+
+    Raises:
+        InputError: that judge tried nothing.
+    """
+    table = pd.concat([_effects(folder, judge) for folder in text], ignore_index=True)
+    table["sees"] = [RULES[rule].sees if rule in RULES else "answer" for rule in table["rule"]]
+    table = table.merge(_found_signs(planted, signs), how="left", on=_METHOD)
+    table = _with_found_dependencies(table, synthetic)
+    table["seconds_per_target"] = table["rule"].map(dict(seconds or {})).astype("float64")
+    worth = table[table["k"] == SORTED_AT_K].set_index(_METHOD)["divergence_effect"]
+    order = [
+        worth.get((rule, of), -np.inf) for rule, of in zip(table["rule"], table["intervention"], strict=True)
+    ]
+    table = table.assign(worth=order).sort_values(
+        ["intervention", "worth", "rule", "k"], ascending=[True, False, True, True], ignore_index=True
+    )
+    return table.drop(columns="worth")
+
+
+def _effects(folder: Path, judge: str) -> pd.DataFrame:
+    """By the loss and by the divergence, a row a rule and k, of the first model.
+
+    Raises:
+        InputError: that judge tried nothing.
+    """
+    losses = read_sparse_losses(folder, every_judge=True)
+    model = losses["model"].min()
+    losses = losses[losses["model"] == model]
+    judges = np.where(losses["judge"].fillna(model) == model, SAME, OTHER) if "judge" in losses else SAME
+    losses = losses[judges == judge]
+    if losses.empty:
+        raise InputError(f"no tokens were tried by {judge} in {folder}")
+    effects = token_effects(losses)
+    names = [f"{name}{end}" for name in ("gain", "effect") for end in ("", "_low", "_high")]
+    parts = [
+        effects[effects["criterion"] == criterion].set_index(["rule", "k"])[names].add_prefix(f"{criterion}_")
+        for criterion in (LOSS, DIVERGENCE)
+    ]
+    counts = effects.groupby(["rule", "k"])[["num_targets", "num_documents"]].first()
+    table = pd.concat([counts, *parts, _behind_first(losses)], axis=1).reset_index()
+    settings = read_settings_of(folder, "influential_tokens", str(model))
+    costs = costs_of(settings)
+    rule_and_k = list(zip(table["rule"], table["k"], strict=True))
+    return table.assign(
+        model=model,
+        intervention=settings.get("intervention") or REMOVE,
+        judge=judge,
+        token_forwards_per_target=[costs.token_forwards_per_target(*one) for one in rule_and_k],
+        backward_tokens_per_target=[costs.backward_tokens_per_target(*one) for one in rule_and_k],
+    )
+
+
+def _behind_first(losses: pd.DataFrame) -> pd.DataFrame:
+    """What the rule that is first at k = 4 is worth beyond each rule, target by target: by rule and k."""
+    effects = effects_of_targets(losses, DIVERGENCE)
+    means = effects[effects["k"] == SORTED_AT_K].groupby("rule")["effect"].mean()
+    rows = {}
+    for k, of_k in effects.groupby("k"):
+        effect = of_k.pivot(index=list(TARGET), columns="rule", values="effect")
+        for rule in effect if len(means) else ():
+            behind = (effect[means.idxmax()] - effect[rule]).dropna().reset_index(name="behind")
+            interval = interval_over_documents(behind["document_id"], behind["behind"])
+            rows[rule, k] = interval_columns("behind_first", interval)
+    index = pd.MultiIndex.from_tuples(rows, names=["rule", "k"]) if rows else None
+    names = ["behind_first", "behind_first_low", "behind_first_high"]
+    return pd.DataFrame(list(rows.values()), index=index, columns=names)
+
+
+def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
+    """What rules cost under the settings of influential_tokens."""
+    lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
+    return RuleCosts(
+        **{length: settings[length] for length in lengths},
+        search_budget=settings.get("search_budget"),
+        intervention=settings.get("intervention") or REMOVE,
+        num_backgrounds=settings.get("num_backgrounds") or 1,
+        num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
+        num_candidates=settings.get("num_candidates"),
+    )
+
+
+def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a rule and intervention: the share of signs found."""
+    columns = ["found_signs", "found_signs_low", "found_signs_high"]
+    if not planted:
+        return pd.DataFrame(columns=[*_METHOD, *columns]).astype(dict.fromkeys(columns, "float64"))
+    found = found_signs(MeasuredText.of(planted), signs)
+    return found.rename(columns=lambda name: str(name).replace("found", "found_signs", 1))[
+        [*_METHOD, *columns]
+    ]
+
+
+def _with_found_dependencies(table: pd.DataFrame, synthetic: Path | None) -> pd.DataFrame:
+    """The share of true dependencies among the first as many tokens, of all tasks and models that learnt."""
+    found: dict[tuple[str, str], dict[Any, float]] = {}
+    if synthetic is not None:
+        rows = read_artefact(synthetic, "found_dependencies")
+        rows = rows[rows["is_learnt"] & (rows["rank"] <= rows["num_dependencies"])]
+        example = rows["model"] + rows["size"].astype(str) + rows["example_index"].astype(str)
+        rows = rows.assign(example=example, intervention=rows["intervention"].fillna(_ANY))
+        for (rule, intervention), of_method in rows.groupby(_METHOD):
+            interval = interval_over_documents(of_method["example"], of_method["is_dependency"])
+            found[str(rule), str(intervention)] = interval_columns(_FOUND, interval)
+    nothing: dict[Any, float] = dict.fromkeys((_FOUND, f"{_FOUND}_low", f"{_FOUND}_high"), np.nan)
+    columns = [
+        found.get((rule, intervention)) or found.get((rule, _ANY)) or nothing
+        for rule, intervention in zip(table["rule"], table["intervention"], strict=True)
+    ]
+    return table.join(pd.DataFrame(columns, index=table.index))
+
+
+def read_seconds(path: Path) -> dict[str, float]:
+    """Seconds a target, by rule, as tests/benchmarks/method_seconds.py wrote them.
+
+    Raises:
+        InputError: the file is not of that kind.
+    """
+    try:
+        seconds = json.loads(path.read_text(encoding="utf-8"))["seconds_per_target"]
+        return {str(rule): float(value) for rule, value in seconds.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not what tests/benchmarks/method_seconds.py --out writes; run that again"
+        ) from error
+
+
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.21, 1.2  # inches
+_WORTH = "divergence_effect"
+_FOUND_METHOD_FIGURES = {"found_signs": "planted signs", "found_dependencies": "synthetic tokens"}
+
+
+def methods_title(rows: pd.DataFrame) -> str:
+    """Which method stands first, and what its tokens are worth; what is shown, where that is not above 0.
+
+    Args:
+        rows: of `methods_table`, one intervention and k, the best first.
+    """
+    best, k = rows.iloc[0], int(rows["k"].iloc[0])
+    if not is_above(best["divergence_effect_low"]):
+        return f"What the {counted(k, 'token')} of each method are worth to the prediction"
+    beyond = " beyond their null" if needs_null(best["rule"]) else ""
+    return (
+        f"“{rule_words(best['rule'])}” stands first: its {counted(k, 'token')} are worth"
+        f" {best['divergence_effect']:.2f} nats to the prediction{beyond}"
+    )
+
+
+def methods_figure(table: pd.DataFrame) -> Figure:
+    """A row a method, at k = 4 or the largest k below it.
+
+    Args:
+        table: of `methods_table`, one intervention.
+    """
+    k = max((k for k in table["k"].unique() if k <= SORTED_AT_K), default=table["k"].min())
+    of_k = table[table["k"] == k]
+    rows = of_k.iloc[::-1].reset_index(drop=True)
+    found = [name for name in _FOUND_METHOD_FIGURES if rows[name].notna().any()]
+    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
+    figure, axes = panels(1, 2 if found else 1, TEXT_WIDTH, height)
+    worth, *truth = np.atleast_1d(axes)
+    _draw(worth, rows, _WORTH)
+    worth.set_xlabel(f"worth of {counted(int(k), 'token')}\nto the prediction (nats)")
+    for ax in truth:
+        for name in found:
+            _draw(ax, rows, name, is_beside=name != found[0])
+        ax.set_xlabel(f"share found of {_found_words(found)}")
+        ax.set_xlim(-0.05, 1.05)
+    for ax in np.atleast_1d(axes):
+        ax.set_ylim(-0.7, len(rows) - 0.3)
+        ax.set_yticks([])
+    worth.set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
+    best = of_k.iloc[0]
+    judge = "another seed" if best["judge"] == OTHER else "the model that chose"
+    told = (
+        f"tried by {judge}", f"intervention: {best['intervention']}",
+        "in brackets: what the choice sees, token-forwards a target",
+    )  # fmt: skip
+    put_title(figure, methods_title(of_k), subtitle(sample_size(rows), *told, BARS))
+    return figure
+
+
+def _label(row: Any) -> str:
+    cost = row["token_forwards_per_target"]
+    return f"{rule_words(row['rule'])} ({row['sees']}{f', {cost:,.0f}' if cost else ''})"
+
+
+def _found_words(found: Sequence[str]) -> str:
+    first, *others = (_FOUND_METHOD_FIGURES[name] for name in found)
+    return "\n".join([first, *(f"(grey: of {other})" for other in others)])
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, name: str, *, is_beside: bool = False) -> None:
+    """A mark and bar a row; where others stand there already, small and grey below them."""
+    ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
+    for place, row in enumerate(rows.to_dict("records")):
+        if row[name] != row[name]:
+            continue
+        look = Look(GREY, "|") if is_beside else rule_look(row["rule"])
+        ends = np.abs([[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]])
+        ax.errorbar(
+            row[name], place - 0.3 * is_beside, xerr=ends, color=look.color, marker=look.marker, linewidth=0.9
+        )

@@ -1,0 +1,361 @@
+"""The trial of the measures: which choice of few far tokens tells of the prediction, and which of the search.
+
+A measure is a rule, under an intervention, judged by the model that chose or by another. Asked of each:
+
+    foreign     text whose far context is another document's: k tokens must give nothing beyond the null by
+                the losses, whatever k* is counted by. A divergence may be there: models heed foreign tokens.
+    planted     answers that 1, 2 or 4 signs decide: which share of them are the rule's first as many, and of
+                how many answers k* is just that
+    agreement   k* of the same targets by two models that differ in their seed: Spearman's rank correlation
+    width       of the interval of the excess on real text: how many documents leave_one_out, judged by the
+                loss of the model that chose, would need for as narrow a one, and at how much of its cost
+
+Intervals are over documents. Nats.
+
+The drawing of the trial of the measures: the table of `analysis.rules.trial` in, a Figure out.
+
+A row is a measure, in the colour and marker of its rule, the best at the top; a bar is the 95 % interval over
+documents. Measures that do not stand the whole trial say so. No number is computed here.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BARS,
+    TEXT_WIDTH,
+    lie_apart,
+    name_place,
+    panels,
+    percent,
+    put_title,
+    rule_look,
+    rule_words,
+    sample_size,
+    subtitle,
+)
+from analysis.losses.token_worth import token_effects
+from analysis.read import TARGET, interval_columns, interval_over_documents, is_own, read_sparse_losses
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, NUM_SUBSETS, REMOVE, SUBSTITUTE, RuleCosts
+from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.schemas import LOSS, OWN
+from pipeline.results.statistics import Interval
+
+MEASURE = ["rule", "intervention", "judge", "criterion"]
+SAME, OTHER = "the same model", "another seed"
+OLD_MEASURE = {"rule": "leave_one_out", "intervention": REMOVE, "judge": SAME, "criterion": LOSS}
+"""What k* was sorted by so far, and by our reading the paper's kind."""
+_NUM_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """Results of influential_tokens on one kind of text: a folder an intervention."""
+
+    of_intervention: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, folders: Iterable[Path]) -> "MeasuredText":
+        """Told apart by what the stage was asked for."""
+        return cls({str(_settings(folder)["intervention"]): folder for folder in folders})
+
+    def effects(self, k: int) -> pd.DataFrame:
+        """`token_effects` at one k, a row a measure."""
+        tables = []
+        for intervention, folder in self.of_intervention.items():
+            effects = token_effects(read_sparse_losses(folder, every_judge=True))
+            judges = np.where(effects["judge"] == effects["model"], SAME, OTHER)
+            tables.append(effects.assign(intervention=intervention, judge=judges))
+        table = pd.concat(tables, ignore_index=True)
+        first = table["model"].min()  # where two chose, the first: the other is for the agreement
+        return table[(table["k"] == k) & (table["model"] == first)]
+
+    def sparsity(self, by: Sequence[str]) -> pd.DataFrame:
+        """k* of every target and measure; of one that is censored twice the largest k studied.
+
+        Args:
+            by: further columns wanted.
+        """
+        tables = []
+        for intervention, folder in self.of_intervention.items():
+            rows = read_artefact(folder, "dependency_sparsity")
+            largest = max(_settings(folder)["k"])
+            k_star = rows["dependency_sparsity"].astype("float64").where(~rows["is_censored"], 2 * largest)
+            judges = np.where(rows["judge"] == rows["model"], SAME, OTHER)
+            tables.append(rows.assign(intervention=intervention, judge=judges, k_star=k_star))
+        return pd.concat(tables, ignore_index=True)[[*MEASURE, *TARGET, *by, "k_star"]]
+
+
+def compared_measures(
+    text: MeasuredText,
+    foreign: MeasuredText,
+    planted: MeasuredText,
+    signs: Sequence[Mapping[str, Any]],
+    k: int,
+) -> pd.DataFrame:
+    """A row a measure, those first that stand more of the trial, and then whose k* is right more often.
+
+    Args:
+        text, foreign, planted: what was measured on each.
+        signs: of `read_planted`.
+        k: tokens chosen, for what they are worth.
+    """
+    on_text = text.effects(k)
+    names = ["gain", "recovered", "null_recovered", "excess"]
+    columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+    table = on_text[[*MEASURE, "num_targets", "num_documents", *columns]]
+    foreign_excess = foreign.effects(k)[[*MEASURE, "excess", "excess_low", "excess_high"]]
+    table = table.merge(foreign_excess.rename(columns=lambda name: name.replace("excess", "foreign_excess")))
+    table = table.merge(found_signs(planted, signs), how="left", on=["rule", "intervention"])
+    table = table.merge(sparsity_of_signs(planted, signs), how="left", on=MEASURE)
+    table = table.merge(agreement(text), how="left", on=MEASURE)
+    table = table.assign(**_widths(table, text, k))
+    by_loss = table[table["criterion"] == LOSS].set_index(MEASURE[:-1])
+    finds_nothing = (by_loss["foreign_excess_low"] <= 0) & (by_loss["foreign_excess_high"] >= 0)
+    table = table.join(finds_nothing.rename("finds_nothing"), on=MEASURE[:-1])
+    table["agrees"] = table["agreement_low"] > 0
+    table["helps"] = table["excess_low"] > 0
+    stands = table[["finds_nothing", "agrees", "helps"]].astype("float64").sum(axis=1)
+    order = table.assign(stands=stands).sort_values(
+        ["stands", "right_sparsity", "found"], ascending=False, kind="stable"
+    )
+    return order.drop(columns="stands").reset_index(drop=True)
+
+
+def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a rule and intervention: the share of signs that are among the first as many tokens."""
+    truth = {(row["document_id"], row["target_position"]): row for row in signs}
+    tables = []
+    for intervention, folder in planted.of_intervention.items():
+        chosen = read_artefact(folder, "influential_tokens")
+        chosen = chosen[chosen["far_context"] == OWN]
+        targets = zip(chosen["document_id"], chosen["target_position"], strict=True)
+        rows = [truth.get(target) for target in targets]
+        num = np.array([row["num_planted"] if row else 0 for row in rows])
+        is_sign = [
+            row is not None and position in row["planted_positions"]
+            for row, position in zip(rows, chosen["context_position"], strict=True)
+        ]
+        chosen = chosen.assign(num_planted=num, is_sign=is_sign, intervention=intervention)
+        tables.append(chosen[(num > 0) & (chosen["rank"] <= num)])
+    table: list[dict[Hashable, Any]] = []
+    for key, of_rule in pd.concat(tables).groupby(["rule", "intervention"]):
+        row: dict[Hashable, Any] = dict(zip(("rule", "intervention"), key, strict=True))
+        row |= interval_columns("found", interval_over_documents(of_rule["document_id"], of_rule["is_sign"]))
+        for num_planted, of_k in of_rule.groupby("num_planted"):
+            row[f"found_of_{num_planted}"] = of_k["is_sign"].mean()
+        table.append(row)
+    names = ["rule", "intervention", "found", "found_low", "found_high"]
+    return pd.DataFrame(table) if table else pd.DataFrame(columns=names)
+
+
+def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a measure: the share of answers whose k* is the number of their signs; none where none has a k*.
+
+    In a background that plants as many signs, an answer has two truths: such documents are left out.
+    """
+    truth = pd.DataFrame(signs)[["document_id", "target_position", "num_planted"]]
+    k_star = planted.sparsity([]).merge(truth, on=["document_id", "target_position"])
+    is_doubled = k_star["document_id"].isin(_with_rival_signs(planted, signs))
+    k_star = k_star[(k_star["intervention"] != BACKGROUND) | ~is_doubled].dropna(subset="k_star")
+    rows = []
+    for key, of_measure in k_star.groupby(MEASURE):
+        is_right = of_measure["k_star"] == of_measure["num_planted"]
+        interval = interval_over_documents(of_measure["document_id"], is_right)
+        rows.append(dict(zip(MEASURE, key, strict=True)) | interval_columns("right_sparsity", interval))
+    columns = [f"right_sparsity{end}" for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*MEASURE, *columns])
+
+
+def _with_rival_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Documents whose null or background, the documents that come next by ID, plants as many signs."""
+    folder = planted.of_intervention.get(BACKGROUND)
+    if folder is None:
+        return set()
+    num_planted = {row["document_id"]: row["num_planted"] for row in signs}
+    ids = sorted(read_artefact(folder, "dependency_sparsity", ["document_id"])["document_id"].unique())
+    beside = 1 + int(_settings(folder).get("num_backgrounds") or 1)
+    return {
+        name
+        for index, name in enumerate(ids)
+        for step in range(1, beside + 1)
+        if num_planted.get(name, 0) == num_planted.get(ids[(index + step) % len(ids)], -1)
+    }
+
+
+def agreement(text: MeasuredText) -> pd.DataFrame:
+    """A row a measure: the rank correlation of two models' k*, over targets where both have one.
+
+    Beside it, of how many targets, and the share of their k* that are censored, and so say little.
+    """
+    k_star = text.sparsity(["model", "is_censored"]).dropna(subset="k_star")
+    rows = []
+    for key, of_measure in k_star.groupby(MEASURE):
+        by_model = of_measure.pivot_table(index=TARGET, columns="model", values="k_star")
+        both = by_model.dropna()
+        if both.shape[1] < 2 or len(both) < 3:
+            continue
+        interval = _rank_correlation(both.iloc[:, 0], both.iloc[:, 1])
+        row = dict(zip(MEASURE, key, strict=True)) | interval_columns("agreement", interval)
+        is_common = of_measure.set_index(TARGET).index.isin(both.index)
+        censored = of_measure.loc[is_common, "is_censored"].mean()
+        rows.append({**row, "num_agreement_targets": len(both), "censored": censored})
+    columns = ["agreement", "agreement_low", "agreement_high", "num_agreement_targets", "censored"]
+    return pd.DataFrame(rows, columns=[*MEASURE, *columns])
+
+
+def agreement_of_gains(text: MeasuredText) -> Interval:
+    """The same of the loss differences themselves: what the agreement of k* may be held against."""
+    folder = next(iter(text.of_intervention.values()))
+    rows = read_artefact(folder, "dependency_sparsity")
+    rows = rows[is_own(rows)]
+    by_model = rows.pivot_table(index=TARGET, columns="model", values="loss_difference").dropna()
+    return _rank_correlation(by_model.iloc[:, 0], by_model.iloc[:, 1])
+
+
+def _rank_correlation(first: pd.Series, second: pd.Series) -> Interval:
+    """Spearman's, with the bootstrap's interval over documents; NaN where one side is all the same."""
+    ranks = pd.DataFrame({"first": first.rank(), "second": second.rank()})
+    groups = list(ranks.groupby(level="document_id").indices.values())
+    values = ranks.to_numpy()
+    generator = np.random.default_rng(0)
+    drawn = []
+    for _ in range(_NUM_RESAMPLES):
+        rows = np.concatenate([groups[index] for index in generator.integers(len(groups), size=len(groups))])
+        drawn.append(_correlation(values[rows]))
+    low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
+    return Interval(_correlation(values), float(low), float(high))
+
+
+def _correlation(pairs_N2: np.ndarray) -> float:
+    if (pairs_N2.std(axis=0) == 0).any():
+        return float("nan")
+    return float(np.corrcoef(pairs_N2.T)[0, 1])
+
+
+def _widths(table: pd.DataFrame, text: MeasuredText, k: int) -> dict[str, Any]:
+    """What each interval is worth in documents of the old measure, and what each measure costs."""
+    width = table["excess_high"] - table["excess_low"]
+    is_old = (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
+    cost = pd.Series(
+        [
+            _cost(rule, text.of_intervention[of], k)
+            for rule, of in zip(table["rule"], table["intervention"], strict=True)
+        ],
+        index=table.index,
+    )
+    if not is_old.any():
+        return {"documents_of_the_old": np.nan, "token_forwards_per_target": cost}
+    documents = table["num_documents"] * (float(width[is_old].iloc[0]) / width) ** 2
+    return {"documents_of_the_old": documents, "token_forwards_per_target": cost}
+
+
+def _cost(rule: str, folder: Path, k: int) -> float:
+    settings = _settings(folder)
+    costs = RuleCosts(
+        settings["short_context_length"], settings["long_context_length"], settings["targets_per_chunk"],
+        intervention=settings["intervention"],
+        num_backgrounds=int(settings.get("num_backgrounds") or 1),
+        num_subsets=int(settings.get("num_subsets") or NUM_SUBSETS),
+    )  # fmt: skip
+    return costs.token_forwards_per_target(rule, k)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Of the first model: a study measures all of them alike."""
+    return dict(next(iter(read_settings(folder, "influential_tokens").values())))
+
+
+_IN_THE_PLACE = {
+    REMOVE: "nothing in its place",
+    SUBSTITUTE: "a token in its place",
+    BACKGROUND: "in a background",
+}
+_PANELS = (
+    ("right_sparsity", "k* is the number of planted signs", "share of the answers", None),
+    ("agreement", "k* of two seeds agrees", "rank correlation", 0.0),
+)
+_MOST_ROWS = 10
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.36, 0.9  # inches
+
+
+def measure_words(row: Any, between: str = ", ") -> str:
+    """A measure in words: its rule, what stands in a token's place, and who judges."""
+    judge = "judged by another seed" if row["judge"] == OTHER else "judged by itself"
+    return f"{rule_words(row['rule'])},{between[1:]}{_IN_THE_PLACE[row['intervention']]}, {judge}"
+
+
+def shown_measures(table: pd.DataFrame) -> pd.DataFrame:
+    """The first measures of the table, the best first; and the old one, wherever it stands.
+
+    Args:
+        table: of `compared_measures`. Of a rule, intervention and judge the better criterion is drawn.
+    """
+    best = table[~table["rule"].isin(CONTROLS)].drop_duplicates(MEASURE[:-1])
+    rows = pd.concat([best.head(_MOST_ROWS - 1), table[_is_old(table)]])
+    return rows.drop_duplicates(MEASURE).reset_index(drop=True)
+
+
+def _is_old(table: pd.DataFrame) -> pd.Series:
+    return (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
+
+
+def measures_title(table: pd.DataFrame) -> str:
+    """How often the k* of the best measure is right, and that of the old one, where their intervals part.
+
+    Args:
+        table: of `compared_measures`.
+    """
+    rows = shown_measures(table)
+    best = rows.iloc[0]
+    title = f"“{measure_words(best)}” counts the right k* in {percent(best['right_sparsity'])} of the answers"
+    for old in rows[_is_old(rows)].to_dict("records"):
+        ends = [[row["right_sparsity_low"], row["right_sparsity_high"]] for row in (best, old)]
+        if lie_apart(*ends):
+            return f"{title}, the paper's kind in {percent(old['right_sparsity'])}"
+    return title
+
+
+def measures_figure(table: pd.DataFrame) -> Figure:
+    """Whether k* is right where it is known, and whether two seeds agree: a row a measure.
+
+    Args:
+        table: of `compared_measures`.
+    """
+    rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
+    figure, axes = panels(1, len(_PANELS), TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
+    for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
+        _draw(ax, rows, name)
+        ax.set_title(title, fontsize=8.5, pad=14)
+        ax.set_xlabel(unit)
+        if chance is not None:
+            name_place(ax, chance, "chance")
+        ax.set_ylim(-0.7, len(rows) - 0.3)
+        ax.set_yticks([])
+    axes[0].set_xlim(0, 1.05)
+    axes[0].set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
+    agreed = rows["num_agreement_targets"].agg(["min", "max"])
+    told = f"agreement of {agreed['min']:.0f} to {agreed['max']:.0f} of these targets"
+    put_title(figure, measures_title(table), subtitle(sample_size(rows), told, BARS))
+    return figure
+
+
+def _label(row: Any) -> str:
+    stands = row["finds_nothing"] and row["agrees"] and row["helps"]
+    is_old = all(row[name] == value for name, value in OLD_MEASURE.items())
+    note = " (the paper's kind)" if is_old else "" if stands else " (fails elsewhere)"
+    return f"{measure_words(row, between=',' + chr(10))}{note}"
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
+    for place, row in enumerate(rows.to_dict("records")):
+        look = rule_look(row["rule"])
+        ends = [[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]]
+        ax.errorbar(row[name], place, xerr=np.abs(ends), color=look.color, marker=look.marker, linewidth=1)

@@ -1,0 +1,366 @@
+"""How well the selection rules find the tokens that truly decide, from the rows of `found_dependencies`.
+
+Precision at k is the share of true dependencies among the k tokens selected, recall at k the share of the
+true dependencies that are selected; over targets, sums are divided by sums. Each is computed model by model;
+three seeds bear no interval, so the range over the seeds stands beside the mean.
+
+Figure of found dependencies: the table of `found_dependencies.by_part` in, a Figure out.
+
+A row is a rule, a point the share of the true tokens of one part that it finds, over all seeds; a bar is the
+range over seeds. Parts stand apart: of a marked bit, the bit and its mark.
+
+Which of the tokens that decide predicted position IDs the rules find: tables of `found_id_dependencies`.
+
+Beside the token before it, which the short context holds, one far token decides an ID: that of the prompt
+which has it. Found is what is among the first as many tokens as a target has far dependencies. Numbers are
+means over seeds, with their range.
+
+Figure of what predicted position IDs depend on: the table of `found_ids.by_kind` in, a Figure out.
+
+A panel a kind of ID, a row a rule; a bar is the range over seeds.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    GREY,
+    TEXT_WIDTH,
+    counted,
+    counted_seeds,
+    panels,
+    percent,
+    put_title,
+    rule_look,
+    rule_words,
+    subtitle,
+)
+from analysis.synthetic.accuracy import task_words
+from pipeline.measuring.rules import REMOVE, SUBSTITUTE
+
+CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
+SELECTION = ["rule", "intervention"]
+_TOKENS_OF_ASSIGNMENT = 3  # left side, =, right side; the prompt begins with one
+PARTS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
+    "sparse_parity": {
+        "bits": lambda rows: rows["context_token"] != "*",
+        "marks": lambda rows: rows["context_token"] == "*",
+    },
+    "variable_assignment": {
+        "right sides": lambda rows: rows["context_position"] % _TOKENS_OF_ASSIGNMENT != 0,
+        "left sides": lambda rows: rows["context_position"] % _TOKENS_OF_ASSIGNMENT == 0,
+    },
+}
+"""Task -> the parts that its dependencies play: of a marked bit, of an assignment that is followed."""
+_OF_OTHER_TASKS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "true tokens": lambda rows: rows["is_dependency"]
+}
+
+
+def by_k(rows: pd.DataFrame) -> pd.DataFrame:
+    """Precision and recall at every k, over seeds.
+
+    Args:
+        rows: `found_dependencies` as `read_artefact` reads it.
+
+    Returns:
+        A row a condition, rule, intervention and k, with `precision` and `recall`, each with `_lowest` and
+        `_highest` over the seeds, `chance_precision`, `chance_recall` (k tokens drawn uniformly), `num_seeds`
+        and `num_targets` (of a seed).
+    """
+    of_one_draw = rows["num_dependencies"] / rows["num_far_tokens"]
+    rows = rows.assign(expected_hits=of_one_draw)
+    ranks = rows.groupby([*CONDITION, *SELECTION, "model", "rank"], dropna=False).agg(
+        hits=("is_dependency", "sum"),
+        expected_hits=("expected_hits", "sum"),
+        num_dependencies=("num_dependencies", "sum"),
+        num_targets=("is_dependency", "size"),
+    )
+    of_selection = ranks.groupby([*CONDITION, *SELECTION, "model"], dropna=False)
+    k = ranks.index.get_level_values("rank").to_numpy()
+    hits, expected = of_selection["hits"].cumsum(), of_selection["expected_hits"].cumsum()
+    models = ranks.assign(
+        precision=hits / (k * ranks["num_targets"]),
+        recall=hits / ranks["num_dependencies"],
+        chance_precision=expected / (k * ranks["num_targets"]),
+        chance_recall=expected / ranks["num_dependencies"],
+    ).reset_index(names=[*CONDITION, *SELECTION, "model", "k"])
+    over_seeds = models.groupby([*CONDITION, *SELECTION, "k"], dropna=False)
+    return over_seeds.agg(
+        precision=("precision", "mean"),
+        precision_lowest=("precision", "min"),
+        precision_highest=("precision", "max"),
+        recall=("recall", "mean"),
+        recall_lowest=("recall", "min"),
+        recall_highest=("recall", "max"),
+        chance_precision=("chance_precision", "mean"),
+        chance_recall=("chance_recall", "mean"),
+        num_seeds=("model", "nunique"),
+        num_targets=("num_targets", "min"),
+    ).reset_index()
+
+
+def at_their_number(rows: pd.DataFrame) -> pd.DataFrame:
+    """Recall where as many tokens are selected as there are true dependencies, which is the precision too.
+
+    Returns:
+        A row a condition, with a column a rule and intervention: the mean over seeds.
+    """
+    within = rows[rows["rank"] <= rows["num_dependencies"]]
+    found = within.groupby([*CONDITION, *SELECTION, "model"], dropna=False)["is_dependency"].mean()
+    return found.groupby([*CONDITION, *SELECTION], dropna=False).mean().unstack(SELECTION)
+
+
+def by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Which of the true dependencies are found, by the part they play, over seeds.
+
+    Found is what is among the first as many tokens as the target has dependencies. These come in pairs, one
+    of each part of the task; what lies in the short context must be whole pairs.
+
+    Args:
+        rows: `found_dependencies` as `read_artefact` reads it.
+
+    Returns:
+        A row a condition, rule, intervention and part, with `found`, the share of the dependencies of that
+        part, `found_lowest` and `found_highest` over the seeds, `chance` (as many tokens drawn uniformly),
+        `num_seeds` and `num_targets` (of a seed, the fewest).
+    """
+    within = rows[rows["rank"] <= rows["num_dependencies"]]
+    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    tables = []
+    for task, of_task in within.groupby("task"):
+        parts = PARTS.get(str(task), _OF_OTHER_TASKS)
+        for part, is_part in parts.items():
+            # A target has as many rows here as dependencies, and a part of these each.
+            found = (of_task["is_dependency"] & is_part(of_task)) * len(parts)
+            tables.append(of_task.assign(part=part, found=found))
+    keys = [*CONDITION, *SELECTION, "part"]
+    of_models = pd.concat(tables).groupby([*keys, "model"], dropna=False, sort=False)
+    shares = of_models.agg(
+        found=("found", "mean"), chance=("chance", "mean"), targets=("rank", lambda ranks: (ranks == 1).sum())
+    )
+    table = shares.groupby(keys, dropna=False, sort=False).agg(
+        found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
+        chance=("chance", "mean"), num_seeds=("found", "size"), num_targets=("targets", "min"),
+    )  # fmt: skip
+    return table.reset_index()
+
+
+def sample_size(cells: pd.DataFrame) -> str:
+    """Of how many seeds and targets the numbers of `by_k` are, for a caption."""
+    return f"n = {counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"
+
+
+_WHAT_HAPPENS = {REMOVE: ", token removed", SUBSTITUTE: ", token replaced"}
+_MOST_PANELS = 2
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.24, 1.0  # inches
+_ASIDE = 0.14  # of a row, between parts
+
+
+def selection_words(rule: str, intervention: object) -> str:
+    """A rule, and what happens to a token that is left out, in words."""
+    return rule_words(rule) + _WHAT_HAPPENS.get(str(intervention), "")
+
+
+def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
+    """At most two: of each task that with the most relevant bits, which has more than one token to find."""
+    of_task = [rows for _, rows in parts.groupby("task")]
+    most = [rows[rows["sparsity"].isna() | (rows["sparsity"] == rows["sparsity"].max())] for rows in of_task]
+    return [next(one for _, one in rows.groupby(CONDITION, dropna=False)) for rows in most][:_MOST_PANELS]
+
+
+def found_title(parts: pd.DataFrame) -> str:
+    """What the best rule finds of the first condition's parts, the one most found and the one least.
+
+    It says what is shown where the ranges of the seeds touch, or there is one part only.
+
+    Args:
+        parts: of `by_part`.
+    """
+    first = drawn_conditions(parts)[0]
+    best = first.sort_values("found", ascending=False, kind="stable").iloc[0]
+    is_best = (first["rule"] == best["rule"]) & first["intervention"].isin([best["intervention"]])
+    rows = first[is_best].sort_values("found").to_dict("records")
+    least, most = rows[0], rows[-1]
+    if most["found_lowest"] <= least["found_highest"]:
+        return "What the rules find of the tokens that truly decide, part by part"
+    name = selection_words(best["rule"], best["intervention"])
+    return (
+        f"{name[0].upper()}{name[1:]}, finds {percent(most['found'])} of the {most['part']} that decide and"
+        f" {percent(least['found'])} of the {least['part']}"
+    )
+
+
+def found_figure(parts: pd.DataFrame) -> Figure:
+    """A panel a task, a row a rule, a point a part; the panels share their axis.
+
+    Args:
+        parts: of `by_part`.
+    """
+    shown = drawn_conditions(parts)
+    keys = parts[["rule", "intervention"]].drop_duplicates().astype(object)
+    rows = [(str(rule), what) for rule, what in keys.itertuples(index=False)]
+    best = parts.groupby(["rule", "intervention"], dropna=False)["found"].max()
+    rows.sort(key=lambda row: best[row[0]][best[row[0]].index.isin([row[1]])].iloc[0])
+    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
+    figure, axes = panels(1, len(shown), TEXT_WIDTH, height)
+    for of_one, ax in zip(shown, np.atleast_1d(axes), strict=True):
+        _draw(of_one, rows, ax)
+    np.atleast_1d(axes)[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
+    note = "share among the first as many tokens as there are true ones; bars: range of seeds"
+    put_title(figure, found_title(parts), subtitle(sample_size(parts), note))
+    return figure
+
+
+def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> None:
+    parts = list(dict.fromkeys(of_one["part"]))
+    named: dict[str, float] = {}
+    for row in of_one.to_dict("records"):
+        place = next(i for i, (rule, what) in enumerate(rows) if rule == row["rule"] and _same(what, row))
+        y = place + _ASIDE * ((len(parts) - 1) / 2 - parts.index(row["part"])) * 2
+        look = rule_look(row["rule"])
+        ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
+        marker = "os"[parts.index(row["part"]) % 2]
+        ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=marker, elinewidth=0.9)
+        if place == len(rows) - 1:
+            named[row["part"]] = row["found"]
+    chance = of_one["chance"].mean()
+    ax.axvline(chance, color=GREY, linewidth=1, linestyle=":", zorder=0)
+    ax.text(chance + 0.02, -0.85, "chance", va="center", color=GREY)
+    for part, found in named.items():
+        ax.annotate(
+            part, (found, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            ha="center", va="bottom",
+        )  # fmt: skip
+    ax.set_xlim(-0.03, 1.06)
+    ax.set_ylim(-1.2, len(rows) - 0.4)
+    ax.set_yticks([])
+    first = of_one.iloc[0]
+    of_k = "" if pd.isna(first["sparsity"]) else f" of {counted(int(first['sparsity']), 'bit')}"
+    ax.set_title(f"{task_words(first['task'])}{of_k}", pad=16)
+    ax.set_xlabel("true tokens found (share)")
+
+
+def _same(intervention: object, row: Mapping[Hashable, Any]) -> bool:
+    """Whether they are of one intervention, where none is NaN, which equals nothing."""
+    return str(intervention) == str(row["intervention"])
+
+
+LEAVING_OUT = "leave_one_out_divergence"
+KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
+    "variable_assignment": {
+        "a left side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 0,
+        "=": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 1,
+        "a right side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 2,
+    },
+}
+"""Task -> whose IDs are predicted. The content decides that of a left side; the others follow it."""
+_OF_OTHER_TASKS_FOUND_IDS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "every ID": lambda rows: rows["rank"] > 0
+}
+
+
+def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
+    """How many of the tokens that decide an ID are found, by the kind of ID.
+
+    Args:
+        rows: `found_id_dependencies` as `read_artefact` reads it.
+
+    Returns:
+        A row a condition, rule, intervention and kind (`part`), with `found`, `found_lowest` and
+        `found_highest` over the seeds, `chance` (as many tokens drawn uniformly), `effect` (mean of what
+        leaving these tokens out does, nats; NaN where the rule does not say), `num_seeds` and `num_targets`
+        (of a seed, the fewest).
+    """
+    within = rows[rows["rank"] <= rows["num_dependencies"]]
+    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    tables = [
+        of_task[is_kind(of_task)].assign(part=kind)
+        for task, of_task in within.groupby("task")
+        for kind, is_kind in KINDS.get(str(task), _OF_OTHER_TASKS_FOUND_IDS).items()
+    ]
+    keys = [*CONDITION, *SELECTION, "part"]
+    of_models = pd.concat(tables).groupby([*keys, "model"], dropna=False, sort=False)
+    shares = of_models.agg(
+        found=("is_dependency", "mean"),
+        chance=("chance", "mean"),
+        effect=("effect", "mean"),
+        targets=("rank", lambda ranks: (ranks == 1).sum()),
+    )
+    table = shares.groupby(keys, dropna=False, sort=False).agg(
+        found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
+        chance=("chance", "mean"), effect=("effect", "mean"), num_seeds=("found", "size"),
+        num_targets=("targets", "min"),
+    )  # fmt: skip
+    return table.reset_index()
+
+
+def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one condition: that with the largest examples, the last of several.
+
+    Args:
+        kinds: of `by_kind`, one task.
+    """
+    conditions = [rows for _, rows in kinds.groupby(CONDITION, dropna=False)]
+    return max(reversed(conditions), key=lambda rows: int(rows["size"].iloc[0]))
+
+
+def kinds_title(kinds: pd.DataFrame) -> str:
+    """What leaving out finds, and how far that moves the prediction.
+
+    It says what is shown where tokens were not taken away.
+
+    Args:
+        kinds: of `by_kind`, one condition.
+    """
+    removed = kinds[(kinds["rule"] == LEAVING_OUT) & (kinds["intervention"] == REMOVE)]
+    if removed.empty:
+        return "What the rules find of the tokens that decide the next position ID"
+    low, high = (f"{end:.1f}" for end in (removed["effect"].min(), removed["effect"].max()))
+    by = f"{low} nats" if low == high else f"{low} to {high} nats"
+    return (
+        "The prompt's token that has the next position ID decides it: taken away, it is found in"
+        f" {percent(removed['found'].min())}, and that moves the prediction by {by}"
+    )
+
+
+_ROW_HEIGHT_FOUND_IDS_FIGURES, _FRAME_HEIGHT_FOUND_IDS_FIGURES = 0.2, 0.9  # inches
+
+
+def found_ids_figure(kinds: pd.DataFrame) -> Figure:
+    """The share of the deciding tokens that each rule finds, the rules that find most on top.
+
+    Args:
+        kinds: of `by_kind`, one condition.
+    """
+    named = kinds.assign(
+        row=[
+            selection_words(rule, what)
+            for rule, what in zip(kinds["rule"], kinds["intervention"], strict=True)
+        ]
+    )
+    rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
+    parts = list(dict.fromkeys(named["part"]))
+    height = _FRAME_HEIGHT_FOUND_IDS_FIGURES + _ROW_HEIGHT_FOUND_IDS_FIGURES * len(rows)
+    figure, axes = panels(1, len(parts), TEXT_WIDTH, height)
+    for part, ax in zip(parts, [axes] if len(parts) == 1 else axes, strict=True):
+        of_part = named[named["part"] == part]
+        for row in of_part.to_dict("records"):
+            look = rule_look(row["rule"])
+            ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
+            y = rows.index(row["row"])
+            ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=look.marker, elinewidth=0.9)
+        ax.axvline(of_part["chance"].mean(), color=GREY, linewidth=1, linestyle=":", zorder=0)
+        ax.set_xlim(-0.04, 1.06)
+        ax.set_ylim(-0.6, len(rows) - 0.4)
+        ax.set_yticks(range(len(rows)), rows if part == parts[0] else [""] * len(rows))
+        ax.set_title(f"ID of {part}" if len(parts) > 1 else part)
+        ax.set_xlabel("found first (share)")
+    note = "bars: range of seeds; dotted: chance"
+    put_title(figure, kinds_title(kinds), subtitle(sample_size(kinds), note))
+    return figure

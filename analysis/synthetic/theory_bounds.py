@@ -1,0 +1,384 @@
+"""The errors of sparse functional attention beyond its training lengths, beside what the theory bounds.
+
+Words: L the longest training length, L̄ (`test_length`) a test length, delta (`in_distribution_error`) the
+mean squared error over the lengths of training, all of one fit after one training step. The bounds are
+upper bounds up to constants that our sources do not state; here the constants, and the published bound's
+eta (at least 1), are taken as 1. So slopes can be compared with them, and heights cannot.
+
+An interval is the range over seeds. The median over all seeds lies within the range of n of them with
+probability 1 - 2^(1-n), whatever the distribution: 75 % for three, 97 % for six.
+
+The drawing of the theory's numerical check: tables of `analysis.synthetic.theory_bounds` in, a Figure out.
+
+A line is a case in words, its median over seeds; its band is their range. The lengths of training are shaded.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BLACK,
+    GREY,
+    OTHER_MODELS,
+    POSITION_LOOKS,
+    TEXT_WIDTH,
+    LineEnd,
+    Look,
+    counted,
+    label_line_ends,
+    name_level,
+    panels,
+    percent,
+    put_title,
+    share_scale,
+    subtitle,
+)
+from analysis.read import interval_columns, joined_on_common, tell_left_out
+from pipeline.results.statistics import Interval
+
+FIT = ["model", "seed", "training_step"]
+LEARNT, KEPT, LOST = 0.01, 0.01, 0.5
+"""Learnt: delta of every seed below this. Kept: error rate of every seed below this at the longest test
+length. Lost: median squared error above this there; saying 0 costs 1."""
+
+
+def range_over_seeds(values: pd.Series) -> Interval:
+    """The median with the least and the largest."""
+    return Interval(float(values.median()), float(values.min()), float(values.max()))
+
+
+def coverage_of_range(num_seeds: int) -> float:
+    """How surely the range of that many seeds holds the median of all."""
+    return 1.0 - 2.0 ** (1 - num_seeds)
+
+
+def with_bounds(errors: pd.DataFrame) -> pd.DataFrame:
+    """The artefact with delta and both bounds in each row.
+
+    Args:
+        errors: the artefact `sparse_functional_attention`, any number of models.
+
+    Returns:
+        The rows, with in_distribution_error (delta), length_ratio (L̄ / L), improved_bound
+        ((L̄ / L)^2 delta) and published_bound (L L̄^2 delta).
+    """
+    is_trained = errors["test_length"] <= errors["train_context_length"]
+    deltas = errors[is_trained].groupby(FIT)["squared_error"].mean().rename("in_distribution_error")
+    rows = joined_on_common(errors, deltas.reset_index(), FIT, "fits with and without a length of training")
+    train, test, delta = (
+        rows[name].astype("float64")
+        for name in ("train_context_length", "test_length", "in_distribution_error")
+    )
+    rows["length_ratio"] = test / train
+    rows["improved_bound"] = (test / train) ** 2 * delta
+    rows["published_bound"] = train * test**2 * delta
+    return rows
+
+
+def after_training(fits: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each fit's last measured step."""
+    return fits[fits["training_step"] == fits.groupby("model")["training_step"].transform("max")]
+
+
+def errors_by_length(fits: pd.DataFrame) -> pd.DataFrame:
+    """After training, a row a model and test length.
+
+    Args:
+        fits: `with_bounds`.
+
+    Returns:
+        model, test_length, length_ratio, then with the range over seeds squared_error and error_rate;
+        improved_bound, published_bound (medians).
+    """
+    rows = []
+    for (model, test_length), group in after_training(fits).groupby(["model", "test_length"]):
+        medians = group[["length_ratio", "improved_bound", "published_bound"]].median().to_dict()
+        ranges = _range_columns(group[["squared_error", "error_rate"]])
+        rows.append({"model": model, "test_length": test_length} | medians | ranges)
+    return pd.DataFrame(rows)
+
+
+def summarize_conditions(fits: pd.DataFrame) -> pd.DataFrame:
+    """A row a model: its error in distribution and at the longest test length, and how it got there.
+
+    Args:
+        fits: `with_bounds`.
+
+    Returns:
+        model, num_seeds, length_ratio (of the longest test length), then with the range over seeds
+        in_distribution_error, squared_error, error_rate (both at the longest test length), growth_exponent
+        (p where the squared error grows as L̄^p from L to there; the improved bound's is 2),
+        error_over_improved_bound, and delta_exponent (q where, between the last two measured steps of the
+        training, the error there falls as delta^q; the bounds' is 1, and an error near 1 cannot show it).
+    """
+    rows = []
+    for model, of_model in fits.groupby("model"):
+        measured = _a_row_a_seed(of_model)
+        about = {
+            "model": model,
+            "num_seeds": len(measured),
+            "length_ratio": of_model["length_ratio"].max(),
+        }
+        rows.append(about | _range_columns(measured))
+    return pd.DataFrame(rows)
+
+
+def _range_columns(values: pd.DataFrame) -> dict[Hashable, Any]:
+    columns: dict[Hashable, Any] = {}
+    for name in values:
+        columns |= interval_columns(str(name), range_over_seeds(values[name]))
+    return columns
+
+
+def _a_row_a_seed(of_model: pd.DataFrame) -> pd.DataFrame:
+    """What `summarize_conditions` takes the range of; indexed by seed."""
+    last = after_training(of_model)
+    at_longest = last[last["test_length"] == last["test_length"].max()].set_index("seed")
+    at_training = last[last["length_ratio"] == 1].set_index("seed")
+    before_last = after_training(of_model[of_model["training_step"] < last["training_step"].iloc[0]])
+    early = before_last[before_last["test_length"] == last["test_length"].max()].set_index("seed")
+    _tell_seeds_left_out(*(rows.index for rows in (at_longest, at_training, early) if not rows.empty))
+    error, delta = at_longest["squared_error"], at_longest["in_distribution_error"]
+    growth = np.log(error / at_training["squared_error"]) / np.log(at_longest["length_ratio"])
+    falls = np.log(error / early["squared_error"]) / np.log(delta / early["in_distribution_error"])
+    return pd.DataFrame(
+        {
+            "in_distribution_error": delta,
+            "squared_error": error,
+            "error_rate": at_longest["error_rate"],
+            "growth_exponent": growth,
+            "error_over_improved_bound": error / at_longest["improved_bound"],
+            "delta_exponent": falls,
+        }
+    )
+
+
+def _tell_seeds_left_out(*seeds: pd.Index) -> None:
+    """A ratio between two lengths or steps is of the seeds that have both."""
+    of_all, of_any = set(seeds[0]).intersection(*seeds), set().union(*seeds)
+    tell_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
+
+
+def verdict(condition: pd.Series) -> str:
+    """A sentence on a row of `summarize_conditions`."""
+    name, times = condition["model"], f"{condition['length_ratio']:.0f} L"
+    if condition["in_distribution_error_high"] >= LEARNT:
+        return (
+            f"{name}: not learnt in distribution by every seed (squared error up to"
+            f" {condition['in_distribution_error_high']:.2g}), so that longer lengths say little."
+        )
+    is_lost, is_kept = condition["squared_error"] > LOST, condition["error_rate_high"] < KEPT
+    outcome = "lost" if is_lost else "kept" if is_kept else "neither kept nor lost"
+    sentence = (
+        f"{name}: at {times} the answer is {outcome}: {_percent(condition, 'error_rate')} wrong, squared"
+        f" error {_scientific(condition, 'squared_error')},"
+        f" {_scientific(condition, 'in_distribution_error')} in distribution."
+    )
+    return sentence if is_lost else f"{sentence} {_scaling(condition)}"
+
+
+def _scaling(condition: pd.Series) -> str:
+    """Only of errors that are still far below 1, where they stop growing."""
+    return (
+        f"From L to there it grows as L̄ to the {_plain(condition, 'growth_exponent')}, and reaches"
+        f" {_plain(condition, 'error_over_improved_bound')} times (L̄/L)² delta; at the end of training it"
+        f" falls as delta to the {_plain(condition, 'delta_exponent')}."
+    )
+
+
+def what_ranges_mean(conditions: pd.DataFrame) -> str:
+    """The sentence that goes with every range of `summarize_conditions`."""
+    num_seeds = int(conditions["num_seeds"].min())
+    return (
+        f"In brackets the range over {num_seeds} seeds, which holds the median of all seeds with probability"
+        f" {100 * coverage_of_range(num_seeds):.0f} % for each number by itself."
+    )
+
+
+def _scientific(row: pd.Series, name: str) -> str:
+    return f"{row[name]:.1e} [{row[f'{name}_low']:.1e}, {row[f'{name}_high']:.1e}]"
+
+
+def _plain(row: pd.Series, name: str) -> str:
+    return f"{row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
+
+
+def _percent(row: pd.Series, name: str) -> str:
+    return f"{100 * row[name]:.1f} [{100 * row[f'{name}_low']:.1f}, {100 * row[f'{name}_high']:.1f}] %"
+
+
+CASES = {
+    "local": ("close together", Look(BLACK, "o")),
+    "halves_coupled": ("far apart\nbut coupled", POSITION_LOOKS["coupled"]),
+    "halves_trained_keys": ("far apart\nand uncoupled", POSITION_LOOKS["contiguous"]),
+}
+"""Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
+_GUESSED = 0.5  # of labels -1 and 1
+_HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
+
+
+def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Look]]:
+    """Model -> its name in words and its look: those of `CASES`, or the first four where none of these is."""
+    models = list(dict.fromkeys(by_length["model"]))
+    named = {model: CASES[case] for case in CASES for model in models if _condition(model) == case}
+    others = {
+        model: (_condition(model).replace("_", " "), look)
+        for model, look in zip(models, OTHER_MODELS, strict=False)
+    }
+    return named or others
+
+
+def bound_scaling_title(by_length: pd.DataFrame) -> str:
+    """Where answers stay right at the longest test length, and what is wrong elsewhere.
+
+    It says what is shown where no case keeps its answers, or all do.
+
+    Args:
+        by_length: `bound_scaling.errors_by_length`, one k.
+    """
+    cases = drawn_cases(by_length)
+    longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
+    kept = [model for model in cases if longest["error_rate_high"][model] < KEPT]
+    lost = [model for model in cases if longest["error_rate_low"][model] > KEPT]
+    if not kept or not lost:
+        return "Wrong answers and squared error beyond the training lengths"
+    words = {model: name.replace("\n", " ") for model, (name, _) in cases.items()}
+    return (
+        f"At {longest['length_ratio'].iloc[0]:.0f} times the training length answers hold for deciding tokens"
+        f" {', or '.join(words[model] for model in kept)}; {', or '.join(words[model] for model in lost)},"
+        f" {percent(longest['error_rate'][lost].max())} are wrong"
+    )
+
+
+def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
+    """Two panels: wrong answers, and the squared error beside the bound, against the test length.
+
+    Args:
+        by_length: `bound_scaling.errors_by_length`, one k.
+        seeds: how many the range is over, in words.
+        num_sequences: a length.
+    """
+    figure, (rate_ax, error_ax) = panels(1, 2, TEXT_WIDTH, _HEIGHT)
+    ends = against_length(by_length, "error_rate", rate_ax)
+    rate_ax.set(ylim=(-0.02, 0.62), ylabel="wrong answers (share)")
+    name_level(rate_ax, _GUESSED, "guessing", side="left")
+    label_line_ends(rate_ax, ends)
+    ends = against_length(by_length, "squared_error", error_ax)
+    ends += bound_against_length(by_length, error_ax)
+    error_ax.set(yscale="log", ylabel="squared error (1: always saying 0)")
+    label_line_ends(error_ax, ends)
+    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
+    told = "lines: medians; bands: range of seeds; grey: trained"
+    put_title(figure, bound_scaling_title(by_length), subtitle("Sparse functional attention", sample, told))
+    return figure
+
+
+def by_sparsity_title(by_length_of: Mapping[int, pd.DataFrame]) -> str:
+    """At which k answers stay right at the longest test length, case by case.
+
+    Args:
+        by_length_of: k -> `bound_scaling.errors_by_length`.
+    """
+    kept_at: dict[str, list[int]] = {}
+    times = 0.0
+    for k, by_length in by_length_of.items():
+        longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
+        times = longest["length_ratio"].iloc[0]
+        for model, (words, _) in drawn_cases(by_length).items():
+            kept_at.setdefault(words.replace("\n", " "), [])
+            if longest["error_rate_high"][model] < KEPT:
+                kept_at[words.replace("\n", " ")].append(k)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for words, ks in kept_at.items():
+        groups.setdefault(tuple(ks), []).append(words)
+    parts = [f"{', or '.join(cases)}, {_at(ks, list(by_length_of))}" for ks, cases in groups.items()]
+    return f"At {times:.0f} times the training length answers hold for deciding tokens {'; '.join(parts)}"
+
+
+def _at(kept: Sequence[int], asked: Sequence[int]) -> str:
+    """At which k, in words."""
+    if not kept:
+        return "at no k"
+    if list(kept) == list(asked):
+        return f"at every k up to {max(asked)}"
+    return f"at k = {' and '.join(map(str, kept))} only"
+
+
+def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
+    """A column a k: above wrong answers, below the squared error beside the bound, against the test length.
+
+    Args:
+        by_length_of: k -> `bound_scaling.errors_by_length`, k ascending.
+        seeds: how many, in words.
+        num_sequences: a length.
+    """
+    figure, axes = panels(2, len(by_length_of), TEXT_WIDTH, 2 * _HEIGHT_OF_ROW)
+    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.T, strict=True):
+        rate_ends = against_length(by_length, "error_rate", rate_ax)
+        rate_ax.set(ylim=(-0.02, 0.62), title=f"k = {k}", xlabel="")
+        name_level(rate_ax, _GUESSED, "guessing", side="left")
+        error_ends = against_length(by_length, "squared_error", error_ax)
+        error_ends += bound_against_length(by_length, error_ax)
+        error_ax.set(yscale="log")
+    axes[0, 0].set_ylabel("wrong answers (share)")
+    axes[1, 0].set_ylabel("squared error")
+    share_scale(axes[1])
+    label_line_ends(axes[0, -1], rate_ends)
+    label_line_ends(axes[1, -1], error_ends)
+    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
+    told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
+    title = by_sparsity_title(by_length_of)
+    put_title(figure, title, subtitle("Sparse functional attention", sample, told))
+    return figure
+
+
+def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[LineEnd]:
+    """A line a case from the shortest training length to the longest test length; what each is called.
+
+    Args:
+        by_length: `bound_scaling.errors_by_length`, one k.
+        value: a column that has a range.
+        ax: to draw on.
+    """
+    ends = []
+    for model, (words, look) in drawn_cases(by_length).items():
+        line = by_length[by_length["model"] == model]
+        ax.plot(line["test_length"], line[value], **look.measured | {"markersize": 3})
+        low, high = line[f"{value}_low"], line[f"{value}_high"]
+        ax.fill_between(line["test_length"], low, high, color=look.color, alpha=0.15, linewidth=0)
+        ends.append(LineEnd(line["test_length"].iloc[-1], line[value].iloc[-1], words, look.color))
+    train = by_length.loc[by_length["length_ratio"] == 1, "test_length"].iloc[0]
+    ax.axvspan(by_length["test_length"].min(), train, color=GREY, alpha=0.12, linewidth=0)
+    ticks = [train // 2, *sorted(set(by_length.loc[by_length["length_ratio"] >= 1, "test_length"]))]
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.tick_params(axis="x", which="minor", bottom=False)
+    ax.set_xlabel("test length (tokens)")
+    return ends
+
+
+def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[LineEnd]:
+    """The improved bound of the case of Theorem 4.3, with its constant 1: compare slopes, not heights.
+
+    Args:
+        by_length: `bound_scaling.errors_by_length`, one k.
+        ax: to draw on.
+    """
+    is_local = by_length["model"].map(_condition) == "local"
+    line = by_length[is_local & (by_length["length_ratio"] >= 1)]
+    if line.empty:
+        return []
+    ax.plot(line["test_length"], line["improved_bound"], color=GREY, linewidth=1, linestyle=":")
+    bound = line["improved_bound"].iloc[-1]
+    return [
+        LineEnd(line["test_length"].iloc[-1], bound, "bound, close together\n(constant taken as 1)", GREY)
+    ]
+
+
+def _condition(model: str) -> str:
+    return model.rpartition("-k")[0]

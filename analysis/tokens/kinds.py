@@ -1,0 +1,685 @@
+"""The closed list of English function words: what is on it is one, every other word is a content word.
+
+Determiners, pronouns, prepositions, conjunctions, auxiliaries, particles and the adverbs of degree, place
+and question that carry grammar rather than a topic; written for this project, and complete as it stands.
+Lower case, with a straight apostrophe. `words` looks a contraction up whole and without its ending
+(it's: it).
+
+Which word of a text each token belongs to, and what kind of word it is; by rules that are all stated here.
+
+A word is a run of letters and digits with the apostrophes inside of it and, between digits, one of `. , : /`:
+`don't`, `naïve`, `3,000`, `1990s`; `well-known` is two. The kinds, the first that fits:
+
+    number            a digit is in it
+    function word     it is in `FUNCTION_WORDS`, whole or without its ending `n't 's 'll 've 're 'd 'm`
+    capitalized name  it begins with a capital, and not where a sentence, line, title or quotation may begin:
+                      at the start, after a line break, an opening quotation mark or one of `. ! ? : …`
+    content word      every other
+
+So a name that begins a sentence, or stands behind the full stop of `Mr.`, counts as a content word, and every
+capitalized word of a headline but the first as a name.
+
+Part of speech of tokens by HanTa (Wartena 2023), whose English model comes inside the package.
+
+HanTa is a trigram tagger with a morphological model for unknown words, trained on the British National
+Corpus (tags: CLAWS C5). It is the optional extra `parts-of-speech`; without it nothing here is computed. A
+tagger errs: the categories that `words` computes need none. It sees whole sentences, the words after
+a target too.
+
+Categories of predicted tokens, computed from the text alone: a row a target, in four aspects.
+
+word_part       word start, continuation (of a word that an earlier token begins), no word
+word_kind       number, function word, capitalized name, content word (`analysis.tokens.kinds` has the rules),
+                punctuation (any other sign), white space. The token's first character that is no white space
+                decides, and the whole word counts, also what of it comes after the token
+repetition      the first that fits, comparing vocabulary IDs within the chunk:
+                  repeated trigram      x_{t-2} x_{t-1} x_t stands in the far context
+                  repeated bigram       x_{t-1} x_t does: induction can predict the target
+                  repeated token        x_t does, after another token
+                  short context only    x_t stands in the short context, and not in the far one
+                  new                   x_t does not stand in the chunk before t
+part_of_speech  only where the extra `parts-of-speech` is installed (`analysis.tokens.kinds`)
+
+How often each token occurs in the training text, from the tokenized data that results were measured with.
+
+Shapes: V vocabulary.
+
+What categories of tokens differ in: loss difference, excess over the null, k*, generalization gap.
+
+`by_category` applies any statistic to the targets of each category; intervals as in
+`analysis.read`. Categories differ in more than what their names say (numbers are rarer than
+function words, and harder), so a difference between two is a description and no cause.
+
+The gain by kind of token: tables of `analysis.tokens.kinds` in, a Figure out.
+
+A row is a kind, a point its mean gain and its bar the 95 % interval over documents. Two aspects are shown,
+ten kinds; parts of words and parts of speech stand in the notebook's tables.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BARS,
+    BLACK,
+    FEWEST_TARGETS,
+    GREY,
+    TEXT_WIDTH,
+    Role,
+    is_above,
+    lie_apart,
+    name_place,
+    panels,
+    percent,
+    put_title,
+    sample_size,
+    size_words,
+    subtitle,
+)
+from analysis.gap.gaps import (
+    expected_gaps,
+    generalization_gaps,
+    mean_gaps,
+    sparsity_categories,
+    sparsity_category,
+)
+from analysis.losses.losses import summarize_models
+from analysis.losses.token_worth import excess_over_null
+from analysis.read import (
+    TARGET,
+    MeasuredText,
+    interval_columns,
+    interval_over_documents,
+    joined_on_common,
+    of_targets,
+    sample_counts,
+    write_derived_table,
+)
+from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
+from pipeline.results.read import read_made_by
+from pipeline.results.schemas import SCHEMAS
+from pipeline.results.statistics import Interval
+from pipeline.text.folder import MANIFEST_FILE, TokenizedData, UnigramDistribution
+
+_LIST = """
+# determiners and quantifiers
+a an the this that these those each every either neither some any no all both half few fewer less
+least little many much more most several enough such another other others same own
+# pronouns and possessives
+i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it
+its itself we us our ours ourselves they them their theirs themselves one oneself who whom whose
+which what whoever whatever whichever someone somebody something anyone anybody anything everyone
+everybody everything none nobody nothing there
+# prepositions and particles
+aboard about above across after against along among amongst around as at away back before behind
+below beneath beside besides between beyond by despite down during except for from in inside into
+like near of off on onto out outside over past per round since than through throughout till to
+toward towards under underneath until unto up upon via with within without
+# conjunctions
+and but or nor yet so because although though unless whereas while whilst whether if lest once
+# auxiliaries and modals
+am is are was were be been being do does did doing done have has had having can could may might must
+shall should will would ought cannot can't won't shan't ain't let
+# negation, question and degree adverbs
+not never ever also too very quite rather just only even still already again almost always often how
+when where why here then thus hence therefore however else
+"""
+FUNCTION_WORDS = frozenset(
+    word for line in _LIST.splitlines() if not line.startswith("#") for word in line.split()
+)
+
+
+NUMBER, FUNCTION_WORD, NAME, CONTENT_WORD = "number", "function word", "capitalized name", "content word"
+_RUN = r"(?:[^\W_][\u0300-\u036f]*)+"  # letters and digits, with the accents that are characters of their own
+_WORD = re.compile(rf"{_RUN}(?:['’]{_RUN}|(?<=\d)[.,:/](?=\d){_RUN})*")
+_ENDING = re.compile(r"(?:n't|'(?:s|ll|ve|re|d|m))$")
+_BEFORE_A_START = re.compile(r"(?:^|[\n.!?:…])[^\S\n]*[\"'“”‘’«(\[*#>–—-]*[^\S\n]*$|[\"“‘«]$")
+_FURTHEST_START = 20  # characters looked back for the start of a sentence
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text: the characters from `start` to before `end`."""
+
+    start: int
+    end: int
+    kind: str
+
+
+def words_of(text: str) -> Iterator[Word]:
+    """The words of a text, in order."""
+    for match in _WORD.finditer(text):
+        yield Word(match.start(), match.end(), _kind(match.group(), text, match.start()))
+
+
+def _kind(word: str, text: str, start: int) -> str:
+    lower = word.lower().replace("’", "'")
+    if any(character.isdigit() for character in word):
+        return NUMBER
+    if lower in FUNCTION_WORDS or _ENDING.sub("", lower) in FUNCTION_WORDS:
+        return FUNCTION_WORD
+    return NAME if word[0].isupper() and not may_start_sentence(text, start) else CONTENT_WORD
+
+
+def may_start_sentence(text: str, place: int) -> bool:
+    """Whether a sentence, line, title or quotation may begin at a place of a text."""
+    first = max(0, place - _FURTHEST_START)
+    before = text[first:place]
+    # The pattern's ^ must mean the text's own start, not that of the characters looked back at.
+    return _BEFORE_A_START.search(before if first == 0 else f"x{before}") is not None
+
+
+def first_characters(pieces: Sequence[str]) -> list[int | None]:
+    """Place in the joined text of each token's first character that is no white space; None where none is.
+
+    A token with the piece "" brings only the first bytes of a character; it has the place of that character.
+
+    Args:
+        pieces: the text of each token, as `DocumentTokenizer.pieces` gives them.
+    """
+    place = sum(map(len, pieces))
+    first: int | None = None
+    places: list[int | None] = []
+    for piece in reversed(pieces):
+        place -= len(piece)
+        if piece:
+            visible = piece.lstrip()
+            first = place + len(piece) - len(visible) if visible else None
+        places.append(first)
+    return places[::-1]
+
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "noun": ("NN",),
+    "proper noun": ("NP",),
+    "verb": ("VV",),
+    "auxiliary": ("VB", "VD", "VH", "VM"),
+    "adjective": ("AJ",),
+    "adverb": ("AV", "XX"),
+    "pronoun": ("PN", "DPS", "EX"),
+    "determiner": ("AT", "DT"),
+    "preposition": ("PR", "TO"),
+    "conjunction": ("CJ",),
+    "numeral": ("CRD", "ORD"),
+    "other": (),
+}
+"""Class -> how the C5 tags that it takes begin; "other" takes what is left, punctuation among it."""
+Tagger = Callable[[list[str]], list[str]]
+"""The words of a sentence -> a C5 tag for each."""
+
+# C5 tags the ending of a contraction by itself: do n't, John 's.
+_UNIT = re.compile(
+    r"\d+(?:[.,:/]\d+)*|[^\W_]+?(?=n['’]t\b)|n['’]t\b|['’](?:s|ll|ve|re|d|m)\b|[^\W_]+|[^\w\s]|_", re.I
+)
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|\n+")
+_MOST_UNITS = 100  # of one sentence for the tagger; lists on web pages have no full stops
+
+
+def load_tagger() -> Tagger | None:
+    """HanTa's English tagger; None where it is not installed."""
+    try:
+        from HanTa.HanoverTagger import HanoverTagger
+    except ModuleNotFoundError:
+        return None
+    hanta = HanoverTagger("morphmodel_en.pgz")
+    return lambda words: [tag for _, _, tag in hanta.tag_sent(words)]
+
+
+def class_of(tag: str) -> str:
+    """The class of a C5 tag, such as "noun" of NN2."""
+    return next((name for name, starts in CLASSES.items() if tag.startswith(starts)), "other")
+
+
+def of_tokens(pieces: Sequence[str], positions: Sequence[int], tagger: Tagger) -> list[str]:
+    """The part of speech of the tokens at `positions`: that of the unit their first visible character is in.
+
+    Args:
+        pieces: the text of each token of a document, from its start.
+        positions: of the tokens asked for; only their sentences are tagged.
+        tagger: `load_tagger`'s.
+
+    Returns:
+        A class for each position; "other" for white space.
+    """
+    text, places = "".join(pieces), first_characters(pieces)
+    wanted = {place for position in positions if (place := places[position]) is not None}
+    class_at: dict[int, str] = {}
+    start = 0
+    for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
+        if any(start <= place < end for place in wanted):
+            class_at |= _classes_in(text, start, end, tagger)
+        start = end
+    return ["other" if (place := places[position]) is None else class_at[place] for position in positions]
+
+
+def _classes_in(text: str, start: int, end: int, tagger: Tagger) -> dict[int, str]:
+    """The class of the unit at each place of a sentence that is no white space."""
+    units = list(_UNIT.finditer(text, start, end))
+    classes: dict[int, str] = {}
+    for first in range(0, len(units), _MOST_UNITS):
+        some = units[first : first + _MOST_UNITS]
+        for unit, tag in zip(some, tagger([unit.group() for unit in some]), strict=True):
+            classes |= dict.fromkeys(range(unit.start(), unit.end()), class_of(tag))
+    return classes
+
+
+WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"
+PUNCTUATION, WHITE_SPACE = "punctuation", "white space"
+NEW, SHORT_ONLY, REPEATED = "new", "short context only", "repeated token"
+REPEATED_BIGRAM, REPEATED_TRIGRAM = "repeated bigram", "repeated trigram"
+ASPECTS: dict[str, list[str]] = {
+    "word_part": [WORD_START, CONTINUATION, NO_WORD],
+    "word_kind": [CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, PUNCTUATION, WHITE_SPACE],
+    "repetition": [NEW, SHORT_ONLY, REPEATED, REPEATED_BIGRAM, REPEATED_TRIGRAM],
+    "part_of_speech": list(CLASSES),
+}
+"""Aspect -> its categories, in the order of tables and figures."""
+ENDS_OF_REPEATS, OTHERS = "ends of repeats", "all other tokens"
+CATEGORIES_FILE = "token_categories.parquet"
+_TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
+
+
+def word_categories(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """(word_part, word_kind) of each token.
+
+    Args:
+        pieces: the text of each token of a document, from its start.
+    """
+    text = "".join(pieces)
+    word_at: dict[int, Word] = {
+        place: word for word in words_of(text) for place in range(word.start, word.end)
+    }
+    categories, before = [], None
+    for place in first_characters(pieces):
+        word = None if place is None else word_at.get(place)
+        if word is None:
+            categories.append((NO_WORD, WHITE_SPACE if place is None else PUNCTUATION))
+        else:
+            # The bytes of one character may be several tokens: only the first of them begins the word.
+            is_start = place == word.start and before != place
+            categories.append((WORD_START if is_start else CONTINUATION, word.kind))
+        before = place
+    return categories
+
+
+def repetition(token_ids_L: np.ndarray, target: int, short_context_length: int) -> str:
+    """Whether a chunk's target, alone or with the tokens before it, stands in its far context.
+
+    Args:
+        token_ids_L: the chunk.
+        target: the target's place in it.
+        short_context_length: s; the far context is the places before target - s.
+    """
+    num_far = max(0, target - short_context_length)
+    repeated = None
+    for num_tokens, category in ((1, REPEATED), (2, REPEATED_BIGRAM), (3, REPEATED_TRIGRAM)):
+        if target + 1 < num_tokens or num_far < num_tokens:
+            break
+        ends_here = token_ids_L[target + 1 - num_tokens : target + 1]
+        windows = np.lib.stride_tricks.sliding_window_view(token_ids_L[:num_far], num_tokens)
+        if not (windows == ends_here).all(axis=1).any():
+            break
+        repeated = category
+    if repeated:
+        return repeated
+    return SHORT_ONLY if token_ids_L[target] in token_ids_L[num_far:target] else NEW
+
+
+def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
+    """The columns of the schema `token_categories`, a row a target of the measured chunks.
+
+    `part_of_speech` is null everywhere where no tagger is installed.
+    """
+    tokenizer, tagger = text.tokenizer, load_tagger()
+    rows: list[dict[str, Any]] = []
+    for document, chunk in text.chunks():
+        targets = text.targets_of(chunk)
+        pieces = tokenizer.pieces(document.token_ids[: targets[-1] + 1 + _TOKENS_BEYOND].tolist())
+        words = word_categories(pieces)
+        tags = of_tokens(pieces, targets, tagger) if tagger else [None] * len(targets)
+        for position, tag in zip(targets, tags, strict=True):
+            place = position - chunk.start
+            rows.append(
+                {
+                    "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
+                    "target_position": position,
+                    "word_part": words[position][0], "word_kind": words[position][1],
+                    "repetition": repetition(chunk.token_ids_L, place, text.short_context_length),
+                    "part_of_speech": tag,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def by_repeats(categories: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The targets that end a repeated bigram or trigram, so that copying can foretell them, and all others.
+
+    Args:
+        categories: `categories_of_targets`.
+
+    Returns:
+        `ENDS_OF_REPEATS` and `OTHERS` -> the rows of these targets.
+    """
+    is_repeat = categories["repetition"].isin((REPEATED_BIGRAM, REPEATED_TRIGRAM))
+    return {ENDS_OF_REPEATS: categories[is_repeat], OTHERS: categories[~is_repeat]}
+
+
+def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
+    """The categories of the targets that `loss_differences` measured.
+
+    Where the text is not kept, the table that stands in its place is read: `token_categories.parquet` in the
+    folder of the data, as `write_categories` wrote it.
+
+    Args:
+        results: the results folder.
+        data: the folder of the tokenized data; `data` beside the results where None.
+
+    Raises:
+        InputError: there is neither, or the data is not that which was measured.
+    """
+    kept = (data or results.parent / "data") / CATEGORIES_FILE
+    if kept.is_file():
+        return read_parquet(kept, SCHEMAS["token_categories"].names).to_pandas()
+    return categories_of_targets(MeasuredText.open(results, "loss_differences", data))
+
+
+def write_categories(categories: pd.DataFrame, folder: Path) -> Path:
+    """Write `categories_of_targets` as `<folder>/token_categories.parquet`, in its schema."""
+    return write_derived_table(categories, "token_categories", folder)
+
+
+def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None:
+    """Occurrences of each token ID among the training tokens: int64 [V]; None where the data is not at hand.
+
+    Args:
+        results: a results folder with `loss_differences`.
+        data: the folder of tokenize_c4.py that was measured; where None, `data` beside the results if
+            tokenized data is there.
+
+    Raises:
+        InputError: `data` holds no tokenized data, no training tokens, or is not what was measured.
+    """
+    beside = results.parent / "data"
+    if data is None and not (beside / MANIFEST_FILE).is_file():  # a table made of the text may lie there
+        return None
+    tokenized = TokenizedData.open(data or beside)
+    for model, made_by in read_made_by(results, "loss_differences").items():
+        if made_by["inputs"].get("evaluation_documents") != tokenized.evaluation_sha256:
+            raise InputError(
+                f"loss_differences of {model} in {results} were not measured on the evaluation documents of"
+                f" {tokenized.folder}: their SHA-256 differs; name the folder that they were with --data"
+            )
+    return UnigramDistribution.of_training_tokens(tokenized).counts_V
+
+
+def by_category(
+    rows: pd.DataFrame, categories: pd.DataFrame, statistic: Callable[[pd.DataFrame], pd.DataFrame]
+) -> pd.DataFrame:
+    """A statistic of the targets of each category.
+
+    Args:
+        rows: any table whose rows name a target.
+        categories: `token_categories.categories_of_targets`.
+        statistic: rows of the targets of one category -> its table.
+
+    Returns:
+        aspect, category, then the statistic's columns; aspects in the order of `ASPECTS`, as are categories.
+        Nothing of categories without rows, nor of an aspect that is null.
+    """
+    tables = []
+    labels = categories[[*TARGET, *ASPECTS]]
+    labelled = joined_on_common(rows, labels, TARGET, "targets with a category", may_right_have_more=True)
+    for aspect, names in ASPECTS.items():
+        for name in names:
+            chosen = labelled[labelled[aspect] == name]
+            if len(chosen):
+                table = statistic(chosen.drop(columns=list(ASPECTS)))
+                table.insert(0, "category", name)
+                table.insert(0, "aspect", aspect)
+                tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["aspect", "category"])
+
+
+def loss_differences_by_category(loss_differences: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
+    """How much the long context helps: a row a category and model, the columns of `summarize_models`."""
+    return by_category(loss_differences, categories, summarize_models)
+
+
+def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.DataFrame:
+    """What part of the targets and of their whole gain a category is: `share_of_targets`, `share_of_gain`.
+
+    Args:
+        differences: `loss_differences_by_category`, one model.
+        overall: the row of `summarize_models` of the same model and targets.
+    """
+    share_of_targets = differences["num_targets"] / overall["num_targets"]
+    share_of_gain = share_of_targets * differences["loss_difference"] / overall["loss_difference"]
+    return differences.assign(share_of_targets=share_of_targets, share_of_gain=share_of_gain)
+
+
+def excess_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
+    """What k tokens recover beyond the null: a row a category, model, rule and k, as `excess_over_null`."""
+    return by_category(sparse_context_losses, categories, excess_over_null)
+
+
+def sparsity_by_category(
+    dependency_sparsity: pd.DataFrame, categories: pd.DataFrame, studied_ks: Sequence[int]
+) -> pd.DataFrame:
+    """How many far tokens the targets of each category need.
+
+    Args:
+        dependency_sparsity: the artefact.
+        categories: `token_categories.categories_of_targets`.
+        studied_ks: every k that was studied.
+
+    Returns:
+        aspect, category, model, rule, k_star (each of `sparsity_categories`), num_targets, num_documents (of
+        the category), share of its targets with this k*, with interval.
+    """
+    statistic = partial(_shares_of_sparsity, studied_ks=studied_ks)
+    return by_category(dependency_sparsity, categories, statistic)
+
+
+def _shares_of_sparsity(targets: pd.DataFrame, studied_ks: Sequence[int]) -> pd.DataFrame:
+    rows = []
+    for (model, rule), group in targets.groupby(["model", "rule"]):
+        k_star = sparsity_category(group, studied_ks)
+        for name in sparsity_categories(studied_ks):
+            share = interval_over_documents(group["document_id"], (k_star == name).astype("float64"))
+            rows.append(
+                {
+                    "model": model, "rule": rule, "k_star": name,
+                    **sample_counts(group),
+                    **interval_columns("share", share),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def gaps_by_category(
+    loss_differences: pd.DataFrame,
+    categories: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
+    reference_model: str,
+) -> pd.DataFrame:
+    """Generalization gap of short-trained models: a row a category and model.
+
+    Args:
+        loss_differences: the artefact.
+        categories: `token_categories.categories_of_targets`.
+        short_models: models trained at a short context.
+        reference_model: the model trained at the long context.
+
+    Returns:
+        aspect, category, model, num_targets, num_documents, generalization_gap with its interval, nats.
+    """
+    gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
+    return by_category(gaps, categories, _mean_gaps)
+
+
+def _mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for model, group in gaps.groupby("model"):
+        gap = interval_over_documents(group["document_id"], group["generalization_gap"])
+        rows.append({"model": model, **sample_counts(group), **interval_columns("generalization_gap", gap)})
+    return pd.DataFrame(rows)
+
+
+def gaps_by_repeats(
+    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str], floor_model: str
+) -> pd.DataFrame:
+    """Sampled and expected gap where copying can foretell the target, and elsewhere: a row a kind and model.
+
+    The kinds are told by the token that came, and so is the sampled gap: where copying foretells it, a model
+    that copies less looks worse, elsewhere better. The expected gap does not see that token.
+
+    Args:
+        loss_differences: the artefact, measured with --reference-model.
+        categories: `token_categories.categories_of_targets`.
+        short_models: models trained at a short context.
+        floor_model: a long-trained seed that is not the reference.
+
+    Returns:
+        kind (of `token_categories.by_repeats`), then the columns of `expected_gaps.mean_gaps`.
+    """
+    gaps = expected_gaps(loss_differences, short_models=short_models, floor_model=floor_model)
+    kinds = by_repeats(categories).items()
+    tables = [mean_gaps(of_targets(gaps, targets)).assign(kind=kind) for kind, targets in kinds]
+    table = pd.concat(tables, ignore_index=True)
+    return table[["kind", *table.columns.drop("kind")]]
+
+
+def extremes(table: pd.DataFrame, value: str, unit: str = "nats") -> str:
+    """A sentence for each aspect: the category where `value` is largest and the one where it is smallest.
+
+    That two intervals do not overlap is said only where they do not. Categories are picked by what is told of
+    them, so the ends flatter the difference; the sentence says of how many they were picked.
+
+    Args:
+        table: of this module, one row a category (of one model, rule and k).
+        value: a column with an interval.
+        unit: of the column.
+    """
+    sentences = []
+    for aspect, rows in table.groupby("aspect", sort=False):
+        ordered = rows.dropna(subset=f"{value}_low").sort_values(value).to_dict("records")
+        if len(ordered) < 2:
+            continue
+        least, most = ordered[0], ordered[-1]
+        ends = [
+            f"{row['category']} {Interval(row[value], row[f'{value}_low'], row[f'{value}_high'])} {unit}"
+            f" (n = {row['num_targets']:,})"
+            for row in (most, least)
+        ]
+        apart = "apart" if most[f"{value}_low"] > least[f"{value}_high"] else "not clearly apart"
+        sentences.append(
+            f"{aspect}: largest for {ends[0]}, smallest for {ends[1]}; the ends of {len(ordered)} categories,"
+            f" their intervals {apart}."
+        )
+    return "\n".join(sentences)
+
+
+KINDS = {
+    ("repetition", REPEATED_TRIGRAM): "ends of repeated trigrams",
+    ("repetition", REPEATED_BIGRAM): "ends of repeated bigrams",
+    ("repetition", REPEATED): "repeated tokens",
+    ("repetition", SHORT_ONLY): "seen in the short context only",
+    ("repetition", NEW): "new tokens",
+    ("word_kind", NAME): "capitalized names",
+    ("word_kind", NUMBER): "numbers",
+    ("word_kind", CONTENT_WORD): "content words",
+    ("word_kind", FUNCTION_WORD): "function words",
+    ("word_kind", PUNCTUATION): "punctuation",
+}
+"""(aspect, category) -> what a row is called, from the top."""
+_ROW_HEIGHT, _FRAME_HEIGHT, _BETWEEN_ASPECTS = 0.25, 0.75, 0.7  # inches; rows left empty
+
+
+def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the figure draws: of `KINDS`, in their order, with `words`; none of too few targets.
+
+    Args:
+        differences: `loss_differences_by_category`, one model.
+    """
+    pairs = zip(differences["aspect"], differences["category"], strict=True)
+    rows = differences.assign(words=[KINDS.get(pair, "") for pair in pairs])
+    rows = rows[(rows["words"] != "") & (rows["num_targets"] >= FEWEST_TARGETS)]
+    order = {words: place for place, words in enumerate(KINDS.values())}
+    return rows.sort_values("words", key=lambda words: words.map(order), ignore_index=True)
+
+
+def kinds_title(kinds: pd.DataFrame, overall: "pd.Series[float]") -> str:
+    """Which kind holds how much of the gain; what is shown, where no kind's interval lies above that of all.
+
+    Args:
+        kinds: `kinds_of`, with `share_of_gain` and `share_of_targets`.
+        overall: the row of `summarize_models` of the same model.
+    """
+    shown = "What the far context is worth, by kind of token"
+    if kinds.empty or not is_above(overall["loss_difference_low"]):
+        return shown
+    most = kinds.sort_values("loss_difference").iloc[-1]
+    ends = [(row["loss_difference_low"], row["loss_difference_high"]) for row in (most, overall)]
+    if not lie_apart(*ends):
+        return shown
+    return (
+        f"{percent(most['share_of_gain'])} of the gain falls to {percent(most['share_of_targets'])} of the"
+        f" tokens: {most['words']}"
+    )
+
+
+def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", role: Role) -> Figure:
+    """A row a kind of token: the gain of the long context, and the share of all gain that falls to it.
+
+    Args:
+        kinds, overall: as `kinds_title` takes them.
+        role: of the model.
+    """
+    heights = _heights(kinds)
+    figure, ax = panels(1, 1, TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
+    gains = kinds["loss_difference"]
+    ends = np.array([gains - kinds["loss_difference_low"], kinds["loss_difference_high"] - gains])
+    ax.errorbar(gains, heights, xerr=ends, fmt=role.look.marker, color=role.look.color, elinewidth=1.2)
+    ax.axvline(0, color=BLACK, linewidth=0.6)
+    name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
+    sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
+    ax.set_yticks(heights, sizes)
+    ax.set_ylim(min(heights, default=0) - 0.6, 0.6)
+    ax.set_xlabel("gain of the long context (nats a token)")
+    if is_above(overall["loss_difference_low"]):
+        _write_shares(kinds, heights, ax)
+    n = f"{sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
+    put_title(
+        figure, kinds_title(kinds, overall), subtitle(n, role.words, size_words(role.num_parameters), BARS)
+    )
+    return figure
+
+
+def _heights(kinds: pd.DataFrame) -> list[float]:
+    """Of each row in the panel, from 0 downwards, with a gap between aspects."""
+    is_next = (kinds["aspect"] != kinds["aspect"].shift()).cumsum() - 1
+    return [-place - _BETWEEN_ASPECTS * gap for place, gap in enumerate(is_next)]
+
+
+def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
+    """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
+    ax.annotate(
+        "share of all gain", (1, 1), (2, 2), xycoords="axes fraction", textcoords="offset points",
+        ha="center", va="bottom", color=GREY, annotation_clip=False,
+    )  # fmt: skip
+    for share, height in zip(kinds["share_of_gain"], heights, strict=True):
+        ax.annotate(
+            percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center", color=GREY,
+            annotation_clip=False,
+        )  # fmt: skip

@@ -1,0 +1,360 @@
+"""Where the influential tokens are: how far from the target, and what they have to do with it.
+
+Every selected token has one relation to its target t, the first that fits (x: the tokens that the rule could
+choose among; i: the selected position; all compared by vocabulary ID):
+
+    copy after predecessor   x_i = x_t and x_{i-1} = x_{t-1}: what an induction head looks for
+    copy                     x_i = x_t, after another token
+    after predecessor        x_{i-1} = x_{t-1}: an induction head's place, where another token stands
+    predecessor              x_i = x_{t-1}: the token that an induction head's place follows
+    beside a copy            x_{i-1} = x_t or x_{i+1} = x_t
+    other
+
+Both names and places depend on what is there to be chosen, so each share has two things beside it: the same
+share of all far positions of these targets, which is what a choice at random has on average (no draw is
+needed), and both again for the null, whose choice is among another document's tokens at the same positions.
+
+Where influential tokens are: tables of `analysis.tokens.places` in, a Figure out.
+
+Solid and filled is the document's own far context, hollow the null; a grey tick is what a choice at random
+among the same far positions has on average. Bars are 95 % intervals over documents.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import (
+    BARS,
+    GREY,
+    TEXT_WIDTH,
+    Role,
+    is_above,
+    panels,
+    percent,
+    put_title,
+    rule_look,
+    rule_words,
+    sample_size,
+    size_words,
+    subtitle,
+)
+from analysis.read import TARGET, MeasuredText, interval_columns, interval_over_documents, joined_on_common
+from pipeline.cli import InputError
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+from pipeline.results.statistics import Interval
+from pipeline.text.chunks import Chunk
+
+INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
+PREDECESSOR, BESIDE_COPY, OTHER = "predecessor", "beside a copy", "other"
+RELATIONS = [INDUCTION, COPY, AFTER_PREDECESSOR, PREDECESSOR, BESIDE_COPY, OTHER]
+ANY_COPY = "any copy"
+CHOSEN, AVAILABLE = "chosen", "available"
+
+
+def relations(far_token_ids_F: np.ndarray, predecessor_id: int, target_id: int) -> np.ndarray:
+    """The relation of every far position to one target: indices into `RELATIONS`, int [F].
+
+    Args:
+        far_token_ids_F: tokens of the far context, from the chunk's start.
+        predecessor_id: x_{t-1}.
+        target_id: x_t.
+    """
+    before_F = np.concatenate([[-1], far_token_ids_F[:-1]])
+    after_F = np.concatenate([far_token_ids_F[1:], [-1]])
+    is_copy, is_after = far_token_ids_F == target_id, before_F == predecessor_id
+    fits = [
+        is_copy & is_after,
+        is_copy,
+        is_after,
+        far_token_ids_F == predecessor_id,
+        (before_F == target_id) | (after_F == target_id),
+    ]
+    return np.select(fits, range(len(fits)), default=len(fits))
+
+
+def distance_bins(short_context_length: int, long_context_length: int) -> list[int]:
+    """Edges of the distances of far tokens, s + 1 to ℓ, each about twice the one before."""
+    edges = [short_context_length + 1]
+    while 2 * edges[-1] < long_context_length:
+        edges.append(2 * edges[-1])
+    return [*edges, long_context_length]
+
+
+def _far_tokens(chunk: Chunk, place: int, short_context_length: int, far_context: Hashable) -> np.ndarray:
+    tokens_L = chunk.token_ids_L if far_context == OWN else chunk.null_token_ids_L
+    return tokens_L[: place - short_context_length]
+
+
+def selections(influential_tokens: pd.DataFrame, text: MeasuredText) -> pd.DataFrame:
+    """The artefact with the relation of each selected token.
+
+    Args:
+        influential_tokens: any number of models, rules and far contexts.
+        text: what they were measured on.
+
+    Returns:
+        model, TARGET, rule, far_context, rank, distance, relation (a name of `RELATIONS`).
+
+    Raises:
+        InputError: the tokens in the results are not those of the text, or a chunk has no results.
+    """
+    tables = []
+    of_chunk = dict(list(influential_tokens.groupby(TARGET[:2])))
+    for _, chunk in text.chunks():
+        rows = of_chunk.pop((chunk.document_id, chunk.chunk_index), None)
+        if rows is not None:
+            tables.append(_related(rows, chunk, text.short_context_length))
+    if of_chunk or not tables:
+        raise InputError(
+            f"the results name {len(of_chunk)} chunks that the data in {text.data.folder} does not hold"
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def _related(rows: pd.DataFrame, chunk: Chunk, short_context_length: int) -> pd.DataFrame:
+    """`selections` of one chunk."""
+    names = np.array(RELATIONS)
+    tables = []
+    for (position, far_context), of_target in rows.groupby(["target_position", "far_context"]):
+        place = int(of_target["target_position"].iloc[0]) - chunk.start
+        far_F = _far_tokens(chunk, place, short_context_length, far_context)
+        chosen = (of_target["context_position"] - chunk.start).to_numpy()
+        if not np.array_equal(far_F[chosen], of_target["context_token_id"]):
+            raise InputError(
+                f"the tokens selected for position {position} of document {chunk.document_id} are not those"
+                " of the data, which must be that which was measured, as it was then"
+            )
+        related_F = relations(far_F, chunk.token_ids_L[place - 1], chunk.token_ids_L[place])
+        tables.append(of_target.assign(relation=names[related_F[chosen]]))
+    columns = ["model", *TARGET, "rule", "far_context", "rank", "distance", "relation"]
+    return pd.concat(tables)[columns]
+
+
+def available_places(targets: pd.DataFrame, text: MeasuredText, bins: Sequence[int]) -> pd.DataFrame:
+    """What there is to choose among: a row a target and far context, with the part of all far positions.
+
+    Args:
+        targets: rows that name targets.
+        text: what they were measured on.
+        bins: `distance_bins`.
+
+    Returns:
+        TARGET, far_context, then a column a relation and a column a bin (its first distance, int): shares of
+        the far positions, which sum to 1 over relations and over bins.
+    """
+    wanted = {key: set(group["target_position"]) for key, group in targets.groupby(TARGET[:2])}
+    rows = []
+    for _, chunk in text.chunks():
+        for position in sorted(wanted.get((chunk.document_id, chunk.chunk_index), ())):
+            place = position - chunk.start
+            for far_context in (OWN, OTHER_DOCUMENT):
+                far_F = _far_tokens(chunk, place, text.short_context_length, far_context)
+                related_F = relations(far_F, chunk.token_ids_L[place - 1], chunk.token_ids_L[place])
+                shares = np.bincount(related_F, minlength=len(RELATIONS)) / len(far_F)
+                distances, _ = np.histogram(place - np.arange(len(far_F)), _edges(bins))
+                of_values: dict[Hashable, float] = dict(zip(RELATIONS, shares, strict=True))
+                of_values |= dict(zip(bins[:-1], distances / len(far_F), strict=True))
+                rows.append(
+                    {
+                        "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
+                        "target_position": position, "far_context": far_context,
+                        **of_values,
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _edges(bins: Sequence[int]) -> list[float]:
+    """Bins as numpy wants them: the last one includes its end, which must not double a distance."""
+    return [edge - 0.5 for edge in bins]
+
+
+def relation_shares(selected: pd.DataFrame, available: pd.DataFrame, ks: Iterable[int]) -> pd.DataFrame:
+    """How the first k tokens relate to their targets, beside what there is to choose among.
+
+    Args:
+        selected: `selections`.
+        available: `available_places` of the same targets.
+        ks: numbers of tokens.
+
+    Returns:
+        model, rule, k, far_context, relation, num_targets, num_documents, then with intervals chosen and
+        available (shares of the k tokens and of all far positions) and chosen_beyond_available.
+    """
+    return _shares(selected, available, [("k", k, selected["rank"] <= k) for k in ks], "relation", RELATIONS)
+
+
+def copies_by_rank(selected: pd.DataFrame, available: pd.DataFrame) -> pd.DataFrame:
+    """Share of copies of the target, whatever stands before them, among the tokens at each rank alone.
+
+    The columns of `relation_shares`, with `rank` where that has k and "any copy" as the relation.
+    """
+    both = [INDUCTION, COPY]
+    selected = selected.assign(relation=selected["relation"].replace(dict.fromkeys(both, ANY_COPY)))
+    available = available.assign(**{ANY_COPY: available[both].sum(axis=1)})
+    groups = [("rank", rank, selected["rank"] == rank) for rank in sorted(selected["rank"].unique())]
+    return _shares(selected, available, groups, "relation", [ANY_COPY])
+
+
+def distance_shares(
+    selected: pd.DataFrame, available: pd.DataFrame, ks: Iterable[int], bins: Sequence[int]
+) -> pd.DataFrame:
+    """How far the first k tokens are from their targets: as `relation_shares`, a row a bin `from_distance`.
+
+    `to_distance` is the last distance of the bin. At long distances few targets have far positions, which is
+    why the distances available stand beside.
+    """
+    first = pd.cut(selected["distance"], _edges(bins), labels=list(bins[:-1]))
+    binned = selected.assign(from_distance=first.astype("int64"))
+    groups = [("k", k, selected["rank"] <= k) for k in ks]
+    table = _shares(binned, available, groups, "from_distance", list(bins[:-1]))
+    last = dict(zip(bins[:-1], [edge - 1 for edge in bins[1:]], strict=True))
+    return table.assign(to_distance=table["from_distance"].map(last))
+
+
+def _shares(
+    selected: pd.DataFrame,
+    available: pd.DataFrame,
+    groups: Iterable[tuple[str, int, pd.Series]],
+    column: str,
+    values: Sequence[str] | Sequence[int],
+) -> pd.DataFrame:
+    """Shares of each value of a column among the chosen, and among what the same targets could choose."""
+    keys = [*TARGET, "far_context"]
+    what = "targets and their far tokens"
+    # For what it says, once: each group below is joined by itself.
+    joined_on_common(selected[keys], available[keys], keys, what, may_right_have_more=True)
+    rows = []
+    for name, number, is_in in groups:
+        for (model, rule, far_context), chosen in selected[is_in].groupby(["model", "rule", "far_context"]):
+            # A row a target: the share of its tokens with each value. All targets have as many tokens.
+            of_target = pd.crosstab([chosen[key] for key in keys], chosen[column], normalize="index")
+            of_target = of_target.reindex(columns=list(values), fill_value=0.0).reset_index()
+            pairs = of_target.merge(available[[*keys, *values]], on=keys, suffixes=(None, " available"))
+            for value in values:
+                shares = {CHOSEN: pairs[value], AVAILABLE: pairs[f"{value} available"]}
+                shares["chosen_beyond_available"] = shares[CHOSEN] - shares[AVAILABLE]
+                row: dict[Hashable, Any] = {
+                    "model": model, "rule": rule, name: number, "far_context": far_context, column: value,
+                }  # fmt: skip
+                row |= {"num_targets": len(pairs), "num_documents": pairs["document_id"].nunique()}
+                for label, amounts in shares.items():
+                    row |= interval_columns(label, interval_over_documents(pairs["document_id"], amounts))
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def conclusions(relation: pd.DataFrame) -> list[str]:
+    """A sentence a relation: whether the k tokens have it more often than any far token, beyond the null.
+
+    Args:
+        relation: `relation_shares`, one model, rule and k.
+    """
+    sentences = []
+    for name, rows in relation.groupby("relation", sort=False):
+        of = {row["far_context"]: row for row in rows.to_dict("records")}
+        own, null = of[OWN], of.get(OTHER_DOCUMENT)
+        excess = Interval(*(own[f"chosen_beyond_available{end}"] for end in ("", "_low", "_high")))
+        verdict = "more" if excess.low > 0 else "less" if excess.high < 0 else "not clearly more or less"
+        beside = "" if null is None else f"; in the null {null['chosen']:.3f} of {null['available']:.3f}"
+        sentences.append(
+            f"{name}: {own['chosen']:.3f} of the {own['k']} tokens, {verdict} than of all far tokens"
+            f" ({own['available']:.3f}; difference {excess}){beside}."
+        )
+    return sentences
+
+
+_ASIDE = 0.13
+
+
+def places_title(relation: pd.DataFrame) -> str:
+    """Which relation the k tokens have most beyond chance; what is shown, where none is clearly above.
+
+    Args:
+        relation: `relation_shares`, one model, rule and k.
+    """
+    own = relation[(relation["far_context"] == OWN) & (relation["relation"] != OTHER)]
+    own = own.sort_values("chosen_beyond_available")
+    if own.empty or not is_above(own["chosen_beyond_available_low"].iloc[-1]):
+        return "What the influential tokens have to do with their targets, and how far they are"
+    most = own.iloc[-1]
+    is_null = (relation["far_context"] == OTHER_DOCUMENT) & (relation["relation"] == most["relation"])
+    beside = [f"{100 * share:.1f} % in the null" for share in relation.loc[is_null, "chosen"]]
+    beside.append(f"{100 * most['available']:.1f} % by chance")
+    rest = relation[(relation["far_context"] == OWN) & (relation["relation"] == OTHER)]["chosen"].sum()
+    return (
+        f"{100 * most['chosen']:.1f} % of the first {most['k']} tokens are “{most['relation']}”,"
+        f" {', '.join(beside)};"
+        f" {percent(rest)} have none of the relations looked for"
+    )
+
+
+def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, role: Role) -> Figure:
+    """Two panels on one scale: relations, and distances.
+
+    Args:
+        relation, distance: `relation_shares` and `distance_shares`, one model, rule and k.
+        role: of the model.
+    """
+    figure, axes = panels(1, 2, TEXT_WIDTH, 2.6)
+    relations_to_target(relation, axes[0])
+    distances(distance, axes[1])
+    right = max(ax.get_xlim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_xlim(0, right)
+        ax.set_xlabel("share of the k tokens")
+    rule = rule_words(relation["rule"].iloc[0])
+    told = "hollow: the null", "grey: chance", BARS
+    parts = sample_size(relation), rule, role.words, size_words(role.num_parameters), *told
+    put_title(figure, places_title(relation), subtitle(*parts))
+    return figure
+
+
+def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes) -> None:
+    """Share of the k tokens with each value, own above null, each with its tick for a choice at random.
+
+    Args:
+        table: `relation_shares` or `distance_shares`, one model, rule and k.
+        column: "relation" or "from_distance"; a row a value, from the top.
+        labels: of the rows.
+        ax: to draw on.
+    """
+    values = list(dict.fromkeys(table[column]))
+    look = rule_look(str(table["rule"].iloc[0]))
+    for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
+        rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
+        y = aside - np.arange(len(values))
+        ends = np.array([rows["chosen"] - rows["chosen_low"], rows["chosen_high"] - rows["chosen"]])
+        ax.errorbar(rows["chosen"], y, xerr=ends, elinewidth=0.9, **style | {"linestyle": "none"})
+        ax.vlines(rows["available"], y - 0.12, y + 0.12, color=GREY, linewidth=1.6, zorder=0)
+    ax.set_yticks(-np.arange(len(values)), labels)
+    ax.set_ylim(0.5 - len(values), 0.5)
+
+
+def distances(table: pd.DataFrame, ax: Axes) -> None:
+    """How far the k tokens are from their targets.
+
+    Args:
+        table: `distance_shares`, one model, rule and k.
+        ax: to draw on.
+    """
+    bins = table.drop_duplicates("from_distance")
+    labels = [f"{row.from_distance}–{row.to_distance}" for row in bins.itertuples()]
+    shares_of(table, "from_distance", labels, ax)
+    ax.set_ylabel("distance (tokens)")
+
+
+def relations_to_target(table: pd.DataFrame, ax: Axes) -> None:
+    """What the k tokens have to do with their targets; the share of "other" is what is left to 1.
+
+    Args:
+        table: `relation_shares`, one model, rule and k.
+        ax: to draw on.
+    """
+    table = table[table["relation"] != OTHER]
+    shares_of(table, "relation", list(dict.fromkeys(table["relation"])), ax)

@@ -1,1 +1,0 @@
-"""One text explained: what each of its tokens needs of those before it."""

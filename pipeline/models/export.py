@@ -1,0 +1,197 @@
+"""OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
+
+Beside `huggingface.py` the other door to `transformers`. The class has one norm (without weights), one
+activation and no biases; whatever else a configuration asks for is refused, never left out.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from olmo.config import ModelConfig
+from olmo.model import OLMo
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+
+from pipeline.cli import InputError
+from pipeline.models.olmo import blocks_of
+
+_NUM_CHECKED_TOKENS = 32
+_MAX_DIFFERENCE_NATS = 1e-4
+# What `OlmoForCausalLM` always does, as fields of OLMo's configuration.
+_ONLY_VALUES = {
+    "block_type": "sequential", "rope": True, "alibi": False, "activation_type": "swiglu",
+    "layer_norm_type": "default", "layer_norm_with_affine": False, "layer_norm_eps": 1e-5,
+    "norm_after": False, "attention_layer_norm": False, "embedding_layer_norm": False,
+    "include_bias": False, "scale_logits": False,
+}  # fmt: skip
+
+
+def refuse_inexpressible(config: ModelConfig) -> None:
+    """Refuse a model that is no `OlmoForCausalLM`.
+
+    Raises:
+        InputError: names the field, its value and the only one that the class has.
+    """
+    for name, only in _ONLY_VALUES.items():
+        value = getattr(config, name)
+        if value != only:
+            raise InputError(
+                f"model.{name} is {value}, but Hugging Face's OlmoForCausalLM knows only {only}; this model"
+                " cannot be exported"
+            )
+
+
+def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
+    """The same model in Hugging Face's class, in evaluation mode; its weights are copies.
+
+    Raises:
+        InputError: the class cannot express it.
+    """
+    refuse_inexpressible(model.config)
+    twin = transformers.OlmoForCausalLM(_hugging_face_config(model.config))
+    missing, unexpected = twin.load_state_dict(_renamed_weights(model), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    twin.tie_weights()
+    return twin.eval()
+
+
+def _hugging_face_config(config: ModelConfig) -> transformers.OlmoConfig:
+    return transformers.OlmoConfig(
+        # All rows of the embedding, those that only pad it too: OLMo's softmax is over all of them.
+        vocab_size=config.embedding_size or config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        num_key_value_heads=config.effective_n_kv_heads,
+        intermediate_size=(config.mlp_hidden_size or config.mlp_ratio * config.d_model) // 2,
+        max_position_embeddings=config.max_sequence_length,
+        rope_parameters={"rope_type": "default", "rope_theta": float(config.rope_theta)},
+        clip_qkv=config.clip_qkv,
+        tie_word_embeddings=config.weight_tying,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=config.eos_token_id,
+    )
+
+
+def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
+    """OLMo's fused projections split into Hugging Face's; the second half of SwiGLU's input is its gate."""
+    weights = {"model.embed_tokens.weight": model.transformer.wte.weight}
+    if not model.config.weight_tying:
+        weights["lm_head.weight"] = model.transformer.ff_out.weight
+    blocks: list[Any] = blocks_of(model)
+    for index, block in enumerate(blocks):
+        prefix = f"model.layers.{index}."
+        query, key, value = block.att_proj.weight.split(block.fused_dims, dim=0)
+        up, gate = block.ff_proj.weight.chunk(2, dim=0)
+        weights |= {
+            f"{prefix}self_attn.q_proj.weight": query,
+            f"{prefix}self_attn.k_proj.weight": key,
+            f"{prefix}self_attn.v_proj.weight": value,
+            f"{prefix}self_attn.o_proj.weight": block.attn_out.weight,
+            f"{prefix}mlp.up_proj.weight": up,
+            f"{prefix}mlp.gate_proj.weight": gate,
+            f"{prefix}mlp.down_proj.weight": block.ff_out.weight,
+        }
+    return weights
+
+
+def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path) -> float:
+    """Write config.json, model.safetensors and the tokenizer's files, and check them; whole or absent.
+
+    Args:
+        model: the model, on the CPU.
+        tokenizer_file: the tokenizer.json that its training text was made with.
+        eos_token_id: of that tokenizer.
+        folder: where to; it must not exist.
+
+    Returns:
+        The largest difference, in nats, of the losses of a few tokens under what was written and `model`.
+
+    Raises:
+        InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
+            model, or the losses differ.
+        OSError: the disk is full.
+    """
+    if folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder} is there already; choose another --out, or remove it")
+    twin = as_hugging_face(model)
+    _refuse_weights_that_are_no_numbers(model)
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _save(twin, draft)
+        _write_tokenizer(tokenizer_file, eos_token_id, model.config.max_sequence_length, draft)
+        difference = _largest_difference(model, draft)
+        if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
+            raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
+        _give_usual_modes(draft)
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return difference
+
+
+def _refuse_weights_that_are_no_numbers(model: OLMo) -> None:
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise InputError(
+                f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or"
+                " its training failed; export another step"
+            )
+
+
+def _save(twin: transformers.OlmoForCausalLM, folder: Path) -> None:
+    """`save_pretrained`, where a full disk is the OSError that it is."""
+    try:
+        twin.save_pretrained(folder)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """As a new file has them here; safetensors makes its own readable by their owner alone."""
+    os.umask(mask := os.umask(0))
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
+
+
+@torch.inference_mode()
+def _largest_difference(model: OLMo, folder: Path) -> float:
+    """Between the losses of random tokens under the folder's model and under `model`, in nats."""
+    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    num_tokens = min(_NUM_CHECKED_TOKENS, model.config.max_sequence_length)
+    token_ids_1S = torch.randint(
+        model.config.vocab_size, (1, num_tokens), generator=torch.Generator().manual_seed(0)
+    )
+    losses = [
+        cross_entropy(module(token_ids_1S).logits[0, :-1], token_ids_1S[0, 1:], reduction="none")
+        for module in (model.eval(), twin)
+    ]
+    return float((losses[0] - losses[1]).abs().max())
+
+
+def _write_tokenizer(tokenizer_file: Path, eos_token_id: int, max_sequence_length: int, folder: Path) -> None:
+    """The tokenizer.json as it is, byte for byte, and what AutoTokenizer needs beside it."""
+    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+    eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": eos_token,
+        "pad_token": eos_token,
+        "model_max_length": max_sequence_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

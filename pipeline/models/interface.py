@@ -1,0 +1,455 @@
+"""Inputs on their way to the device, so that neither it nor the host waits for the other.
+
+The one interface through which measuring code sees a language model.
+
+Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, D width, V vocabulary,
+T query rows, N any number of rows.
+
+What a language model may offer beyond the `CausalLM` interface, to rules that look inside.
+
+Shapes: B batch, S rows of a sequence, T query rows, H heads of a layer, D width.
+
+How far predictions move from a reference, as whole distributions.
+
+    KL(reference || prediction) = sum_v p(v) (ln p(v) - ln q(v))
+
+with logarithms from log-softmax: so it is 0 where the logits are the same, and small numbers are not rounded
+away. They are what the loss needs anyway, so a divergence costs one product more than a loss; there is no
+tensor of a vocabulary a context.
+
+Shapes: B batch, S rows, K rows to look at, T references or query rows, V vocabulary, D width, N any number of
+rows: I references with R each.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from pipeline.cli import InputError
+
+
+def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The array as a tensor on `device`, of the same dtype.
+
+    To a GPU it goes from page-locked memory, behind what was queued there before: the host goes on at once,
+    and torch keeps the copy until it has been read.
+    """
+    tensor = torch.as_tensor(array)
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time, on a GPU to 512 MiB:
+# it is faster the more it is told to do at once.
+LOGITS_PER_BLOCK = 1 << 24
+LOGITS_PER_BLOCK_ON_ACCELERATORS = 1 << 27
+
+
+class NotFiniteLossError(ArithmeticError):
+    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where."""
+
+    def __init__(
+        self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
+    ) -> None:
+        super().__init__(f"the {what} at position {target_position} is {loss}")
+        self.what = what
+        """"loss" or "divergence"."""
+        self.target_position = target_position
+        """In the coordinates of the position IDs that the model was given."""
+        self.loss = loss
+        self.sequence_index = sequence_index
+        """Which sequence of its batch, where each has position IDs of its own."""
+        self.model_name: str | None = None
+        """Told where several models are measured together."""
+
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer, keys rotated by their position IDs: two [B, G, K, E], G key-value heads of width E."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a model keeps of rows already read, layer by layer, to be looked at by rows that come after."""
+
+    keys_and_values: tuple[KeysAndValues, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows were read."""
+        return self.keys_and_values[0][0].shape[2]
+
+    def first(self, num_rows: int) -> "Prefix":
+        """The prefix of the first `num_rows` rows only; a view, not a copy."""
+        return Prefix(
+            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
+        )
+
+    def copy(self) -> "Prefix":
+        """The same numbers in other memory: tensors that a derivative may be taken through."""
+        return Prefix(tuple((key.clone(), value.clone()) for key, value in self.keys_and_values))
+
+    @classmethod
+    def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
+        """The rows of several, one after another."""
+        of_layers = zip(*(part.keys_and_values for part in parts), strict=True)
+        return cls(
+            tuple(
+                (torch.cat([key for key, _ in layer], dim=2), torch.cat([value for _, value in layer], dim=2))
+                for layer in of_layers
+            )
+        )
+
+    def one_row_each(self, rows_B: torch.Tensor) -> "Prefix":
+        """The prefixes of B sequences that begin with one row of this one each: [B, G, 1, E]."""
+
+        def of_sequences(part_1GPE: torch.Tensor) -> torch.Tensor:
+            return part_1GPE[0, :, rows_B.to(part_1GPE.device)].transpose(0, 1)[:, :, None]
+
+        return Prefix(tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values))
+
+
+class CausalLM(Protocol):
+    """A decoder-only model whose tokens can be given any position IDs and any visibility."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token IDs run from 0 to this, exclusive."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that training sets, embeddings included; shared ones count once."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must lie."""
+
+    def read(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_1T: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Prefix]:
+        """`hidden_states` of one sequence, and what later rows need of it to read on."""
+
+    def hidden_states(
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
+        """Final hidden states of the query rows, after the last norm, before the projection: [B, T, D].
+
+        Args:
+            token_ids_BS: int64.
+            position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by.
+            visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k. Of
+                S columns it is about the rows given, and all of the prefix is seen, which is the cheaper; of
+                P + S columns the rows of the prefix come first. None: a row sees the rows up to itself.
+            query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
+                wanted. None: all rows.
+            prefix: rows already read, shared by the sequences of the batch, or of each its own.
+        """
+
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits of hidden states: [N, V]."""
+
+
+def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
+    """Each row sees the rows up to itself: bool [1, S, S]."""
+    return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
+
+
+def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
+    """The hidden states of the query rows, of all rows where None: [B, T, D]."""
+    if query_rows_BT is None:
+        return hidden_BSD
+    rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
+    return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+
+
+def target_losses(
+    model: CausalLM,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None,
+    query_rows_BT: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    prefix: Prefix | None = None,
+) -> torch.Tensor:
+    """-ln p of target tokens, each predicted from one row of its sequence: float32 [B, T], nats.
+
+    Args:
+        query_rows_BT: int64; the row whose output predicts the target. The caller owns the shift by one.
+        target_ids_BT: int64; the tokens to be predicted.
+
+    Raises:
+        NotFiniteLossError: a loss is not a finite number; means and rankings would hide it.
+    """
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+    losses_BT = losses_of_hidden_states(model, hidden_BTD, target_ids_BT)
+    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
+    return losses_BT
+
+
+def rows_per_block(model: CausalLM, device: torch.device) -> int:
+    """How many rows are projected on the vocabulary at a time, at least one."""
+    num_logits = LOGITS_PER_BLOCK if device.type == "cpu" else LOGITS_PER_BLOCK_ON_ACCELERATORS
+    return max(1, num_logits // model.vocabulary_size)
+
+
+def losses_of_hidden_states(
+    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor
+) -> torch.Tensor:
+    """-ln p of target tokens from the states that predict them: float32 [B, T], nats.
+
+    The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
+    is the loss; taking the softmax first would lose it to rounding where the model is sure.
+    """
+    num_rows = rows_per_block(model, hidden_BTD.device)
+    blocks = zip(
+        hidden_BTD.flatten(0, 1).split(num_rows), target_ids_BT.reshape(-1).split(num_rows), strict=True
+    )
+    losses = []
+    for hidden_ND, target_ids_N in blocks:
+        logits_NV = model.logits(hidden_ND).float()
+        losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
+    return torch.cat(losses).reshape(target_ids_BT.shape)
+
+
+def refuse_not_finite(
+    losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor, what: str = "loss"
+) -> None:
+    """Raise `NotFiniteLossError` for the first loss that is no finite number, naming its position."""
+    is_finite_BT = losses_BT.isfinite()
+    if is_finite_BT.all():
+        return
+    first, target = (~is_finite_BT).nonzero()[0].tolist()
+    position_ids_S = position_ids_BS.expand(len(losses_BT), -1)[first]
+    query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
+    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first, what)
+
+
+class NotInspectableError(InputError):
+    """A model that offers to be looked into, but whose kind shows no such thing; says why."""
+
+
+@runtime_checkable
+class InspectableLM(Protocol):
+    """What a `CausalLM` may offer beyond predictions: its attention, and derivatives.
+
+    Arguments are as in `CausalLM.hidden_states`, for one sequence without a prefix. Token IDs may also be
+    given as their embeddings, [1, S, D].
+    """
+
+    def watch_attention(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None,
+        note: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
+
+        It sums to 1 over the rows. None: of all rows.
+
+        Raises:
+            NotInspectableError: the kind of model does not show it.
+        """
+
+    def gate_gradients(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
+
+        The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
+        1 leaves the model as it is, 0 removes the row. One forward pass, and one backward a target.
+
+        Raises:
+            NotInspectableError: the kind of model has no such derivative.
+        """
+
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """What the model's first layer is given for each token, positions apart: [1, S, D]."""
+
+    def losses_of_embeddings(
+        self,
+        embedded_BSD: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats.
+
+        It has a derivative by the embeddings.
+        """
+
+
+def attention_mass(
+    model: InspectableLM,
+    token_ids_1S: torch.Tensor,
+    position_ids_1S: torch.Tensor,
+    visible_1SS: torch.Tensor | None,
+    query_rows_T: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of each query row to each row, mean over layers and heads: float32 [T, S]; sums to 1."""
+    of_layers: list[torch.Tensor] = []
+    model.watch_attention(
+        token_ids_1S, position_ids_1S, visible_1SS, query_rows_T,
+        lambda weights_HTS: of_layers.append(weights_HTS.mean(0)),
+    )  # fmt: skip
+    return torch.stack(of_layers).mean(0)
+
+
+_LOGITS_COMPARED = 1 << 19
+"""Of a block that are compared at a time on a CPU: in float32 they stay in its caches, 2 MiB, through the
+passes over them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model predicts at T places, as whole distributions."""
+
+    log_probs_TV: torch.Tensor
+    """float32."""
+    probs_TV: torch.Tensor
+    """float32."""
+
+    @classmethod
+    def of(cls, model: CausalLM, hidden_TD: torch.Tensor) -> "Predictions":
+        """Those of the states that predict."""
+        return cls.of_logits(model.logits(hidden_TD))
+
+    @classmethod
+    def of_logits(cls, logits_TV: torch.Tensor) -> "Predictions":
+        """Those that these logits are."""
+        log_probs_TV = logits_TV.log_softmax(-1, dtype=torch.float32)
+        return cls(log_probs_TV, log_probs_TV.exp())
+
+    @classmethod
+    def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Those of several, one after another."""
+        return cls(
+            torch.cat([part.log_probs_TV for part in parts]),
+            torch.cat([part.probs_TV for part in parts]),
+        )
+
+    def at(self, places: slice) -> "Predictions":
+        """Those at some of the places."""
+        return Predictions(self.log_probs_TV[places], self.probs_TV[places])
+
+    def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+        """KL(reference || prediction) of N predictions, equal indices side by side: float32 [N], nats.
+
+        Args:
+            log_probs_NV: float32.
+            index_N: int64, on the CPU; which reference each is compared with.
+        """
+        indices, counts = torch.unique_consecutive(index_N, return_counts=True)
+        first, num_references, num_each = int(indices[0]), len(indices), int(counts[0])
+        references = torch.arange(first, first + num_references)
+        if bool((counts == num_each).all()) and torch.equal(indices, references):
+            # As many predictions for each of neighbouring references: one product, where a GPU would have to
+            # be told of two small ones for each.
+            places, rows_IRV = slice(first, first + num_references), log_probs_NV.unflatten(0, (-1, num_each))
+            divergences_N = self._divergences(rows_IRV, places).flatten()
+        else:
+            pairs = zip(indices.tolist(), log_probs_NV.split(counts.tolist()), strict=True)
+            of_each = [
+                self._divergences(rows_RV[None], slice(index, index + 1))[0] for index, rows_RV in pairs
+            ]
+            divergences_N = torch.cat(of_each)
+        return divergences_N.clamp(min=0)  # rounding may take it below
+
+    def _divergences(self, log_probs_IRV: torch.Tensor, places: slice) -> torch.Tensor:
+        """Of R predictions for each of I references: [I, R]."""
+        falls_IRV = self.log_probs_TV[places, None] - log_probs_IRV
+        if falls_IRV.device.type == "cpu":  # where many small matrices times a vector each are slower
+            return falls_IRV.mul_(self.probs_TV[places, None]).sum(-1)
+        return (falls_IRV @ self.probs_TV[places, :, None])[..., 0]
+
+
+def losses_and_divergences(
+    model: CausalLM,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None,
+    query_rows_BT: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference: Predictions,
+    reference_index_BT: torch.Tensor | None = None,
+    prefix: Prefix | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two float32 [B, T], nats: `target_losses`, and KL(reference || prediction) of the whole distribution.
+
+    The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
+    target. Predictions are compared block by block, so there is no [B, T, V] tensor.
+
+    Args:
+        reference: what the predictions are compared with.
+        reference_index_BT: int64, best on the CPU; the place among them for each target; None: target t's is
+            place t.
+
+    Raises:
+        NotFiniteLossError: a loss or a divergence is not a finite number.
+    """
+    inputs = model, token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, target_ids_BT
+    both = unchecked_losses_and_divergences(*inputs, reference, reference_index_BT, prefix)
+    for values_BT, what in zip(both, ("loss", "divergence"), strict=True):
+        refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, what)
+    return both
+
+
+def unchecked_losses_and_divergences(
+    model: CausalLM,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None,
+    query_rows_BT: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference: Predictions,
+    reference_index_BT: torch.Tensor | None = None,
+    prefix: Prefix | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, not looked at: a GPU is told what to compute, and nothing waits for it."""
+    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
+    shape, device = target_ids_BT.shape, hidden_BTD.device
+    if reference_index_BT is None:
+        reference_index_BT = torch.arange(shape[1]).expand(shape)
+    index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
+    num_of_first = int((index_N == index_N[0]).sum())
+    num_rows = num_compared = _whole(rows_per_block(model, device), num_of_first)
+    if device.type == "cpu":
+        num_compared = _whole(min(num_rows, _LOGITS_COMPARED // model.vocabulary_size), num_of_first)
+    hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
+    losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
+    blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
+    for block_rows, block_index in blocks:
+        block_NV = model.logits(hidden_ND[block_rows])
+        parts = (part.split(num_compared) for part in (block_rows, block_index, block_NV))
+        for rows, index, logits_NV in zip(*parts, strict=True):
+            log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
+            losses_N[rows] = -log_probs_NV.gather(-1, target_ids_N[rows, None])[:, 0]
+            divergences_N[rows] = reference.divergences(log_probs_NV, index)
+    return losses_N.reshape(shape), divergences_N.reshape(shape)
+
+
+def _whole(num_rows: int, num_of_each: int) -> int:
+    """So many rows, at least one, and of whole references where one fits."""
+    return num_rows // num_of_each * num_of_each or max(1, num_rows)

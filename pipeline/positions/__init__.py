@@ -1,1 +1,0 @@
-"""Position IDs: which number each token of a training sequence is told it stands at."""

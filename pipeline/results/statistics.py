@@ -1,0 +1,180 @@
+"""Intervals over documents. Tokens of one document are not independent, so documents are resampled.
+
+Wilson's interval of a share, for independent examples.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+NUM_RESAMPLES = 10_000
+FEWEST_RESAMPLED = 20  # documents; of fewer the bootstrap's 95 % intervals cover 66 to 93 %
+# Student's t at 0.975, from 1 degree of freedom to FEWEST_RESAMPLED - 2.
+_T_QUANTILES = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
+    2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009,
+)  # fmt: skip
+_RESAMPLES_PER_BLOCK = 1000
+_DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
+_BLOCKS_KEPT = 32  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its 95 % interval, in the estimate's own unit."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def ratio_of_sums(
+    numerators_D: np.ndarray,
+    denominators_D: np.ndarray,
+    *,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Interval:
+    """Interval of sum(numerators) / sum(denominators) over documents.
+
+    The estimator of every mean and fraction here: with token counts as denominators it is a mean over
+    tokens, with sums of L_short - L_long it is a recovered fraction (design: a ratio of sums, never a
+    mean of ratios, which one document with a tiny denominator would rule).
+
+    It is the percentile bootstrap's, resampling documents. Of fewer than `FEWEST_RESAMPLED` it is Student's t
+    times the jackknife's error, leaving out one document at a time: at 3 to 20 documents that covers 94 to
+    96 % where documents are much alike, about 90 % where a few long or heavy-tailed ones rule the sum.
+
+    Args:
+        numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
+        seed: of the resampling, if any; the same seed draws the same documents, whatever is measured on them.
+        num_resamples: bootstrap resamples.
+
+    Returns:
+        The ends are NaN for a single document, which says nothing about others, and where leaving one out
+        leaves no denominator.
+
+    Raises:
+        ValueError: no documents, or arrays of different shape.
+    """
+    return _interval_over_documents([numerators_D, denominators_D], _ratio, seed, num_resamples)
+
+
+def difference_of_ratios(
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
+    *,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Interval:
+    """Interval of the second ratio of sums less the first, measured on the same documents.
+
+    Both are of the same resampled documents, so what a document does to both is no part of the interval.
+
+    Args:
+        first, second: numerators and denominators, as of `ratio_of_sums`, one value a document in one order.
+        seed, num_resamples: as of `ratio_of_sums`.
+
+    Returns:
+        As `ratio_of_sums`.
+
+    Raises:
+        ValueError: no documents, or arrays of different shape.
+    """
+    return _interval_over_documents([*first, *second], _difference, seed, num_resamples)
+
+
+def _ratio(sums_X2: np.ndarray) -> np.ndarray:
+    return sums_X2[:, 0] / sums_X2[:, 1]
+
+
+def _difference(sums_X4: np.ndarray) -> np.ndarray:
+    return _ratio(sums_X4[:, 2:]) - _ratio(sums_X4[:, :2])
+
+
+def _interval_over_documents(
+    columns: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+    num_resamples: int,
+) -> Interval:
+    """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X]."""
+    columns = [np.asarray(column, dtype=np.float64) for column in columns]
+    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1 or len(columns[0]) == 0:
+        raise ValueError("one numerator and one denominator a document are needed, for at least one document")
+    sums_DC = np.stack(columns, axis=1)
+    whole_1C = np.array([[column.sum() for column in columns]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if len(sums_DC) < FEWEST_RESAMPLED:
+            return _jackknife_interval(sums_DC, whole_1C, statistic)
+        estimate = statistic(whole_1C)[0]
+        resampled = statistic(_resampled_sums(sums_DC, seed, num_resamples))
+        low, high = np.nanquantile(resampled, [0.025, 0.975])
+    return Interval(float(estimate), float(low), float(high))
+
+
+def _jackknife_interval(
+    sums_DC: np.ndarray, whole_1C: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+) -> Interval:
+    num_documents = len(sums_DC)
+    estimate = float(statistic(whole_1C)[0])
+    error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
+    if num_documents < 2 or not np.isfinite(error):
+        return Interval(estimate, np.nan, np.nan)
+    half_width = _T_QUANTILES[num_documents - 2] * error
+    return Interval(estimate, float(estimate - half_width), float(estimate + half_width))
+
+
+def _resampled_sums(sums_DC: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
+    """The sums over the documents of each resample: float64 [R, num columns]."""
+    blocks: list[np.ndarray] = []
+    num_drawn = 0
+    while num_drawn < num_resamples:
+        counts_BD = _draw_counts(len(sums_DC), seed, len(blocks))[: num_resamples - num_drawn]
+        blocks.append(counts_BD.astype(np.float64) @ sums_DC)
+        num_drawn += len(counts_BD)
+    return np.concatenate(blocks)
+
+
+@lru_cache(maxsize=_BLOCKS_KEPT)
+def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
+    """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
+
+    Kept, since one table draws the same resamples a hundred times; counts are small, a byte holds them.
+    """
+    num_resamples = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
+    generator = np.random.default_rng([seed, block])
+    cells = generator.integers(num_documents, size=(num_resamples, num_documents))
+    cells += num_documents * np.arange(num_resamples)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=cells.size)
+    return counts.astype(np.min_scalar_type(counts.max())).reshape(cells.shape)
+
+
+_QUANTILE = 1.959963984540054  # of the normal distribution at 0.975
+
+
+def wilson_interval(num_successes: int, num_examples: int) -> Interval:
+    """Share of successes with its 95 % interval (Wilson 1927, JASA 22).
+
+    The interval is the set of shares p that the observed one is within 1.96 standard errors of, the error
+    being that of p; so at 0 or all successes it has a width, where the textbook's interval has none.
+
+    Args:
+        num_successes: of independent examples.
+        num_examples: at least 1.
+    """
+    assert 0 <= num_successes <= num_examples and num_examples > 0
+    share, shrinkage = num_successes / num_examples, _QUANTILE**2 / num_examples
+    centre = (share + shrinkage / 2) / (1 + shrinkage)
+    error = math.sqrt(share * (1 - share) / num_examples + shrinkage / (4 * num_examples))
+    half_width = _QUANTILE / (1 + shrinkage) * error
+    # At these two the ends are 0 and 1, but for rounding.
+    low = 0.0 if num_successes == 0 else centre - half_width
+    high = 1.0 if num_successes == num_examples else centre + half_width
+    return Interval(share, low, high)

@@ -1,0 +1,111 @@
+"""The commands of a study as Slurm jobs: each after those it needs, stages dealt to tasks as arrays.
+
+A command is submitted as slurm/<stage>.sh, which asks Slurm for what the stage needs and hands on the
+arguments. Tokenizing in several tasks becomes two jobs, the array and the merge.
+"""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.cli import InputError, unknown_name
+from pipeline.studies.commands import Command
+from pipeline.studies.file import ANALYSING, Study
+
+_ENVIRONMENT = Path("slurm/cluster.env")
+Submit = Callable[[str, Sequence[str]], str]
+"""Submits the job of this name with these words after `sbatch`; returns its ID."""
+
+
+def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> None:
+    """Submit a job a command, in order, with the IDs of those it needs."""
+    job_ids: dict[str, str] = {}
+    for command in commands:
+        needed = [job_ids[name] for name in command.needs]
+        for job in _jobs_of(command):
+            job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, logs_of(study)))
+            needed = [job_ids[job.name]]
+
+
+def logs_of(study: Study) -> Path:
+    """The folder of the jobs' logs."""
+    return Path(study.run) / "logs"
+
+
+def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
+    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh.
+
+    Raises:
+        InputError: there is neither.
+    """
+    jobs = [job for command in commands for job in _jobs_of(command)]
+    for job in (*jobs, *(job._replace(name=job.script) for job in jobs)):
+        if job.name == name:
+            return list(job.arguments)
+    raise unknown_name("job", name, [job.name for job in jobs])
+
+
+class _Job(NamedTuple):
+    """What one job is, but for those it needs."""
+
+    name: str
+    script: str
+    arguments: Sequence[str]
+    num_tasks: int | None = None
+    """Of an array; None: no array."""
+
+
+def _jobs_of(command: Command) -> list[_Job]:
+    """One job, or for a text that is shared out two, each of which needs the one before."""
+    name, arguments, tasks = command.name, command.arguments, command.num_tasks
+    if command.stage in ANALYSING:
+        return [_Job(name, "analysis", [command.program, *arguments])]
+    if tasks is None:
+        return [_Job(name, command.stage, arguments)]
+    dealt = ["--num-tasks", str(tasks), *arguments]
+    if command.stage == "tokenize_c4" and tasks > 1:
+        merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
+        return [_Job(f"{name}-tasks", "tokenize_c4", dealt, tasks), merge]
+    return [_Job(name, command.stage, dealt, tasks)]
+
+
+def _sbatch_words(job: _Job, needed_ids: Sequence[str], logs: Path) -> list[str]:
+    """What stands after `sbatch`."""
+    job_id = "%j" if job.num_tasks is None else "%A_%a"
+    return [
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        f"--job-name={job.name}",
+        f"--output={logs / f'{job.name}-{job_id}.log'}",
+        *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+        *([f"--dependency=afterok:{':'.join(needed_ids)}"] if needed_ids else []),
+        f"slurm/{job.script}.sh",
+        *job.arguments,
+    ]
+
+
+def sbatch(study: Study) -> Submit:
+    """Submits for real, with the variables of slurm/cluster.env.
+
+    Raises:
+        InputError: there is no cluster.env here; and, when a job is submitted, sbatch refuses it.
+    """
+    if not _ENVIRONMENT.is_file():
+        raise InputError(
+            f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"
+            f" {_ENVIRONMENT}, edit it, and type the command there"
+        )
+    logs_of(study).mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
+
+    def submit(name: str, words: Sequence[str]) -> str:
+        sourced = f'source {_ENVIRONMENT} && exec sbatch "$@"'
+        done = subprocess.run(["bash", "-c", sourced, "sbatch", *words], capture_output=True, text=True)
+        if done.returncode:
+            raise InputError(
+                f"sbatch refused the job {name}: {done.stderr.strip()}; jobs that were submitted before it"
+                " stay in the queue (scancel ends them)"
+            )
+        return done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
+
+    return submit

@@ -1,0 +1,383 @@
+"""Position IDs of synthetic examples: those of a scheme, or the task's coupled IDs from a random start.
+
+Dimension letters: B examples of equal size, S tokens of an example, prompt and response.
+
+What one run of train_synthetic is: the task, its training distribution, the model and the optimizer.
+
+Which values the configuration of a synthetic task's run may have, and which go together.
+
+The configuration of a synthetic task's run, from a file, flags and overrides, and as the run wrote it.
+
+A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
+one file serves all tasks. Flags and overrides win over both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.cli import InputError, omegaconf_sentence, unknown_name
+from pipeline.synthetic.tasks.example_batch import TrainingDistribution, draw_batch
+from pipeline.synthetic.tasks.registry import TASKS, Task, task_called
+from pipeline.training.config import (
+    FINITE_FROM_ZERO,
+    LEARNING_RATE,
+    POSITIVE,
+    SEED,
+    SHARE_BELOW_ONE,
+    Range,
+    Relation,
+    merge_given,
+    read_overrides,
+    read_yaml,
+    refuse_bad_numbers,
+    refuse_bad_relations,
+    refuse_unknown_fields,
+)
+from pipeline.training.positions import POSITION_SCHEMES, position_scheme
+
+COUPLED_SCHEMES = ("coupled", "predicted")
+"""Schemes that take the task's coupled IDs. In training the two are given the same IDs; in testing `coupled`
+is given those of the response too, as an oracle, and `predicted` (PPC) must predict them."""
+EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
+
+
+def from_random_starts(
+    coupled_ids_BS: np.ndarray,
+    num_position_ids: int,
+    generator: np.random.Generator,
+    spread: str = "contiguous",
+) -> np.ndarray:
+    """Coupled IDs, spread over the table and each example's raised by a start of its own: int64 [B, S].
+
+    As in position coupling (Cho et al. 2024, arXiv 2405.20671, section 4): examples shorter than the table
+    would leave the rows of large IDs untrained, so the start is uniform over all that fit. With IDs 1 2 0 1 2
+    and 5 position IDs the start is 0, 1 or 2; from 2 they are 3 4 2 3 4.
+
+    A start alone leaves every difference of IDs beyond a short example's span untrained. With `spread` pose
+    coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
+    belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with coupled
+    IDs our sources do not say.)
+
+    Args:
+        spread: one of `POSITION_SCHEMES`; contiguous leaves the IDs as they are.
+
+    Raises:
+        InputError: no scheme has that name, or an ID does not fit in the table.
+    """
+    num_needed = int(coupled_ids_BS.max()) + 1
+    refuse_beyond_table(num_needed, num_position_ids)
+    if spread != "contiguous" and num_needed > 1:
+        drawn_BI = position_scheme(spread, num_position_ids)(len(coupled_ids_BS), num_needed, generator)
+        coupled_ids_BS = np.take_along_axis(drawn_BI, coupled_ids_BS, axis=1)
+    num_starts_B1 = num_position_ids - coupled_ids_BS.max(axis=1, keepdims=True)
+    return coupled_ids_BS + generator.integers(0, num_starts_B1)
+
+
+def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
+    """Refuse examples that need more position IDs than there are.
+
+    Raises:
+        InputError: says how many they need.
+    """
+    if num_needed > num_position_ids:
+        raise InputError(
+            f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
+            f" {num_position_ids}; choose a smaller size, or train with more position IDs"
+        )
+
+
+def example_position_ids(
+    scheme: str,
+    shape: tuple[int, ...],
+    coupled_ids_BS: np.ndarray | None,
+    num_position_ids: int,
+    generator: np.random.Generator,
+    spread_of_coupled_ids: str = "contiguous",
+) -> np.ndarray:
+    """The position IDs of examples: position_ids_BS, int64, all below `num_position_ids`.
+
+    Args:
+        scheme: one of `EXAMPLE_SCHEMES`; PoSE and randomized positions draw from all position IDs.
+        shape: (B, S).
+        coupled_ids_BS: the task's, from 0; None where it has none.
+        num_position_ids: IDs are below it.
+        generator: the source of what the scheme draws.
+        spread_of_coupled_ids: see `from_random_starts`; other schemes have no use for it.
+
+    Raises:
+        InputError: no scheme has that name, or an example needs more position IDs than there are.
+    """
+    if scheme not in EXAMPLE_SCHEMES:
+        raise unknown_name("positions", scheme, EXAMPLE_SCHEMES)
+    if scheme in COUPLED_SCHEMES:
+        assert coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
+        return from_random_starts(coupled_ids_BS, num_position_ids, generator, spread_of_coupled_ids)
+    num_examples, num_tokens = shape
+    refuse_beyond_table(num_tokens, num_position_ids)
+    target_length = None if scheme == "contiguous" else num_position_ids
+    return position_scheme(scheme, target_length)(num_examples, num_tokens, generator)
+
+
+def scheme_in_testing(scheme: str) -> str:
+    """The scheme of test examples: contiguous where training was with PoSE, elsewhere as in training.
+
+    Randomized positions are random here too (Ruoss et al. 2023), and coupled IDs start at random: a fixed
+    start would test a part of the table only.
+    """
+    return "contiguous" if scheme == "pose" else scheme
+
+
+@dataclass
+class TaskModelConfig:
+    """The trunk."""
+
+    architecture: str = "gpt_neox"
+    """`gpt_neox`, the paper's, or `olmo`."""
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    rotary_fraction: float = 0.25
+    """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
+
+
+@dataclass
+class TaskConfig:
+    """One run."""
+
+    task: str
+    """A name of pipeline/synthetic/tasks/registry.py."""
+    positions: str
+    """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
+    seed: int = 0
+    """Of the initial weights and of all examples."""
+
+    smallest_size: int = 2
+    """Of training examples, in the task's own unit: letters, bits, digits, assignments, prompt tokens."""
+    largest_size: int = 10
+    size_step: int = 1
+    """Training sizes are the smallest, and this much more, up to the largest."""
+    largest_sparsity: int | None = None
+    """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
+    task has no k."""
+    spread_of_coupled_ids: str = "contiguous"
+    """How coupled IDs lie in training, before their random start: `contiguous`, or `pose`: parted by a random
+    skip, so that a short example shows large differences of IDs too. In testing always contiguous; of
+    `coupled` and `predicted` positions only."""
+    num_position_ids: int = 256
+    """Position IDs are below it, in training and testing: what PoSE and random starts draw from. A test
+    example that needs more is refused."""
+
+    model: TaskModelConfig = field(default_factory=TaskModelConfig)
+
+    batch_size: int = 64
+    """Examples of a step."""
+    sizes_per_step: int = 2
+    """A step's examples are of so many sizes, a share of the batch each."""
+    num_steps: int = 2000
+    learning_rate: float = 5e-5
+    """At its highest: linear warm-up, then linearly down to 0 at the last step."""
+    warm_up_steps: int = 300
+    weight_decay: float = 0.1
+    """AdamW's."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are clipped to this norm. None: they are not."""
+
+    save_interval: int = 500
+    """Steps between checkpoints."""
+    eval_interval: int = 250
+    """Steps between measurements of the accuracy in distribution."""
+    eval_num_examples: int = 256
+    """Examples of such a measurement, the same each time; at least, as every size has as many."""
+
+    @property
+    def distribution(self) -> TrainingDistribution:
+        """What the model is trained on.
+
+        Raises:
+            InputError: there is no such task.
+        """
+        return TrainingDistribution(
+            task_called(self.task),
+            self.smallest_size,
+            self.largest_size,
+            self.size_step,
+            self.largest_sparsity,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the fields as YAML."""
+        OmegaConf.save(OmegaConf.structured(self), path)
+
+
+ARCHITECTURES = ("gpt_neox", "olmo")
+SPREADS = ("contiguous", "pose")
+
+_COUNT = Range(1, 1_000_000)  # what is more is a slip of the hand
+_STEPS = Range(1, 2**31 - 1)  # what the column of steps holds
+RANGES = {
+    "seed": SEED,
+    "smallest_size": _COUNT,
+    "largest_size": _COUNT,
+    "size_step": _COUNT,
+    "largest_sparsity": _COUNT,
+    "num_position_ids": _COUNT,
+    "model.width": Range(1, 65_536),
+    "model.num_layers": Range(1, 1024),
+    "model.num_heads": _COUNT,
+    "model.rotary_fraction": Range(0, 1, leaves_least_out=True),
+    "batch_size": _COUNT,
+    "sizes_per_step": _COUNT,
+    "num_steps": _STEPS,
+    "learning_rate": LEARNING_RATE,
+    "warm_up_steps": Range(0),
+    "weight_decay": FINITE_FROM_ZERO,
+    "betas": SHARE_BELOW_ONE,
+    "max_grad_norm": POSITIVE,
+    "save_interval": _STEPS,
+    "eval_interval": _STEPS,
+    "eval_num_examples": _COUNT,
+}
+"""Field of a `TaskConfig` -> where its number lies; of a list, where each of its numbers lies."""
+
+RELATIONS: tuple[Relation, ...] = (
+    (
+        lambda config: config.model.width % (2 * config.model.num_heads) == 0,
+        "model.width {0.model.width} is not a multiple of twice model.num_heads, {0.model.num_heads}: RoPE"
+        " rotates pairs within a head",
+    ),
+    (
+        lambda config: config.model.width // config.model.num_heads * config.model.rotary_fraction % 2 == 0,
+        "model.rotary_fraction {0.model.rotary_fraction} of a head, which is model.width {0.model.width} over"
+        " model.num_heads {0.model.num_heads}, is not an even number",
+    ),
+    (lambda config: len(config.betas) == 2, "betas is {0.betas}; AdamW takes two, such as [0.9,0.999]"),
+    (
+        lambda config: config.warm_up_steps < config.num_steps,
+        "warm_up_steps is {0.warm_up_steps}; it must be below num_steps, {0.num_steps}",
+    ),
+    (
+        lambda config: config.batch_size % config.sizes_per_step == 0,
+        "batch_size {0.batch_size} is not divisible by sizes_per_step {0.sizes_per_step}",
+    ),
+    (
+        lambda config: config.smallest_size <= config.largest_size,
+        "largest_size is {0.largest_size}; it must be at least smallest_size, {0.smallest_size}",
+    ),
+)
+"""Of the fields of a `TaskConfig`."""
+
+
+def refuse_bad_values(config: TaskConfig) -> None:
+    """Refuse values that could only fail later, or do nothing.
+
+    Raises:
+        InputError: names the field, its value and what would be right.
+    """
+    task = task_called(config.task)
+    if config.positions in COUPLED_SCHEMES:
+        task.require_coupled_ids(config.positions)
+    for name, value, valid in (
+        ("positions", config.positions, EXAMPLE_SCHEMES),
+        ("spread_of_coupled_ids", config.spread_of_coupled_ids, SPREADS),
+        ("model.architecture", config.model.architecture, ARCHITECTURES),
+    ):
+        if value not in valid:
+            raise unknown_name(name, value, valid)
+    refuse_bad_numbers(config, RANGES)
+    refuse_bad_relations(config, RELATIONS)
+    _refuse_sparsity(config, task)
+    _refuse_sizes(config, task)
+
+
+def _refuse_sparsity(config: TaskConfig, task: Task) -> None:
+    largest = config.largest_sparsity
+    if task.has_sparsity != (largest is not None):
+        needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
+        raise InputError(f"largest_sparsity is {largest}, but task {task.name} {needs}")
+    if largest is not None and largest > (most := task.largest_sparsity(config.largest_size)):
+        raise InputError(
+            f"largest_sparsity is {largest}; with largest_size {config.largest_size} k is 1 to {most}"
+        )
+
+
+def _refuse_sizes(config: TaskConfig, task: Task) -> None:
+    """By drawing examples: the task itself knows best which sizes it has."""
+    # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
+    refuse_beyond_table(config.largest_size, config.num_position_ids)
+    sizes = config.distribution.sizes
+    # The smallest and the largest; and the second, as a task may have every other size only.
+    for size in dict.fromkeys((*sizes[:2], sizes[-1])):
+        generator = np.random.default_rng(0)
+        batch = draw_batch(task, size, [1 if task.has_sparsity else None], generator)
+        shape, coupled_ids = batch.token_ids_BS.shape, batch.coupled_ids_BS
+        example_position_ids(config.positions, shape, coupled_ids, config.num_position_ids, generator)
+
+
+def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
+    """The configuration of one run, complete and checked.
+
+    Args:
+        path: a YAML file of `TaskConfig`'s fields, with `tasks`.
+        overrides: field=value; they win over the file.
+        task: the task's name.
+        positions: the scheme's.
+
+    Raises:
+        InputError: one sentence naming the field and what would be right.
+    """
+    given = read_yaml(path)
+    of_tasks = given.pop("tasks", None) or {}
+    own = _fields_of_task(path, of_tasks, task)
+    chosen = _chosen(overrides)
+    flags = {"task": task, "positions": positions}
+    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
+        given.pop("spread_of_coupled_ids", None)
+    return _complete(path, merge_given(path, given, own, chosen, flags))
+
+
+def _fields_of_task(path: Path, of_tasks: Any, task: str) -> Mapping[str, Any]:
+    """What `tasks` in a file sets otherwise for this task."""
+    task_called(task)
+    for name in of_tasks if isinstance(of_tasks, Mapping) else ():
+        if name not in TASKS:
+            raise unknown_name(f"task in {path}", name, TASKS)
+    fields = of_tasks.get(task) or {} if isinstance(of_tasks, Mapping) else None
+    if not isinstance(fields, Mapping):
+        raise InputError(f"{path}: `tasks` does not hold the name of each task with the fields that it sets")
+    return fields
+
+
+def _chosen(overrides: Sequence[str]) -> DictConfig:
+    for override in overrides:
+        if override.startswith(("task=", "positions=")):
+            raise InputError(f"'{override}': give it as --{override.replace('=', ' ')}")
+    return read_overrides(overrides)
+
+
+def read_task_config(path: Path) -> TaskConfig:
+    """The configuration that a run has written.
+
+    Raises:
+        InputError: it is not there, or is none.
+    """
+    return _complete(path, read_yaml(path))
+
+
+def _complete(path: Path, given: Any) -> TaskConfig:
+    schema: DictConfig = OmegaConf.structured(TaskConfig)
+    try:
+        refuse_unknown_fields(cast(dict[str, Any], OmegaConf.to_container(given)), schema)
+        config = OmegaConf.to_object(merge_given(path, schema, given))
+    except OmegaConfBaseException as error:
+        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
+    assert isinstance(config, TaskConfig)
+    refuse_bad_values(config)
+    return config

@@ -1,0 +1,272 @@
+"""Which tokens the rules select in an example of a synthetic task, and which truly decide its answers.
+
+The task's generator knows the true dependency sets. What of a set lies in the short context needs no
+selection, so finding is about the rest: the set's places in the far context.
+
+Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, R draws
+of substitutes.
+
+Whether the examples of a size have room, and a use, for the tokens that the rules are to select.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from pipeline.cli import InputError
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
+from pipeline.results.schemas import OWN
+from pipeline.synthetic.evaluation import Cell, test_examples
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
+from pipeline.synthetic.tasks.registry import Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.measuring.contexts import Batching
+    from pipeline.measuring.far_context import FarContext
+    from pipeline.models.interface import CausalLM
+    from pipeline.synthetic.models import TaskModel
+
+
+NOT_FINDING = ("leave_one_out_search", "learned_attention", "learned_attention_divergence")
+"""A search for long contexts; and what is learned of training text, which an example has none of."""
+FINDING_RULES = tuple(name for name in RULES if name not in NOT_FINDING)
+DEFAULT_FINDING_RULES = (
+    "attention_rollout", "leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS,
+)  # fmt: skip
+"""The first finds most of the truth of these tasks (analysis/METHODS.md)."""
+DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
+NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
+"""Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
+selects, tokens that are seen anyway."""
+_EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
+"""Rule -> what a far context tells of each far token left out."""
+TOKENS, POSITION_IDS = "tokens", "position_ids"
+"""Heads: what of the next place is predicted."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What one rule selected."""
+
+    rule: str
+    intervention: str | None
+    """remove, substitute or background; None of rules that it does not matter to."""
+    positions_TK: np.ndarray
+    """int64; most influential first."""
+    effects_TK: np.ndarray | None = None
+    """float32, nats: what leaving out each does; None of rules that leave no single token out."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedExample:
+    """An example as the rules see it: one chunk, whose last tokens, the response, are the targets."""
+
+    model: "CausalLM"
+    token_ids_L: np.ndarray
+    lengths: ContextLengths
+    substitutes_RL: np.ndarray
+    """int64; tokens that may stand in for those of the same places."""
+    batching: "Batching"
+
+    def select(
+        self, rules: Sequence[str], interventions: Sequence[str], max_k: int, generator: np.random.Generator
+    ) -> tuple[list[Selection], np.ndarray]:
+        """The first `max_k` tokens of every rule, and loss(t | long) of every target: float32 [T], nats.
+
+        Under `substitute` influence and divergence are means over the R draws: where a place has few values,
+        one draw is often the token that stands there, and says nothing. Under `background` the rest of the
+        far context is a draw, and measurements are means over all R.
+
+        Args:
+            rules: of `FINDING_RULES`.
+            interventions: what leaving a token out means; each is taken in turn, by the rules that know it.
+            max_k: K, at most the first target's far context.
+            generator: of rules that draw.
+        """
+        contexts = {intervention: self._context(intervention) for intervention in interventions}
+        own = self._context(REMOVE)
+        found = []
+        for rule in map(find_rule, rules):
+            if not rule.knows_interventions:
+                found.append(Selection(rule.name, None, rule(own, max_k, generator)))
+                continue
+            for intervention in interventions:
+                if intervention in rule.interventions:
+                    context = contexts[intervention]
+                    positions_TK = rule(context, max_k, generator)
+                    of_far_tokens = _EFFECTS.get(rule.name)
+                    effects_TK = (
+                        np.take_along_axis(getattr(context, of_far_tokens), positions_TK, axis=1)
+                        if of_far_tokens
+                        else None
+                    )
+                    found.append(Selection(rule.name, intervention, positions_TK, effects_TK))
+        return found, own.long_losses_T
+
+    def _context(self, intervention: str) -> "FarContext":
+        # Imported late: the names of the rules are wanted for a --help at once.
+        from pipeline.measuring.contexts import Measurement, own_context
+        from pipeline.measuring.far_context import FarContext, FarContextInBackground
+
+        tokens_L = self.token_ids_L
+        sequences = (own_context(tokens_L, self.lengths),)
+        fields = OWN, tokens_L, tokens_L, sequences, Measurement(self.model, self.lengths, self.batching)
+        if intervention == REMOVE:
+            return FarContext(*fields)
+        if intervention == BACKGROUND:
+            return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
+        draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
+        return cast("FarContext", _MeanOfDraws(draws))
+
+
+def searched_example(
+    head: str,
+    model: "TaskModel",
+    vocabulary_size: int,
+    token_ids_L: np.ndarray,
+    position_ids_L: "torch.Tensor",
+    substitutes_RL: np.ndarray,
+    lengths: ContextLengths,
+    batching: "Batching",
+) -> SearchedExample:
+    """An example as a task model sees it.
+
+    Args:
+        head: TOKENS or POSITION_IDS: what is predicted.
+        model: with position IDs to predict, where that is what it is asked for.
+        vocabulary_size: of the task.
+        token_ids_L: int64; the example.
+        position_ids_L: int64; the true ones.
+        substitutes_RL: int64; tokens that may stand in for those of the same places.
+        lengths: the response are the targets.
+        batching: of the passes.
+    """
+    from pipeline.synthetic.lm import (
+        PositionIdLM,  # late, for a --help at once
+        TaskCausalLM,
+    )
+
+    if head == TOKENS:
+        lm = TaskCausalLM(model, vocabulary_size, position_ids_L)
+        return SearchedExample(lm, token_ids_L, lengths, substitutes_RL, batching)
+    num_prompt_tokens = int(lengths.targets_T[0])
+    of_ids = PositionIdLM(model, vocabulary_size, position_ids_L, token_ids_L, num_prompt_tokens)
+    return SearchedExample(of_ids, of_ids.codes_L, lengths, of_ids.codes_of(substitutes_RL), batching)
+
+
+class _MeanOfDraws:
+    """What the rules that leave a token out ask for, as a mean over several draws of substitutes."""
+
+    def __init__(self, draws: Sequence["FarContext"]) -> None:
+        self._draws = draws
+
+    @cached_property
+    def influence_TF(self) -> np.ndarray:
+        """Mean influence: float32 [T, F], nats."""
+        return np.mean([draw.influence_TF for draw in self._draws], axis=0)
+
+    @cached_property
+    def divergence_TF(self) -> np.ndarray:
+        """Mean divergence: float32 [T, F], nats."""
+        return np.mean([draw.divergence_TF for draw in self._draws], axis=0)
+
+
+def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:
+    """Of each target's true dependency set the places in its far context."""
+    return [
+        {place for place in places if place < num_far}
+        for places, num_far in zip(dependencies, lengths.num_far_tokens_T.tolist(), strict=True)
+    ]
+
+
+DependenciesOf = Callable[[ExampleBatch], Sequence[Sequence[Sequence[int]]]]
+"""Examples -> for each of them and each target the places that decide it."""
+
+
+def of_tokens(batch: ExampleBatch) -> Sequence[Sequence[Sequence[int]]]:
+    """The places that decide the tokens."""
+    return batch.dependencies
+
+
+def refuse_unfit_k(
+    task: Task,
+    cells: Sequence[Cell],
+    dependencies_of: DependenciesOf,
+    *,
+    num_examples: int,
+    test_seed: int,
+    largest_k: int,
+    short_context_length: int,
+) -> None:
+    """Refuse, before anything is measured, what the examples of some size have no room or no use for.
+
+    Args:
+        task: whose examples.
+        cells: test sizes and k.
+        dependencies_of: what is to be found in them.
+        num_examples: of each size and k.
+        test_seed: of the examples.
+        largest_k: tokens that each rule selects.
+        short_context_length: s, in tokens.
+
+    Raises:
+        InputError: names the size.
+    """
+    for cell in cells:
+        batch, _ = test_examples(task, cell, num_examples, test_seed)
+        lengths = lengths_of(batch, short_context_length)
+        found = [places for of_one in dependencies_of(batch) for places in far_dependencies(of_one, lengths)]
+        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
+        if reason := _why_unfit(largest_k, num_far, most, in_words(cell)):
+            raise InputError(reason)
+
+
+def lengths_of(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
+    """An example as one chunk, whose last tokens, the response, are the targets."""
+    num_tokens = batch.token_ids_BS.shape[1]
+    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
+
+
+def in_words(cell: Cell) -> str:
+    """The size and, where there is one, k."""
+    size, sparsity = cell
+    return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"
+
+
+def _why_unfit(largest_k: int, num_far: int, most: int, where: str) -> str | None:
+    """What is wrong with selecting `largest_k` tokens, if anything is.
+
+    Args:
+        largest_k: tokens that each rule selects. Precision and recall are equal at the number of true
+            dependencies, so it must not be below that.
+        num_far: far-context tokens of the first answer, which has the fewest.
+        most: true dependencies that an answer has in its far context.
+        where: the size and k, in words.
+    """
+    if most == 0:
+        return (
+            f"no answer of the test examples of {where} depends on its far context; choose larger --sizes, a"
+            " smaller --short-context-length or more --num-examples"
+        )
+    if most > num_far:
+        return (
+            f"an answer of {where} has {most} true dependencies in its far context, but the first answer only"
+            f" {num_far} tokens to select from; choose larger --sizes or a smaller --short-context-length"
+        )
+    if largest_k > num_far:
+        return (
+            f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer of"
+            f" {where}; choose a smaller --largest-k or larger --sizes"
+        )
+    if largest_k < most:
+        return (
+            f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where} has"
+            f" in its far context; choose --largest-k {most} or more"
+        )
+    return None

@@ -1,0 +1,242 @@
+"""Sparse functional attention (Definition 3.3), with a table for its keys and one for its values.
+
+    h(X) = Σ_S g_key(S, X_S) g_val(X_S) / Σ_S g_key(S, X_S)      over the k-subsets S of the positions
+
+X_S are the tokens at S, in the order of their positions. With k = 1 this is a bag of words.
+
+From the sources: that form, and relativity (Assumption 3.2): shifting S by a constant leaves the key as it
+is. Our choice, as the class leaves the two functions free:
+
+- the key is exp of a free number for every (relation of S, X_S), and 0 beyond the reach (`subsets`);
+- labels are -1 and 1, and a value is a free number between them. `free_values` lifts that bound; the log
+  of the analysis has what it does.
+
+Dimension letters: B sequences, S positions, N subsets within reach, K = k positions of a subset.
+
+Fitting sparse functional attention on planted correlations of L/2 to L tokens, and its error beyond.
+
+The objective is Theorem 4.3's: the mean loss over the lengths of training. Our choice, as the sources do not
+fix it: the loss is the squared error (h(X) - y)^2 of the label y, -1 or 1, by Adam on fresh sequences, each
+step on one length drawn uniformly. Saying 0 always costs 1.
+
+Dimension letters: B sequences, S positions.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.cli import InputError
+from pipeline.synthetic.planted_class import (
+    Condition,
+    Lengths,
+    PositionIds,
+    num_relations,
+    relations_of,
+    subsets_within_reach,
+)
+from pipeline.synthetic.tasks.planted_correlation import PlantedCorrelation
+
+MOST_KEYS = 1 << 24
+"""Larger tables are refused: 64 MiB, and as much again for each of Adam's two moments."""
+
+
+def num_keys(sparsity: int, vocabulary_size: int, key_reach: int) -> int:
+    """Entries of the table of keys: one for every relation within reach and every X_S.
+
+    Raises:
+        InputError: more than a table may hold.
+    """
+    keys = num_relations(sparsity, key_reach) * vocabulary_size**sparsity
+    if keys > MOST_KEYS:
+        raise InputError(
+            f"sparse functional attention: k = {sparsity} with keys that reach {key_reach} positions has"
+            f" {keys:,} keys, at most {MOST_KEYS:,} fit; choose a smaller k or reach"
+        )
+    return keys
+
+
+class SparseFunctionalAttention(nn.Module):
+    """h, with its keys and values as tables to be learnt."""
+
+    def __init__(
+        self,
+        sparsity: int,
+        vocabulary_size: int,
+        key_reach: int,
+        generator: torch.Generator,
+        *,
+        free_values: bool = False,
+    ) -> None:
+        """All keys 1, all values near 0.
+
+        Args:
+            sparsity: k.
+            vocabulary_size: token IDs are below this.
+            key_reach: keys are 0 where position IDs of a subset differ by this or more.
+            generator: of the values' initial noise, without which none would be told from another.
+            free_values: values may be any number, rather than between the labels.
+
+        Raises:
+            InputError: more keys than a table may hold.
+        """
+        super().__init__()
+        self.sparsity, self.vocabulary_size, self.key_reach = sparsity, vocabulary_size, key_reach
+        self._free_values = free_values
+        num_contents = vocabulary_size**sparsity
+        self.log_keys = nn.Parameter(torch.zeros(num_keys(sparsity, vocabulary_size, key_reach)))
+        self.raw_values = nn.Parameter(0.1 * torch.randn(num_contents, generator=generator))
+
+    def forward(self, token_ids_BS: torch.Tensor, position_ids_S: PositionIds) -> torch.Tensor:
+        """The class evaluated: h of each sequence, float32 [B].
+
+        Raises:
+            InputError: fewer than k tokens.
+        """
+        subsets_NK = subsets_within_reach(position_ids_S, self.sparsity, self.key_reach)
+        relations_N = torch.from_numpy(relations_of(position_ids_S, subsets_NK, self.key_reach))
+        contents_BN = self.contents(token_ids_BS[:, torch.tensor(subsets_NK)])
+        log_keys_BN = self.log_keys[relations_N * len(self.raw_values) + contents_BN]
+        return (log_keys_BN.softmax(dim=1) * self.values()[contents_BN]).sum(dim=1)
+
+    def contents(self, token_ids_K: torch.Tensor) -> torch.Tensor:
+        """The number of each X_S, whose K tokens lie along the last axis: its digits, base vocabulary."""
+        contents = torch.zeros_like(token_ids_K[..., 0])
+        for token_ids in token_ids_K.unbind(dim=-1):
+            contents = contents * self.vocabulary_size + token_ids
+        return contents
+
+    def values(self) -> torch.Tensor:
+        """g_val of every X_S: float32, one for each number of `contents`."""
+        return self.raw_values if self._free_values else self.raw_values.tanh()
+
+
+VOCABULARY_SIZE = len(PlantedCorrelation().background)
+"""Signals and noise; the "=" that asks is left out."""
+NUM_MEASURED_STEPS = 5
+_SEQUENCES_AT_ONCE = 50  # of a test: what bounds its memory
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How one fit is trained and tested."""
+
+    num_steps: int
+    """Of Adam. The error is measured here and at a half, a quarter, an eighth and a sixteenth of it."""
+    batch_size: int
+    """Sequences a step."""
+    learning_rate: float
+    num_test_sequences: int
+    """At each test length; the same at every measured step."""
+    free_values: bool = False
+    """Values may leave the range of the labels."""
+
+    @property
+    def measured_steps(self) -> tuple[int, ...]:
+        """The steps after which the error is measured, ascending."""
+        halvings = range(NUM_MEASURED_STEPS)
+        return tuple(sorted({self.num_steps >> halving for halving in halvings} - {0}))
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Planted correlations of one length."""
+
+    token_ids_BS: torch.Tensor
+    """int64, the prompt without the "=" that asks."""
+    labels_B: torch.Tensor
+    """float32: 1 where the answer is "0", -1 where it is "1"."""
+    position_ids_S: PositionIds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The error of one fit after one step at one length."""
+
+    training_step: int
+    test_length: int
+    squared_error: float
+    """Mean of (h(X) - y)^2."""
+    error_rate: float
+    """How often h(X) has not the label's sign."""
+
+
+def draw_sequences(
+    condition: Condition,
+    lengths: Lengths,
+    sparsity: int,
+    size: int,
+    num_sequences: int,
+    generator: np.random.Generator,
+) -> Sequences:
+    """`num_sequences` of `size` tokens, k of them planted where the condition's law says.
+
+    Raises:
+        InputError: k tokens do not fit there.
+    """
+    task = PlantedCorrelation(position_law=condition.law(lengths))
+    examples = [task.draw(size, sparsity, generator) for _ in range(num_sequences)]
+    tokens_and_answers = np.stack([example.token_ids_S for example in examples])
+    return Sequences(
+        token_ids_BS=torch.from_numpy(tokens_and_answers[:, :size]),
+        labels_B=torch.from_numpy(1.0 - 2.0 * tokens_and_answers[:, -1]).float(),
+        position_ids_S=condition.position_ids(size),
+    )
+
+
+def fit(
+    condition: Condition, sparsity: int, lengths: Lengths, settings: FitSettings, seed: int
+) -> Iterator[Measurement]:
+    """Fit on lengths L/2 to L, and yield the error at every test length after every measured step.
+
+    Raises:
+        InputError: k tokens do not fit, too many keys, or the fit runs off to what is no number.
+    """
+    attention = SparseFunctionalAttention(
+        sparsity,
+        VOCABULARY_SIZE,
+        condition.key_reach(lengths),
+        torch.Generator().manual_seed(seed),
+        free_values=settings.free_values,
+    )
+    generator, test_generator = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+    tests = [
+        draw_sequences(condition, lengths, sparsity, size, settings.num_test_sequences, test_generator)
+        for size in lengths.of_tests
+    ]
+    optimizer = torch.optim.Adam(attention.parameters(), lr=settings.learning_rate)
+    for step in range(1, settings.num_steps + 1):
+        size = int(generator.choice(lengths.of_training))
+        batch = draw_sequences(condition, lengths, sparsity, size, settings.batch_size, generator)
+        optimizer.zero_grad()
+        (attention(batch.token_ids_BS, batch.position_ids_S) - batch.labels_B).square().mean().backward()
+        optimizer.step()
+        if step in settings.measured_steps:
+            yield from (measure(attention, test, step) for test in tests)
+
+
+@torch.no_grad()
+def measure(attention: SparseFunctionalAttention, test: Sequences, training_step: int) -> Measurement:
+    """The error on the sequences of one test.
+
+    Raises:
+        InputError: it is no number.
+    """
+    blocks = test.token_ids_BS.split(_SEQUENCES_AT_ONCE)
+    outputs_B = torch.cat([attention(block_BS, test.position_ids_S) for block_BS in blocks])
+    squared_error = float((outputs_B - test.labels_B).double().square().mean())
+    if not math.isfinite(squared_error):
+        raise InputError(
+            f"the squared error after step {training_step} is {squared_error}; choose a smaller"
+            " --learning-rate"
+        )
+    return Measurement(
+        training_step=training_step,
+        test_length=len(test.position_ids_S),
+        squared_error=squared_error,
+        error_rate=float((outputs_B * test.labels_B <= 0).double().mean()),
+    )

@@ -1,0 +1,413 @@
+"""Where random numbers come from: a stream a purpose, so that no test example is drawn as in training.
+
+Lists of numbers alone do not keep streams apart: to NumPy zeros at a list's end do not count, and [0, 20, 0]
+is [0, 20]. A spawn key does, which NumPy sets behind the list, at a place of its own.
+
+The loss of a response: the next token and, with PPC, the next position ID.
+
+Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T, D width.
+
+The metrics of a task's training: a Parquet file with a row a step, and a progress bar.
+
+About how large a model of a synthetic task is, and what training it takes, by its configuration alone.
+
+Models of synthetic tasks as runs: made from a configuration, found and loaded from a run folder.
+
+The training of a model of a synthetic task: one device, examples drawn step by step.
+
+Dimension letters: B examples, S tokens of an example.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from olmo.optim import LinearWithWarmup
+from torch.nn.functional import cross_entropy
+
+from pipeline.cli import InputError, progress_bar
+from pipeline.models.checkpoint_files import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
+from pipeline.models.devices import GIBIBYTE, free_bytes
+from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.schemas import SCHEMAS
+from pipeline.results.versions import sha256_of_files
+from pipeline.synthetic.accuracy import answers
+from pipeline.synthetic.config import COUPLED_SCHEMES, TaskConfig, example_position_ids, read_task_config
+from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
+from pipeline.synthetic.tasks.example_batch import ExampleBatch
+from pipeline.synthetic.tasks.registry import task_called
+from pipeline.training.checkpoints import newest_state, refusing_another_state, save_checkpoint
+from pipeline.training.data import Prefetch
+from pipeline.training.loop import StopRequest, TrainingLoop
+
+TEST_STREAM = 1
+"""The spawn key of test examples; training draws have none. Results tell it among their settings."""
+_OF_MEASURING = 0  # in place of a step; steps are counted from 1
+
+
+def of_training_step(seed: int, step: int) -> np.random.Generator:
+    """The source of a step's examples, which seed and step alone decide: nothing else is needed to resume."""
+    return np.random.default_rng([seed, step])
+
+
+def of_measuring_in_training(seed: int) -> np.random.Generator:
+    """The source of the examples that a training run measures itself by, the same each time."""
+    return np.random.default_rng([seed, _OF_MEASURING])
+
+
+def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
+    """The source of the test examples of a size, and of a k where the task has one."""
+    numbers = [test_seed, size, sparsity or 0]
+    return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(TEST_STREAM,)))
+
+
+def response_losses(
+    model: TaskModel,
+    token_ids_BS: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    num_prompt_tokens: int,
+    *,
+    with_position_ids: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Mean cross-entropy of the response's tokens and of its position IDs, nats; their sum is PPC's loss.
+
+    Tokens and IDs are given (teacher forcing); the token at place p is predicted, ID and all, from p - 1.
+
+    Args:
+        with_position_ids: the second loss is wanted; None without.
+    """
+    hidden_BSD, _ = model(token_ids_BS[:, :-1], position_ids_BS[:, :-1])
+    hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
+    token_loss = _mean_loss(model.token_logits(hidden_BTD), token_ids_BS[:, num_prompt_tokens:])
+    if not with_position_ids:
+        return token_loss, None
+    position_logits = model.position_logits(hidden_BTD)
+    return token_loss, _mean_loss(position_logits, position_ids_BS[:, num_prompt_tokens:])
+
+
+def _mean_loss(logits_BTC: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits_BTC.float().flatten(0, 1), targets_BT.flatten())
+
+
+METRICS_FILE = "synthetic_training.parquet"
+_HINT = "put back what the run wrote, or train again in another --save-folder"
+
+
+class TaskMetrics:
+    """Columns of `synthetic_training` (pipeline/RESULTS.md), written whole before every checkpoint."""
+
+    def __init__(self, run_folder: Path, *, step: int, num_steps: int) -> None:
+        """Of a run at `step` finished steps.
+
+        Raises:
+            InputError: the file is missing or damaged, or lacks some of these steps.
+        """
+        self._path = run_folder / METRICS_FILE
+        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMAS["synthetic_training"].names}
+        if step:
+            self._columns = read_metrics(run_folder, step)
+        self._step, self._num_steps = step, num_steps
+
+    def __enter__(self) -> Self:
+        self._bar = progress_bar(None, "train_synthetic", "steps", self._num_steps, self._step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        """Add the row of one step and advance the bar."""
+        for name, values in self._columns.items():
+            values.append(metrics.get(name))
+        exact_match = f", exact match {self.exact_match:.3f}" if self.exact_match is not None else ""
+        self._bar.set_postfix_str(f"loss {metrics['loss']:.3f} nats{exact_match}", refresh=False)
+        self._bar.update()
+
+    def sync(self) -> None:
+        """Write the file."""
+        write_parquet(self._path, make_table(self._columns, SCHEMAS["synthetic_training"]))
+
+    @property
+    def exact_match(self) -> float | None:
+        """The last that was measured."""
+        return next((value for value in reversed(self._columns["exact_match"]) if value is not None), None)
+
+
+def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
+    """The metrics of a run's first steps: column -> a value a step.
+
+    Raises:
+        InputError: the file is missing or damaged, or lacks some of these steps.
+    """
+    path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
+    try:
+        rows = read_parquet(path, schema.names)
+    except (InputError, OSError) as error:
+        raise InputError(f"{path} is missing or damaged; {_HINT}") from error
+    steps = rows["step"].to_pylist()[:num_steps]
+    if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):
+        raise InputError(f"{path} does not hold the metrics of steps 1 to {num_steps}; {_HINT}")
+    return rows.slice(0, num_steps).to_pydict()
+
+
+BYTES_PER_PARAMETER = 16
+"""In training: weight, gradient and AdamW's two moments, in float32."""
+
+
+def about_num_parameters(config: TaskConfig) -> int:
+    """Of the layers and the tables of position IDs; vocabularies are small."""
+    model = config.model
+    return 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
+
+
+def refuse_beyond_memory(config: TaskConfig) -> None:
+    """Before the kernel ends a process that fills its memory, without a word.
+
+    Raises:
+        InputError: says how much the model takes, and how much is free.
+    """
+    needed, free = BYTES_PER_PARAMETER * about_num_parameters(config), free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise InputError(
+            f"model.width {config.model.width} and model.num_layers {config.model.num_layers} take"
+            f" {needed / GIBIBYTE:,.0f} GiB to train, {free / GIBIBYTE:,.0f} are free; choose a smaller model"
+        )
+
+
+LEARNT = 0.99
+"""Exact matches in distribution from which on a task counts as learnt."""
+
+
+def new_task_model(config: TaskConfig) -> TaskModel:
+    """The model with its initial weights, which `config.seed` decides, on the CPU."""
+    torch.manual_seed(config.seed)
+    trunk = _new_trunk(config)
+    is_coupled = config.positions in COUPLED_SCHEMES
+    return TaskModel(trunk, PositionIDs(config.num_position_ids, trunk.width) if is_coupled else None)
+
+
+def _new_trunk(config: TaskConfig) -> Trunk:
+    model = config.model
+    sizes = {
+        "vocabulary_size": len(task_called(config.task).vocabulary),
+        "width": model.width,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_position_ids": config.num_position_ids,
+    }
+    if model.architecture == "olmo":
+        return OLMoTrunk(new_olmo(**sizes))
+    return GPTNeoXTrunk(**sizes, rotary_fraction=model.rotary_fraction)
+
+
+def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
+    """Load what `path` holds into a model.
+
+    Raises:
+        InputError: these are another model's weights.
+    """
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} is not the weights of its config.yaml: {reason}") from error
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """A trained model of a task that has been found and not yet loaded."""
+
+    name: str
+    """The run folder's; results are filed under it."""
+    step: int
+    folder: Path
+    """Of the checkpoint."""
+    config: TaskConfig
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of what decides its numbers: configuration and weights."""
+        return sha256_of_files(self.folder / "config.yaml", self.folder / "model.pt")
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the last measurement before the checkpoint found the task learnt in distribution."""
+        measured = read_metrics(self.folder.parent, self.step)["exact_match"]
+        found = [exact_match for exact_match in measured if exact_match is not None]
+        return bool(found) and found[-1] >= LEARNT
+
+    def load(self, device: torch.device) -> TaskModel:
+        """The model, to be tested.
+
+        Raises:
+            InputError: the weights are damaged, or not of its configuration.
+        """
+        model, path = new_task_model(self.config), self.folder / "model.pt"
+        load_weights(model, read_tensors(path), path)
+        return model.to(device).eval().requires_grad_(False)
+
+
+def find_task_run(folder: Path, task: str) -> TaskRun:
+    """The newest checkpoint of a run folder of train_synthetic.
+
+    Raises:
+        InputError: there is none, it is damaged, or it was trained on another task than `task`.
+    """
+    found = newest_with_model(folder)
+    if found is None:
+        raise InputError(
+            f"no checkpoint in {folder}: expected a folder step<N>-unsharded there, as"
+            " pipeline/train_synthetic.py writes them"
+        )
+    step, newest = found
+    refuse_damaged(newest, MODEL_FILES)
+    config = read_task_config(newest / "config.yaml")
+    if config.task != task:
+        raise InputError(
+            f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"
+            f" {config.task}"
+        )
+    return TaskRun(folder.resolve().name, step, newest, config)
+
+
+Part = tuple[ExampleBatch, np.ndarray]
+"""Examples of one size, and their position IDs [B, S]."""
+
+
+class TaskTrainer(TrainingLoop):
+    """One run: model and optimizer at `step` finished steps."""
+
+    learning_rate_field = "learning_rate"
+
+    def __init__(
+        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
+    ) -> None:
+        """Build model and optimizer, at the run's newest checkpoint where it has one.
+
+        Raises:
+            InputError: the model does not fit the memory, or the checkpoint or the metrics are damaged.
+        """
+        refuse_beyond_memory(config)
+        super().__init__(config, run_folder, config.num_steps, stop_request)
+        self._config, self._device = config, device
+        self._model = new_task_model(config).to(device)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.betas[0], config.betas[1]),
+            weight_decay=config.weight_decay,
+        )
+        self._schedule = LinearWithWarmup(
+            grad_clip_warmup_steps=None, grad_clip_warmup_factor=None, warmup_min_lr=0.0,
+            warmup_steps=config.warm_up_steps, alpha_f=0.0,
+        )  # fmt: skip
+        self._parts_of = Prefetch(self._draw)
+        saved = newest_state(run_folder)
+        if saved is not None:
+            self._go_on_from(saved)
+        self._metrics = TaskMetrics(run_folder, step=self.step, num_steps=config.num_steps)
+
+    @property
+    def final_exact_match(self) -> float:
+        """Exact matches in distribution at the end of the run."""
+        assert self._metrics.exact_match is not None, "it is measured at the end"
+        return self._metrics.exact_match
+
+    def exact_match(self) -> float:
+        """Share of responses that are wholly right in distribution, each training size counting alike."""
+        self._model.eval()
+        config = self._config
+        generator = of_measuring_in_training(config.seed)
+        sizes = config.distribution.sizes
+        num_examples = -(-config.eval_num_examples // len(sizes))
+        is_right = [
+            answers(
+                self._model,
+                config.distribution.draw_of_size(size, num_examples, generator),
+                config,
+                generator,
+                examples_per_batch=num_examples,
+            ).is_right_B
+            for size in sizes
+        ]
+        self._model.train()
+        return float(np.concatenate(is_right).mean())
+
+    def _open_metrics(self) -> TaskMetrics:
+        return self._metrics
+
+    def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
+        token_loss, position_id_loss = self._accumulate_gradients(step)
+        max_norm = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
+        gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
+        learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
+        self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
+        metrics = {
+            "step": step, "loss": token_loss, "learning_rate": learning_rate, "gradient_norm": gradient_norm,
+        }  # fmt: skip
+        if self._config.positions == "predicted":
+            metrics["position_id_loss"] = position_id_loss
+        return metrics, self._stop_request.signal_name is not None
+
+    def _measure(self) -> dict[str, float]:
+        return {"exact_match": self.exact_match()}
+
+    def _accumulate_gradients(self, step: int) -> tuple[float, float]:
+        """Backward over the step's examples; their mean losses of tokens and position IDs, nats."""
+        parts = self._parts_of(step)
+        totals = torch.zeros(2, device=self._device)
+        for batch, position_ids_BS in parts:
+            token_loss, position_id_loss = response_losses(
+                self._model,
+                torch.from_numpy(batch.token_ids_BS).to(self._device),
+                torch.from_numpy(position_ids_BS).to(self._device),
+                batch.num_prompt_tokens,
+                with_position_ids=self._config.positions == "predicted",
+            )
+            if position_id_loss is None:
+                position_id_loss = torch.zeros_like(token_loss)
+            ((token_loss + position_id_loss) / len(parts)).backward()
+            totals += torch.stack((token_loss, position_id_loss)).detach() / len(parts)
+        token_loss_nats, position_id_loss_nats = totals.tolist()
+        return token_loss_nats, position_id_loss_nats
+
+    def _draw(self, step: int) -> list[Part]:
+        return list(self._draw_parts(of_training_step(self._config.seed, step)))
+
+    def _draw_parts(self, generator: np.random.Generator) -> Iterator[Part]:
+        config = self._config
+        for _ in range(config.sizes_per_step):
+            batch = config.distribution.draw(config.batch_size // config.sizes_per_step, generator)
+            shape = batch.token_ids_BS.shape
+            yield (
+                batch,
+                example_position_ids(
+                    config.positions,
+                    shape,
+                    batch.coupled_ids_BS,
+                    config.num_position_ids,
+                    generator,
+                    config.spread_of_coupled_ids,
+                ),  # fmt: skip
+            )
+
+    def _save(self) -> None:
+        state = {
+            "model": self._model.state_dict(),
+            "optim": self._optimizer.state_dict(),
+            "train": {"step": self.step},
+        }
+        save_checkpoint(self._run_folder, self.step, self._config, state)
+
+    def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
+        with refusing_another_state(self._run_folder):
+            self.step = saved["train"]["step"]
+            load_weights(self._model, saved["model"], self.checkpoint / "model.pt")
+            self._optimizer.load_state_dict(saved["optim"])

@@ -1,0 +1,682 @@
+"""A large corpus dealt to tasks: which files one task of an array tokenizes, and where it writes.
+
+Evaluation documents as Parquet: written once, read by every stage that measures.
+
+Whether a manifest is one, and whether the files of a folder are those that it names.
+
+The manifest of tokenized data: what made it, what belongs to it, and that it is complete.
+
+How other stages read the folder that tokenize_c4 leaves.
+
+How often each token occurs among training tokens: counted once, when they are written.
+
+Shapes: V vocabulary.
+
+The unigram distribution of a corpus: the background that stands in for a token taken away.
+
+Shapes: V vocabulary.
+
+Chunks of the training tokens, for what is learned of a model and not measured.
+
+Shapes: L chunk.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from heapq import heappush, heappushpop
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from pipeline.cli import InputError
+from pipeline.results.files import make_table, read_parquet, refuse_folder, write_atomically, write_parquet
+from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
+from pipeline.text.sources import Source, c4_revision
+from pipeline.text.tokenizer import DocumentTokenizer
+
+TASKS_FOLDER = "tasks"
+
+
+@dataclass(frozen=True)
+class TokenizationTask:
+    """Task `index` of `num_tasks`, counted from 0."""
+
+    index: int
+    num_tasks: int
+
+    def __post_init__(self) -> None:
+        """Refuse an index that is out of range.
+
+        Raises:
+            InputError: it is.
+        """
+        if not 0 <= self.index < self.num_tasks:
+            raise InputError(
+                f"--task-index {self.index} is out of range; with --num-tasks {self.num_tasks} it goes"
+                f" from 0 to {self.num_tasks - 1}"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this one task is everything."""
+        return self.num_tasks == 1
+
+    def folder(self, out: Path) -> Path:
+        """Where the task is written: `out` itself, where there is only one."""
+        return out if self.is_whole else out / TASKS_FOLDER / f"{self.index:05d}-of-{self.num_tasks:05d}"
+
+    def sources_of(self, sources: Sequence[Source]) -> list[Source]:
+        """The files of this task: adjacent ones, so that tasks one after another are all files in order.
+
+        Five files in two tasks are files 0, 1 and files 2, 3, 4.
+
+        Raises:
+            InputError: there are more tasks than files.
+        """
+        if self.num_tasks > len(sources):
+            raise InputError(
+                f"--num-tasks {self.num_tasks} is more than the {len(sources)} file(s) of --source;"
+                " a task takes whole files"
+            )
+        start, end = self._range_of(len(sources))
+        return list(sources[start:end])
+
+    def share_of(self, limit: int | None) -> int | None:
+        """The part of this task in a limit on the whole; all parts add up to it.
+
+        Raises:
+            InputError: nothing is left for this task.
+        """
+        if limit is None:
+            return None
+        start, end = self._range_of(limit)
+        if start == end:
+            raise InputError(f"a limit of {limit} cannot be shared by {self.num_tasks} tasks; raise it")
+        return end - start
+
+    def _range_of(self, count: int) -> tuple[int, int]:
+        return count * self.index // self.num_tasks, count * (self.index + 1) // self.num_tasks
+
+
+def task_folders(out: Path) -> dict[TokenizationTask, Path]:
+    """The tasks in `out` that were begun, by their folders' names."""
+    found = {}
+    for folder in sorted((out / TASKS_FOLDER).glob("?????-of-?????")):
+        index, _, num_tasks = folder.name.partition("-of-")
+        found[TokenizationTask(int(index), int(num_tasks))] = folder
+    return found
+
+
+def name_files(sources: Sequence[Source]) -> str:
+    """A short name for a list of files, by number and names, by which tasks know that they share it."""
+    names = "\n".join(source.short_name for source in sources)
+    return f"{len(sources)} files, {sha256(names.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class EvaluationDocument:
+    """A document to evaluate on."""
+
+    document_id: str
+    token_ids: np.ndarray
+    """Shape (S,), int32, without a final EOS."""
+    url: str | None = None
+
+
+class EvaluationSample:
+    """The distinct documents with the smallest IDs, at most `max_documents` of all that are added.
+
+    IDs are hashes, so this is a random sample, and the same in whatever order documents come and in
+    however many tasks.
+    """
+
+    def __init__(self, max_documents: int) -> None:
+        self._max_documents = max_documents
+        self._heap: list[tuple[int, EvaluationDocument]] = []  # the largest ID first, so it is negated
+        self._kept_ids: set[int] = set()
+        self.num_left_out = 0
+        """How often one had to be left out."""
+
+    def add(self, document: EvaluationDocument) -> bool:
+        """Take a document; whether its ID was not among those kept."""
+        number = int(document.document_id, 16)
+        if number in self._kept_ids:
+            return False
+        self._kept_ids.add(number)
+        if len(self._heap) < self._max_documents:
+            heappush(self._heap, (-number, document))
+        else:
+            largest, _ = heappushpop(self._heap, (-number, document))
+            self._kept_ids.remove(-largest)
+            self.num_left_out += 1
+        return True
+
+    def documents(self) -> list[EvaluationDocument]:
+        """The documents kept, in no order."""
+        return [document for _, document in self._heap]
+
+
+def write_evaluation_documents(
+    path: Path, documents: Iterable[EvaluationDocument], stage: str = "tokenize_c4"
+) -> None:
+    """Write `documents` ordered by ID: the IDs are hashes, so any first few are a random sample."""
+    ordered = sorted(documents, key=lambda document: document.document_id)
+    columns: dict[str, list[Any]] = {
+        "document_id": [document.document_id for document in ordered],
+        "url": [document.url for document in ordered],
+        "token_ids": [document.token_ids for document in ordered],
+        "num_tokens": [len(document.token_ids) for document in ordered],
+    }
+    # Only what never changes with the commit: the file's SHA-256 stands for the documents in other stages.
+    schema = SCHEMAS["evaluation_documents"].with_metadata(
+        {"schema_version": str(SCHEMA_VERSION), "stage": stage}
+    )
+    # Nor page checksums: results name the documents by the bytes that they have had from the start.
+    write_parquet(path, make_table(columns, schema), page_checksums=False)
+
+
+def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
+    """The documents of a file that `write_evaluation_documents` wrote, in its order."""
+    # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
+    frame = read_parquet(path, ["document_id", "url", "token_ids"]).to_pandas()
+    return [
+        EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
+        for document_id, url, token_ids in zip(
+            frame["document_id"], frame["url"], frame["token_ids"], strict=True
+        )
+    ]
+
+
+def read_evaluation_lengths(path: Path) -> list[int]:
+    """Tokens of each document of such a file, in its order."""
+    return read_parquet(path, ["num_tokens"])["num_tokens"].to_pylist()
+
+
+TOKEN_DTYPES = ("uint16", "uint32")
+
+
+def fault_of_manifest(manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with a manifest, None where it says all that readers need."""
+    version = manifest.get("schema_version", 1)
+    if not _is_whole(version, 1):
+        return f"schema_version is {version!r}, not a whole number of at least 1"
+    if version > SCHEMA_VERSION:
+        return f"schema_version is {version}, and this program reads up to {SCHEMA_VERSION}"
+    if manifest.get("token_dtype") not in TOKEN_DTYPES:
+        return f"token_dtype is {manifest.get('token_dtype')!r}, neither of {' and '.join(TOKEN_DTYPES)}"
+    if not _is_whole(manifest.get("vocabulary_size"), 1):
+        return f"vocabulary_size is {manifest.get('vocabulary_size')!r}, not a whole number of at least 1"
+    eos_token_id = manifest.get("eos_token_id")
+    if not _is_whole(eos_token_id, 0) or eos_token_id >= manifest["vocabulary_size"]:
+        return f"eos_token_id is {eos_token_id!r}, not a token of {manifest['vocabulary_size']}"
+    for name in ("settings", "inputs"):
+        if not isinstance(manifest.get(name, {}), Mapping):
+            return f"{name} is {manifest[name]!r}, not names and values"
+    return _fault_of_counts(manifest.get("counts")) or _fault_of_files(manifest)
+
+
+def _fault_of_counts(counts: object) -> str | None:
+    if not isinstance(counts, Mapping):
+        return f"counts is {counts!r}, not names and numbers"
+    for name in ("train_tokens", *counts):
+        if not _is_whole(counts.get(name), 0):
+            return f"counts: {name} is {counts.get(name)!r}, not a whole number"
+    return None
+
+
+def _fault_of_files(manifest: Mapping[str, Any]) -> str | None:
+    files = manifest.get("files")
+    if not isinstance(files, Mapping):
+        return f"files is {files!r}, not names with size and SHA-256"
+    for name, described in files.items():
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts or name.startswith("/"):
+            return f"files: {name!r} is no file of this folder"
+        if not isinstance(described, Mapping) or not _is_whole(described.get("bytes"), 0):
+            return f"files: {name} has no size in bytes"
+        digest = described.get("sha256")
+        if not isinstance(digest, str) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+            return f"files: {name} has no SHA-256"
+    num_bytes = sum(described["bytes"] for name, described in files.items() if name.endswith(".npy"))
+    expected = manifest["counts"]["train_tokens"] * np.dtype(manifest["token_dtype"]).itemsize
+    if num_bytes != expected:
+        return f"its training files are to have {num_bytes} bytes, and its train_tokens take {expected}"
+    return None
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> Iterator[str]:
+    """One phrase for every file that is not what the manifest's `files` say.
+
+    Args:
+        folder: where they lie.
+        files: name -> `bytes` and `sha256`.
+        verify: read each whole file and compare its SHA-256 too.
+    """
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{path} is {'no file' if path.exists() else 'missing'}"
+            continue
+        num_bytes = path.stat().st_size
+        if num_bytes != expected["bytes"]:
+            state = "it is cut off" if num_bytes < expected["bytes"] else "it is another file"
+            yield f"{path} has {num_bytes} bytes, not {expected['bytes']}: {state}"
+        elif verify and sha256_of_files(path) != expected["sha256"]:
+            yield f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
+
+
+def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
+    """Refuse a folder whose files are not those of its manifest.
+
+    Raises:
+        InputError: the first such file, and how many more there are.
+    """
+    found = list(damages(folder, manifest["files"], verify=verify))
+    if found:
+        more = f" (and {len(found) - 1} more files)" if len(found) > 1 else ""
+        raise InputError(
+            f"{found[0]}{more}; run pipeline/{manifest['stage']}.py again as it was run for {folder}, which"
+            " writes it anew"
+        )
+
+
+TRAIN_FOLDER = "train"
+EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
+TOKENIZER_FILE = "tokenizer.json"
+TOKEN_COUNTS_FILE = "train_token_counts.bin"
+"""How often each token occurs among the training tokens, EOS never: int64, little-endian, [V]."""
+MANIFEST_FILE = "manifest.json"
+STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
+"""Those that write such folders."""
+COUNTS = (
+    "train_documents",
+    "train_tokens",
+    "evaluation_documents",
+    "evaluation_tokens",
+    "duplicate",
+    "empty",
+    "malformed",
+    "in_evaluation_source",
+    "beyond_max_evaluation_documents",
+)
+
+
+def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
+    """Name and SHA-256 of every source; the hub's files have no SHA-256, `c4_revision` stands for it."""
+    return [
+        {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
+        for source in sources
+    ]
+
+
+def make_manifest(
+    folder: Path,
+    configuration: Mapping[str, Any],
+    tokenizer: DocumentTokenizer,
+    paths: Sequence[Path],
+    tally: Mapping[str, int],
+    stage: str = "tokenize_c4",
+) -> dict[str, Any]:
+    """The manifest of a folder in which everything else is written.
+
+    Args:
+        folder: the folder.
+        configuration: `settings` and `inputs`, all that decided the output.
+        tokenizer: what encoded the text.
+        paths: the files beside evaluation documents and tokenizer, those of training tokens in order.
+        tally: what was counted, by the names in `COUNTS`.
+        stage: of `STAGES`, which wrote it.
+    """
+    return {
+        "stage": stage,
+        "schema_version": SCHEMA_VERSION,
+        **configuration,
+        "c4_revision": c4_revision_of(configuration),
+        "counts": {name: tally[name] for name in COUNTS},
+        "token_dtype": tokenizer.token_dtype.name,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "eos_token_id": tokenizer.eos_token_id,
+        "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
+        "git_commit": git_commit(),
+        "packages": package_versions(),
+    }
+
+
+def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
+    """The commit of C4 on the hub that is read; None where nothing is streamed.
+
+    Raises:
+        InputError: the hub cannot be reached.
+    """
+    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
+    return c4_revision() if streams_c4 else None
+
+
+def refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
+    """Refuse data that cannot both train and evaluate.
+
+    Raises:
+        InputError: one of the parts is empty; says what was left out.
+    """
+    settings = configuration["settings"]
+    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
+    if not counts["train_documents"]:
+        limit = "" if settings["max_tokens"] is None else f", --max-tokens {settings['max_tokens']}"
+        sources = [entry["file"] for entry in configuration["inputs"]["source"]]
+        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        raise InputError(
+            f"no training documents in {' '.join(sources[:3])}{more} (left out: {left_out};"
+            f" {counts['in_evaluation_source']} that evaluate{limit})"
+        )
+    if not counts["evaluation_documents"]:
+        raise InputError(
+            f"no evaluation documents: none of {counts['train_documents']} documents fell to"
+            f" --evaluation-fraction {settings['evaluation_fraction']}; raise it, or give --evaluation-source"
+        )
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a complete folder; None where there is none.
+
+    Raises:
+        InputError: a manifest.json of some other program, or a damaged one.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.exists():
+        return None
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict) or manifest.get("stage") not in STAGES:
+        raise InputError(f"{path} is not a manifest that {' or '.join(STAGES)} wrote")
+    fault = fault_of_manifest(manifest)
+    if fault is not None:
+        raise InputError(
+            f"{path} is damaged or of a newer version: {fault}; remove it and run"
+            f" pipeline/{manifest['stage']}.py again as it was run for {folder}"
+        )
+    return manifest
+
+
+def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One phrase for every difference between two manifests in `settings` and `inputs`."""
+    before, after = earlier["settings"], now["settings"]
+    changes = [
+        f"{name} was {before.get(name)!r}, now {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    for role, inputs in now["inputs"].items():
+        changes += _changed_inputs(role, earlier["inputs"].get(role, []), inputs)
+    return changes
+
+
+def _changed_inputs(
+    role: str, before: Sequence[Mapping[str, str | None]], after: Sequence[Mapping[str, str | None]]
+) -> list[str]:
+    """The phrase, if any, for another list of inputs; contents count, not where the files lie."""
+    # The hub's C4 has no SHA-256: its name stands for it.
+    known = [entry["sha256"] or entry["file"] for entry in before]
+    if known == [entry["sha256"] or entry["file"] for entry in after]:
+        return []
+    new = [str(entry["file"]) for entry in after if (entry["sha256"] or entry["file"]) not in known]
+    if not new:
+        return [f"{role} has fewer files, or another order of them"]
+    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+    return [f"{role} {new[0]}{more} is new or has changed"]
+
+
+logger = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True)
+class TokenizedData:
+    """Training tokens and evaluation documents of one corpus under one tokenizer."""
+
+    folder: Path
+    train_paths: list[Path]
+    """Memory maps of `token_dtype` for olmo.data.MemMapDataset; documents each followed by EOS."""
+    token_dtype: np.dtype
+    vocabulary_size: int
+    eos_token_id: int
+    num_train_tokens: int
+    """EOS included."""
+    train_sha256: str
+    evaluation_sha256: str
+    token_counts_sha256: str | None = None
+    """Of the counted training tokens; None in older folders, and where there are no training tokens."""
+
+    @classmethod
+    def open(cls, folder: Path) -> "TokenizedData":
+        """The data in `folder`.
+
+        Raises:
+            InputError: the folder holds no complete tokenized data, files of other sizes, another tokenizer
+                or a damaged manifest.
+        """
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise InputError(f"no tokenized data in {folder}; {_what_to_run(folder)} first")
+        refuse_damage(folder, manifest)
+        files = manifest["files"]
+        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
+        small = {name: files[name] for name in files if name == TOKENIZER_FILE}
+        refuse_damage(folder, {**manifest, "files": small}, verify=True)
+        if EVALUATION_FILE not in files:
+            raise InputError(
+                f"the manifest of {folder} names no {EVALUATION_FILE}; {_what_to_run(folder)} again"
+            )
+        train_names = [name for name in files if name.endswith(".npy")]
+        train_digests = "\n".join(files[name]["sha256"] for name in train_names)
+        return cls(
+            folder=folder,
+            train_paths=[folder / name for name in train_names],
+            token_dtype=np.dtype(manifest["token_dtype"]),
+            vocabulary_size=manifest["vocabulary_size"],
+            eos_token_id=manifest["eos_token_id"],
+            num_train_tokens=manifest["counts"]["train_tokens"],
+            train_sha256=sha256(train_digests.encode()).hexdigest(),
+            evaluation_sha256=files[EVALUATION_FILE]["sha256"],
+            token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
+        )
+
+    def verify(self) -> None:
+        """Read every file and compare it with its SHA-256.
+
+        Raises:
+            InputError: one differs.
+        """
+        manifest = read_manifest(self.folder)
+        assert manifest is not None
+        refuse_damage(self.folder, manifest, verify=True)
+
+    def evaluation_documents(self) -> list[EvaluationDocument]:
+        """All evaluation documents, ordered by ID, which is a random but fixed order.
+
+        Raises:
+            InputError: the file is not that whose SHA-256 stands in the manifest, and so in results; or a
+                token is none of the vocabulary.
+        """
+        path = self.folder / EVALUATION_FILE
+        if sha256_of_files(path) != self.evaluation_sha256:
+            raise InputError(
+                f"{path} has not the SHA-256 of its manifest: it is damaged, or another file; run the stage"
+                " that wrote it again with the same flags, tokenize_c4 with --verify too"
+            )
+        documents = read_evaluation_documents(path)
+        for document in documents:
+            largest = int(document.token_ids.max(initial=0))
+            if largest >= self.vocabulary_size or document.token_ids.min(initial=0) < 0:
+                raise InputError(
+                    f"{path} has the token {largest} in document {document.document_id}, and its manifest a"
+                    f" vocabulary of {self.vocabulary_size}: they do not belong together"
+                )
+        return documents
+
+    def evaluation_lengths(self) -> list[int]:
+        """Tokens of each of them, in their order, without reading the tokens."""
+        return read_evaluation_lengths(self.folder / EVALUATION_FILE)
+
+
+def _what_to_run(folder: Path) -> str:
+    command = f"run pipeline/tokenize_c4.py --out {folder}"
+    return f"its tasks are not merged: {command} --merge" if (folder / TASKS_FOLDER).exists() else command
+
+
+def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool = False) -> bool:
+    """Whether `folder` holds the whole data that `configuration`, its settings and inputs, leads to.
+
+    Where a file is missing or has another size, or with `verify` another SHA-256, the log says so.
+
+    Raises:
+        InputError: it holds data of another configuration, or a folder in the place of a file.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    changes = changed_settings(manifest, configuration)
+    if changes:
+        raise InputError(
+            f"{folder} holds data made otherwise: {'; '.join(changes)};"
+            " choose another --out folder, or repeat the earlier command"
+        )
+    found = list(damages(folder, manifest["files"], verify=verify))
+    for name in manifest["files"]:
+        refuse_folder(folder / name)  # before anything is written anew
+    for phrase in found:
+        logger.warning("%s", phrase)
+    if found:
+        logger.warning("writing %s anew", folder)
+    return not found
+
+
+_DTYPE = np.dtype("<i8")
+_TOKENS_AT_A_TIME = 1 << 22
+
+
+def count_tokens(
+    paths: Iterable[Path], token_dtype: np.dtype, vocabulary_size: int, eos_token_id: int
+) -> np.ndarray:
+    """Occurrences of each token but EOS, which no document holds inside: int64 [V].
+
+    Raises:
+        InputError: a token is none of the vocabulary.
+    """
+    counts_V = np.zeros(vocabulary_size, dtype=np.int64)
+    for path in paths:
+        if not path.stat().st_size:
+            continue  # which cannot be mapped
+        tokens = np.memmap(path, dtype=token_dtype.newbyteorder("<"), mode="r")
+        for start in range(0, len(tokens), _TOKENS_AT_A_TIME):
+            counts = np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=vocabulary_size)
+            if len(counts) > vocabulary_size:
+                raise InputError(
+                    f"{path} has the token {len(counts) - 1}, and its manifest a vocabulary of"
+                    f" {vocabulary_size}: it is damaged, or another file"
+                )
+            counts_V += counts
+    counts_V[eos_token_id] = 0
+    return counts_V
+
+
+def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
+    """Write the counts of a data folder; the path."""
+    content = counts_V.astype(_DTYPE).tobytes()
+    write_atomically(folder / TOKEN_COUNTS_FILE, lambda path: path.write_bytes(content))
+    return folder / TOKEN_COUNTS_FILE
+
+
+def training_token_counts(data: TokenizedData) -> np.ndarray:
+    """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V].
+
+    Raises:
+        InputError: the file is not that of the manifest, or a token is none of the vocabulary.
+    """
+    if data.token_counts_sha256 is None:
+        if data.train_paths:
+            logger.info(
+                "%s has no %s, as an older version wrote it: counting its %s training tokens",
+                data.folder, TOKEN_COUNTS_FILE, f"{data.num_train_tokens:,}",
+            )  # fmt: skip
+        return count_tokens(data.train_paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
+    path = data.folder / TOKEN_COUNTS_FILE
+    counts_V = np.fromfile(path, dtype=_DTYPE).astype(np.int64)
+    if sha256_of_files(path) != data.token_counts_sha256 or len(counts_V) != data.vocabulary_size:
+        raise InputError(
+            f"{path} is not the counts of {data.vocabulary_size} tokens that the manifest names: it is"
+            " damaged, or another file; run tokenize_c4 again with the same flags and --verify"
+        )
+    return counts_V
+
+
+@dataclass(frozen=True, eq=False)
+class UnigramDistribution:
+    """Tokens, each as likely as it is frequent."""
+
+    counts_V: np.ndarray
+    """int64; how often each token occurs."""
+
+    @classmethod
+    def of_training_tokens(cls, data: TokenizedData) -> "UnigramDistribution":
+        """Over all training tokens but EOS, as tokenize_c4 counted them; in older folders counted here.
+
+        Raises:
+            InputError: there are no training tokens, or one that is none of the vocabulary.
+        """
+        counts_V = training_token_counts(data)
+        if not counts_V.any():
+            raise InputError(
+                f"{data.folder} has no training tokens to draw substitutes from; tokenize a training text"
+                " too, or say --intervention remove"
+            )
+        return cls(counts_V)
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the counts."""
+        return sha256(self.counts_V.astype("<i8").tobytes()).hexdigest()
+
+    def draw(self, num_tokens: int, seed: Sequence[int]) -> np.ndarray:
+        """`num_tokens` token IDs, independent, the same for the same seed: int64.
+
+        Counts 2, 0, 1 put the numbers 0 and 1 on token 0 and the number 2 on token 2.
+        """
+        cumulative_V = self.counts_V.cumsum()
+        numbers = np.random.default_rng(seed).integers(cumulative_V[-1], size=num_tokens)
+        return cumulative_V.searchsorted(numbers, side="right")
+
+
+def training_chunks(data: TokenizedData, chunk_length: int, num_chunks: int) -> list[np.ndarray]:
+    """`num_chunks` chunks of consecutive training tokens, spread evenly over them: int64 [L] each.
+
+    They do not overlap, and are the same for the same data. EOS between documents may stand in them.
+
+    Raises:
+        InputError: the files do not hold so many.
+    """
+    files = [
+        np.memmap(path, dtype=data.token_dtype.newbyteorder("<"), mode="r")
+        for path in data.train_paths
+        if path.stat().st_size
+    ]
+    places = [
+        (file, start) for file in files for start in range(0, len(file) - chunk_length + 1, chunk_length)
+    ]
+    if len(places) < num_chunks:
+        raise InputError(
+            f"{data.folder} has {len(places)} chunks of {chunk_length} training tokens, and {num_chunks} are"
+            " to be learned from; tokenize more training text, or learn from fewer (--learning-chunks)"
+        )
+    taken = np.arange(num_chunks) * len(places) // num_chunks
+    chosen = [places[place] for place in taken]
+    return [np.array(file[start : start + chunk_length], dtype=np.int64) for file, start in chosen]

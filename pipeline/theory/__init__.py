@@ -1,1 +1,0 @@
-"""The paper's idealized class, sparse functional attention, and its fit on planted correlations."""

@@ -1,0 +1,241 @@
+"""The order in which an epoch takes its sequences: a permutation that is never held as a whole.
+
+C4's 156 billion tokens are 2.4 billion sequences of 64: their shuffled indices would take 19 GB on every
+rank. Beyond a size where that matters, the order is a keyed bijection that is computed for the few indices
+of a step: a Feistel network on the smallest power of two that holds them all, walked until it lands inside
+(Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"; as shuffle: Mitchell et al. 2021,
+arXiv 2106.06161). Dimension letter: N places of which the sequences are wanted.
+
+Whether the training tokens are those whose SHA-256 the run's configuration and checkpoints record.
+
+The next step's batch, made by a thread while the device computes this one.
+
+Which tokens, at which position IDs, each step trains on: a pure function of the seed and the step.
+
+So a resumed run needs no reader state, and any number of ranks sees the same global batches.
+Dimension letters: B sequences of one step over all ranks, S = train_context_length tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+import torch
+
+from pipeline.cli import InputError, progress
+from pipeline.text.folder import TokenizedData, damages, read_manifest, refuse_damage
+from pipeline.training.config import PretrainConfig
+from pipeline.training.positions import PositionScheme, position_scheme
+
+LARGEST_SHUFFLE = 1 << 22
+"""Up to so many sequences NumPy's own shuffle is held, 32 MiB."""
+_NUM_ROUNDS = 8
+
+
+class EpochOrder:
+    """A permutation of 0 … num_sequences - 1, which `seed` decides."""
+
+    def __init__(
+        self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
+    ) -> None:
+        self._num_sequences, self._seed = num_sequences, seed
+        self._is_held = num_sequences <= largest_shuffle
+        num_bits = max(2, (num_sequences - 1).bit_length())
+        self._half_widths = (num_bits - num_bits // 2, num_bits // 2)  # of the left and the right half
+
+    def sequences_at(self, places_N: np.ndarray) -> np.ndarray:
+        """Indices [N], int64, of the sequences that come at these places of the epoch."""
+        if self._is_held:
+            return self._shuffled[places_N]
+        indices_N = self._permute(places_N.astype(np.uint64))
+        while (is_outside_N := indices_N >= self._num_sequences).any():
+            indices_N[is_outside_N] = self._permute(indices_N[is_outside_N])
+        return indices_N.astype(np.int64)
+
+    @cached_property
+    def _shuffled(self) -> np.ndarray:
+        return np.random.default_rng(self._seed).permutation(self._num_sequences)
+
+    @cached_property
+    def _round_keys(self) -> np.ndarray:
+        return np.random.default_rng(self._seed).integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
+
+    def _permute(self, numbers_N: np.ndarray) -> np.ndarray:
+        """One pass of the network, a bijection on the power of two."""
+        left_width, right_width = self._half_widths
+        left_N, right_N = _split(numbers_N, right_width)
+        for key in self._round_keys:
+            # The halves, of unequal width where the number of bits is odd, change places every round.
+            left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key) & np.uint64((1 << left_width) - 1))
+            left_width, right_width = right_width, left_width
+        return (left_N << np.uint64(right_width)) | right_N
+
+
+def _split(numbers_N: np.ndarray, right_width: int) -> tuple[np.ndarray, np.ndarray]:
+    return numbers_N >> np.uint64(right_width), numbers_N & np.uint64((1 << right_width) - 1)
+
+
+def _mix(numbers_N: np.ndarray) -> np.ndarray:
+    """Every bit of the result depends on every bit of the number: the finalizer of SplitMix64."""
+    numbers_N = (numbers_N ^ (numbers_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers_N = (numbers_N ^ (numbers_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers_N ^ (numbers_N >> np.uint64(31))
+
+
+def refuse_damaged_tokens(data: TokenizedData, rank: int = 0, num_ranks: int = 1) -> None:
+    """Read the training files once and compare their SHA-256: what is recorded of a run must be true of it.
+
+    Args:
+        data: whose files are read.
+        rank: which of the run's processes this is.
+        num_ranks: how many there are; each reads its share of the files, so that none waits for long.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    manifest = read_manifest(data.folder)
+    assert manifest is not None
+    names = [path.relative_to(data.folder).as_posix() for path in data.train_paths][rank::num_ranks]
+
+    def is_damaged(name: str) -> bool:
+        return any(damages(data.folder, {name: manifest["files"][name]}, verify=True))
+
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+        checked = progress(pool.map(is_damaged, names), "training tokens: SHA-256", "file", len(names))
+        wrong = [name for name, is_wrong in zip(names, checked, strict=True) if is_wrong]
+    files = {name: manifest["files"][name] for name in wrong}
+    refuse_damage(data.folder, {**manifest, "files": files}, verify=True)
+
+
+Batch = TypeVar("Batch")
+
+
+class Prefetch(Generic[Batch]):
+    """Calls `make_batch(step)`, a pure function, one step ahead of where it is asked."""
+
+    def __init__(self, make_batch: Callable[[int], Batch]) -> None:
+        self._make_batch = make_batch
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._ahead: dict[int, Future[Batch]] = {}
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of `step`; that of the step after it is begun."""
+        ready = self._ahead.pop(step, None) or self._thread.submit(self._make_batch, step)
+        self._ahead = {step + 1: self._thread.submit(self._make_batch, step + 1)}
+        return ready.result()
+
+
+_ORDER, _POSITIONS = 0, 1  # separate random streams: another position scheme leaves the order as it is
+
+
+class TrainingBatches:
+    """The token files of OLMo's memory-map format, cut into sequences and shuffled anew each epoch.
+
+    Within a file sequences are adjacent and documents run across their edges, as OLMo's MemMapDataset
+    cuts them; a file's last tokens, too few for a sequence, are left out. Reading through MemMapDataset
+    itself opens the file anew for each sequence.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        token_dtype: np.dtype,
+        *,
+        train_context_length: int,
+        batch_size: int,
+        scheme: PositionScheme,
+        seed: int,
+        vocabulary_size: int | None = None,
+    ) -> None:
+        """Map the files.
+
+        Args:
+            paths: raw arrays of token IDs.
+            token_dtype: their unsigned integer type.
+            train_context_length: S, tokens of one sequence.
+            batch_size: B, sequences of one step over all ranks.
+            scheme: draws the position IDs.
+            seed: decides order and position IDs.
+            vocabulary_size: tokens are below it, which each batch is checked for; None: any will do.
+
+        Raises:
+            InputError: the files hold fewer sequences than one step needs.
+        """
+        arrays = [_map_tokens(path, token_dtype) for path in paths]
+        lengths = [len(array) // train_context_length for array in arrays]
+        self._files = [
+            array[: length * train_context_length].reshape(length, train_context_length)
+            for array, length in zip(arrays, lengths, strict=True)
+        ]
+        self._starts = np.concatenate(
+            ([0], np.cumsum(lengths))
+        )  # index of each file's first sequence, and the end
+        self._train_context_length, self._batch_size = train_context_length, batch_size
+        self._scheme, self._seed = scheme, seed
+        self._paths, self._vocabulary_size = list(paths), vocabulary_size
+        self.steps_per_epoch = int(sum(lengths)) // batch_size
+        if self.steps_per_epoch == 0:
+            raise InputError(
+                f"the training data holds {sum(lengths)} sequences of {train_context_length} tokens, but one"
+                f" step takes {batch_size}; tokenize more text or lower the batch"
+            )
+        self._order_of_epoch = lru_cache(maxsize=1)(self._order)
+
+    @classmethod
+    def from_config(cls, config: PretrainConfig, data: TokenizedData) -> Self:
+        """The batches of the run that `config` describes, from its tokenized data."""
+        return cls(
+            data.train_paths,
+            data.token_dtype,
+            train_context_length=config.sequence_length,
+            batch_size=config.global_train_batch_size,
+            scheme=position_scheme(config.position_scheme, config.position_target_length),
+            seed=config.seed,
+            vocabulary_size=data.vocabulary_size,
+        )
+
+    def _order(self, epoch: int) -> EpochOrder:
+        return EpochOrder(int(self._starts[-1]), [self._seed, _ORDER, epoch])
+
+    def sequence_indices(self, step: int) -> np.ndarray:
+        """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
+        epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
+        first = batch_index * self._batch_size
+        return self._order_of_epoch(epoch).sequences_at(np.arange(first, first + self._batch_size))
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(token_ids_BS, position_ids_BS) of `step`, both int64.
+
+        Raises:
+            InputError: one of the tokens is none of the vocabulary.
+        """
+        indices_B = self.sequence_indices(step)
+        files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
+        token_ids_BS = np.empty((self._batch_size, self._train_context_length), dtype=np.int64)
+        for row, (file, index) in enumerate(zip(files_B, indices_B, strict=True)):
+            token_ids_BS[row] = self._files[file][index - self._starts[file]]
+        self._refuse_foreign_tokens(token_ids_BS, files_B)
+        generator = np.random.default_rng([self._seed, _POSITIONS, step])
+        return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)
+
+    def _refuse_foreign_tokens(self, token_ids_BS: np.ndarray, files_B: np.ndarray) -> None:
+        """Here, and not in the model, where they are an index error, or on a GPU the end of its process."""
+        largest_B = token_ids_BS.max(axis=1)
+        row = int(largest_B.argmax())
+        if self._vocabulary_size is not None and largest_B[row] >= self._vocabulary_size:
+            raise InputError(
+                f"{self._paths[files_B[row]]} holds the token {largest_B[row]}, and its manifest a vocabulary"
+                f" of {self._vocabulary_size}: they do not belong together; run pipeline/tokenize_c4.py again"
+                " as it was run for this folder, with --verify"
+            )
+
+
+def _map_tokens(path: Path, token_dtype: np.dtype) -> np.ndarray:
+    """The file as a memory map that keeps no file open: C4 has thousands, a process may often open 1,024."""
+    num_tokens = path.stat().st_size // token_dtype.itemsize
+    return torch.from_file(
+        str(path), shared=False, size=num_tokens, dtype=getattr(torch, token_dtype.name)
+    ).numpy()

@@ -1,0 +1,104 @@
+"""The position IDs a training sequence is given: contiguous, with PoSE's skip, or a random subset.
+
+Dimension letters: B sequences, S = `train_context_length` tokens of one sequence, P position IDs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from pipeline.cli import InputError, unknown_name
+
+PositionScheme = Callable[[int, int, np.random.Generator], np.ndarray]
+"""(num_sequences B, train_context_length S, generator) -> position_ids_BS, int64."""
+
+
+def contiguous_position_ids(
+    num_sequences: int, train_context_length: int, generator: np.random.Generator
+) -> np.ndarray:
+    """0, 1, 2, … for every sequence: position_ids_BS, int64. Draws nothing from `generator`."""
+    return np.tile(np.arange(train_context_length, dtype=np.int64), (num_sequences, 1))
+
+
+def pose_position_ids(
+    num_sequences: int, train_context_length: int, generator: np.random.Generator, *, target_length: int
+) -> np.ndarray:
+    """Positional Skip-wise training (PoSE) with two chunks (Zhu et al. 2023, arXiv 2309.10400, section 3.2).
+
+    Each sequence is cut in two chunks, neither of them empty, at a place drawn uniformly; a skip drawn
+    uniformly from 0 … target_length - S is added to the IDs of the second. The tokens stay adjacent;
+    only their IDs part. Over many draws every distance below `target_length` occurs, so a model sees
+    all of them while attending to S tokens only. With S = 4, cut 1 and skip 3: 0 4 5 6.
+
+    Args:
+        num_sequences: B.
+        train_context_length: S, at least 2.
+        generator: the source of cuts and skips; B of each are drawn, in that order.
+        target_length: position IDs stay below this number; at least S.
+
+    Returns:
+        position_ids_BS, int64, strictly increasing along S, starting at 0.
+    """
+    assert 2 <= train_context_length <= target_length
+    cuts_B1 = generator.integers(1, train_context_length, size=(num_sequences, 1))
+    skips_B1 = generator.integers(
+        0, target_length - train_context_length, size=(num_sequences, 1), endpoint=True
+    )
+    places_S = np.arange(train_context_length, dtype=np.int64)
+    return places_S + skips_B1 * (places_S >= cuts_B1)
+
+
+def randomized_position_ids(
+    num_sequences: int, train_context_length: int, generator: np.random.Generator, *, target_length: int
+) -> np.ndarray:
+    """Randomized positions (Ruoss et al. 2023, arXiv 2305.16843, section 3).
+
+    Each sequence is given a subset of S of the IDs 0 … target_length - 1, every subset being as likely, in
+    ascending order. Ruoss et al. draw one subset for all sequences of a step; here each draws its own.
+    With S = 3 and target_length 8, say: 1 4 5.
+
+    Args:
+        num_sequences: B.
+        train_context_length: S, at least 1.
+        generator: the source of the subsets; B times target_length numbers are drawn.
+        target_length: position IDs stay below this number; at least S.
+
+    Returns:
+        position_ids_BS, int64, strictly increasing along S.
+    """
+    assert 1 <= train_context_length <= target_length
+    # The places of the S least of as many independent keys as there are IDs are a uniform random subset.
+    keys_BP = generator.random((num_sequences, target_length), dtype=np.float32)
+    subset_BS = np.argpartition(keys_BP, train_context_length - 1, axis=1)[:, :train_context_length]
+    return np.sort(subset_BS, axis=1).astype(np.int64)
+
+
+POSITION_SCHEMES = ("contiguous", "pose", "randomized")
+_WITH_TARGET_LENGTH = {"pose": pose_position_ids, "randomized": randomized_position_ids}
+
+
+def position_scheme(name: str, target_length: int | None = None) -> PositionScheme:
+    """The scheme called `name`.
+
+    Args:
+        name: one of `POSITION_SCHEMES`.
+        target_length: the length to generalize to in tokens, for PoSE and randomized positions; None for
+            contiguous ones.
+
+    Raises:
+        InputError: no scheme has that name, or the target length is missing or would be ignored.
+    """
+    if name not in POSITION_SCHEMES:
+        raise unknown_name("position_scheme", name, POSITION_SCHEMES)
+    if name == "contiguous":
+        if target_length is not None:
+            raise InputError(
+                "a target length is given, but position_scheme is 'contiguous' and would ignore it"
+            )
+        return contiguous_position_ids
+    if target_length is None:
+        raise InputError(
+            f"position_scheme '{name}' needs {name}_target_length, the length to generalize to in tokens"
+        )
+    return partial(_WITH_TARGET_LENGTH[name], target_length=target_length)
