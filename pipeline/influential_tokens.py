@@ -6,12 +6,8 @@ For each checkpoint and each target t of the evaluation documents:
      KL(p(.|long) || p(.|short)), which never sees the answer;
   2. the k far tokens that each selection rule ranks first. A rule is a search
        leave_one_out   take one token from the long context: loss(t | long without i) - loss(t | long)
-       leave_one_out_search
-                       the same among the tokens that cheap estimates put first, the only ones left out:
-                       exact for these, null for the rest, within --search-budget
        add_one_in      add one to the short context
-       greedy          add_one_in repeated, given those already chosen; either tries all far tokens, or the
-                       --num-candidates that a screen by derivatives puts first
+       greedy          add_one_in repeated, given those already chosen
        banzhaf         mean effect over --num-subsets random subsets of the far context
        surrogate       weights of a sparse linear model, fitted to such subsets (ContextCite)
        context_length_probing
@@ -27,7 +23,7 @@ For each checkpoint and each target t of the evaluation documents:
                        gradients by the tokens' embeddings, of captum (pip install '.[attribution]')
        random, nearest the controls
      and a criterion: the target's loss (the plain name), which sees the answer, or the divergence (the name
-     with _divergence; not of leave_one_out_search, attention, controls), which does not;
+     with _divergence; not of attention and the controls), which does not;
   3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
      network; of the controls at every power of two up to the whole far context;
   4. the same with another document's tokens at the same positions: the null. k tokens chosen among hundreds
@@ -77,7 +73,6 @@ from pipeline.cli import (
     InputError,
     finite_float,
     fraction,
-    positive_float,
     positive_int,
     random_seed,
     stage_parser,
@@ -95,10 +90,8 @@ from pipeline.measuring.rules import (
     MOST_SUBSETS,
     NUM_SUBSETS,
     RULES,
-    SEARCH_BUDGET,
     SUBSTITUTE,
     find_rule,
-    refuse_candidates,
     refuse_intervention,
     refuse_subsets,
 )
@@ -137,10 +130,6 @@ def parser() -> argparse.ArgumentParser:
         " tried on too; none if not given",
     )  # fmt: skip
     add(
-        "--search-budget", type=positive_float, default=SEARCH_BUDGET,
-        help="token-forwards that the rule leave_one_out_search may take, as a share of leave_one_out's",
-    )  # fmt: skip
-    add(
         "--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
         " fitted to; an even number",
@@ -153,11 +142,6 @@ def parser() -> argparse.ArgumentParser:
         "--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
         help="chunks of training tokens that the weights of the rules learned_attention* are fitted to, once"
         " a model",
-    )  # fmt: skip
-    add(
-        "--num-candidates", type=positive_int,
-        help="tokens that the rules add_one_in* and greedy* try in each step, those that a first-order screen"
-        " puts first; all if not given",
     )  # fmt: skip
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add(
@@ -184,13 +168,11 @@ def main(arguments: argparse.Namespace) -> None:
         find_rule(rule)
     refuse_intervention(arguments.rules, arguments.intervention)
     refuse_subsets(arguments.rules, arguments.num_subsets, arguments.k[-1])
-    refuse_candidates(arguments.rules, arguments.intervention, arguments.num_candidates, arguments.k[-1])
     if arguments.num_backgrounds > 1 and arguments.intervention != BACKGROUND:
         raise InputError(
             f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
             " background; add that, or leave it out"
         )
-    arguments.search_budget = _search_budget(arguments, lengths)
     unigram = None
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
@@ -227,7 +209,6 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
     names = (
         "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
-        "search_budget", "num_candidates",
     )  # fmt: skip
     draws_subsets = any(rule.startswith(("banzhaf", "surrogate")) for rule in arguments.rules)
     learns = any(rule.startswith("learned_attention") for rule in arguments.rules)
@@ -240,18 +221,3 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         "kept_fraction": arguments.kept_fraction if is_fitted else None,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
     }
-
-
-def _search_budget(arguments: argparse.Namespace, lengths: ContextLengths) -> float | None:
-    """None where no rule searches.
-
-    Raises:
-        InputError: it is too small for the largest k.
-    """
-    if "leave_one_out_search" not in arguments.rules:
-        return None
-    from pipeline.measuring.far_context import refuse_small_budget
-
-    is_substituted = arguments.intervention == SUBSTITUTE
-    refuse_small_budget(arguments.search_budget, lengths, arguments.k[-1], is_substituted)
-    return arguments.search_budget

@@ -132,8 +132,6 @@ FURTHER_WORDS = {
         "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
         "--train-context-length", "16", "--local-length", "4",
     ],
-    "tests/benchmarks/search_recall.py": ["--device", "cpu"],
-    "tests/benchmarks/screened_greedy.py": ["--device", "cpu", "--k", "2", "--num-candidates", "4"],
     "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
     "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
     "tests/benchmarks/training.py": ["--quick"],

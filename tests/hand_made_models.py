@@ -132,8 +132,3 @@ class CountingLM:
         gradients_TS = self._model.gate_gradients(token_ids, *arguments)
         self.backward_passes += len(gradients_TS)
         return gradients_TS
-
-    def candidate_gradients(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
-        self.token_forwards += token_ids.numel()
-        self.backward_tokens += token_ids.numel()
-        return self._model.candidate_gradients(token_ids, *arguments)

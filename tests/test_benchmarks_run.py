@@ -29,7 +29,6 @@ import gpu
 import leave_one_out
 import matrix_product_peak
 import method_seconds
-import screened_greedy
 import variants
 import worker
 from problem import Problem
@@ -256,29 +255,6 @@ def test_querying_gives_the_answer_of_pandas(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr  # it ends where the two answers differ
     assert "8,000 rows, 20 files" in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_what_a_screen_spares_and_loses(
-    tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_data(tmp_path / "data", train_token_ids=[[*range(1, 13), *range(7, 19)]])
-    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
-    places = ["--data", str(tmp_path / "data"), "--checkpoint", str(tmp_path / "run"), "--device", "cpu"]
-    sizes = ["--short-context-length", "2", "--long-context-length", "12", "--targets-per-chunk", "2"]
-    asked = ["--num-candidates", "1", "20", "--k", "2", "--out", str(tmp_path / "out.json")]
-    asked += ["--learning-chunks", "2"]
-    screened_greedy.main(screened_greedy.parser().parse_args([*places, *sizes, *asked]))
-    table = json.loads((tmp_path / "out.json").read_text())["table"]
-    # Far contexts of 8 and 9 tokens: 9 alone, then 17 beside 2 tokens and 15 beside 3.
-    every, few = 9 + 17 * 2 + 15 * 3, 9 + 2 * (3 + 1) * (2 + 3)
-    by_attention = 9 + 11 + 2 * 1 * (2 + 3)  # a pass over what is before the last target, for both targets
-    for rule in screened_greedy.RULES:
-        assert table[f"{rule}, 1 by learned attention"]["cost"] == f"{by_attention / every:.3f}"
-        assert table[f"{rule}, 1"]["cost"] == f"{few / every:.3f}"
-        # With more candidates than there are tokens nothing is screened, and nothing is lost.
-        assert table[f"{rule}, 20"]["cost"] == "1.000" and table[f"{rule}, 20"]["same@2"] == "1.00"
-        assert table[f"{rule}, 20"]["lost@2"] == table[f"{rule}, all"]["lost@2"]
-    assert "| greedy_divergence, 1 |" in capsys.readouterr().out
 
 
 def test_explaining_a_text_is_counted_and_timed(tmp_path: Path) -> None:

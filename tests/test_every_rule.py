@@ -35,9 +35,8 @@ from pipeline.text.folder import TokenizedData, UnigramDistribution
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
 
-# At twelve tokens a search costs more than leaving out every one of them.
 INSTALLED = [name for name, rule in RULES.items() if rule.is_installed]
-EVERY_RULE = ["--rules", *INSTALLED, "--search-budget", "3", "--learning-chunks", "4"]
+EVERY_RULE = ["--rules", *INSTALLED, "--learning-chunks", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +74,6 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     for rule in INSTALLED:  # the best single token is what add_one_in is defined by
         assert (best["add_one_in"] <= best[rule] + 1e-5).all()
     assert (best["greedy"] == best["add_one_in"]).all()
-
-
-def test_rationales_are_of_the_greedy_rules(folder: Path) -> None:
-    found = read_artefact(folder / "results", "dependency_sparsity")
-    sizes = found.pivot_table(index=TARGET, columns="rule", values="rationale_size")
-    assert set(sizes) == {"greedy", "greedy_divergence"}
-    assert sizes.isin([*range(6), np.nan]).all(axis=None) and sizes.nunique().max() > 1
-    assert found.groupby([*TARGET, "rule"])["rationale_size"].nunique(dropna=False).eq(1).all()
 
 
 def test_weights_of_heads_are_fitted_once_and_kept(
@@ -202,7 +193,7 @@ def test_the_intervention_moves_influences_and_no_context(folder: Path, results:
 def test_a_substitution_that_changes_nothing_is_refused(folder: Path, results: list[str]) -> None:
     with pytest.raises(
         InputError,
-        match="would change nothing: of --rules only leave_one_out, leave_one_out_divergence, leave_one",
+        match="would change nothing: of --rules only leave_one_out, leave_one_out_divergence leave",
     ):
         measure(influential_tokens, folder, *results, "--rules", "greedy", "--intervention", "substitute")
     assert not Path(results[1]).exists()
@@ -211,71 +202,3 @@ def test_a_substitution_that_changes_nothing_is_refused(folder: Path, results: l
 def test_another_intervention_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(InputError, match="intervention was 'remove', now 'substitute'"):
         measure(influential_tokens, folder, *EVERY_RULE, "--intervention", "substitute")
-
-
-def test_a_search_is_named_and_leaves_null_what_it_did_not_measure(folder: Path, results: list[str]) -> None:
-    search = ["--rules", "leave_one_out_search", "random", "--search-budget", "1.4", "--k", "1", "2"]
-    measure(influential_tokens, folder, *results, *search)
-    assert _settings(Path(results[1]))["search_budget"] == 1.4
-    assert "influences" not in artefacts_in(Path(results[1]))
-    key = [*TARGET, "far_context", "context_position"]
-    found = read_artefact(Path(results[1]), "influential_tokens").set_index(key)
-    searched = found.query("rule == 'leave_one_out_search'")["influence"]
-    random = found.query("rule == 'random'")["influence"]
-    assert searched.notna().all() and random.isna().any() and random.notna().any()
-    # Whatever was measured is what leave_one_out measures.
-    exact = read_artefact(folder / "results", "influences").set_index([*TARGET, "far_context"])["influences"]
-    for (*target, far_context, position), influence in found["influence"].dropna().items():
-        start = target[1] * LONG
-        assert influence == pytest.approx(exact[(*target, far_context)][position - start], abs=1e-5)
-
-
-def test_a_screen_is_told_in_settings_and_rows(folder: Path, results: list[str]) -> None:
-    rules = ["--rules", "greedy", "add_one_in_divergence", "nearest", "--num-candidates"]
-    measure(influential_tokens, folder, *results, *rules, "5")
-    assert _settings(Path(results[1]))["num_candidates"] == 5
-    assert _settings(folder / "results")["num_candidates"] is None
-    for name in ("influential_tokens", "sparse_context_losses"):
-        screened = read_artefact(Path(results[1]), name)
-        assert (screened.query("rule != 'nearest'")["num_candidates"] == 5).all()
-        assert screened.query("rule == 'nearest'")["num_candidates"].isna().all()
-        assert read_artefact(folder / "results", name)["num_candidates"].isna().all()
-    with pytest.raises(InputError, match="num_candidates was 5, now 6"):
-        measure(influential_tokens, folder, *results, *rules, "6")
-
-
-def test_as_many_candidates_as_far_tokens_are_all_of_them(folder: Path, results: list[str]) -> None:
-    rules = ["--rules", "greedy_divergence", "add_one_in"]
-    measure(influential_tokens, folder, *results, *rules, "--num-candidates", "7")
-    key = [*TARGET, "rule", "far_context", "k"]
-    found = read_artefact(Path(results[1]), "sparse_context_losses").set_index(key)
-    every = read_artefact(folder / "results", "sparse_context_losses").set_index(key).loc[found.index]
-    for column in ("sparse_context_loss", "sparse_context_divergence"):
-        np.testing.assert_allclose(found[column], every[column], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--rules", "leave_one_out"], "would change nothing: of --rules only add_one_in, .* try tokens one"),
-        (["--rules", "add_one_in", "--intervention", "background"], "has no meaning under --intervention"),
-        (["--rules", "add_one_in"], "--num-candidates 4 leaves rule add_one_in no 5 tokens to choose"),
-    ],
-)
-def test_a_screen_that_makes_no_sense_is_refused(
-    folder: Path, results: list[str], words: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
-        measure(influential_tokens, folder, *results, *words, "--num-candidates", "4")
-    assert not Path(results[1]).exists()
-
-
-def test_settings_hold_no_budget_where_no_rule_searches(folder: Path, results: list[str]) -> None:
-    measure(influential_tokens, folder, *results, "--rules", "nearest")
-    assert _settings(Path(results[1]))["search_budget"] is None
-
-
-def test_a_search_that_cannot_pay_is_refused(folder: Path, results: list[str]) -> None:
-    with pytest.raises(InputError, match=r"--search-budget 0.2 does not pay for rule leave_one_out_search"):
-        measure(influential_tokens, folder, *results, "--rules", "leave_one_out_search")
-    assert not Path(results[1]).exists()

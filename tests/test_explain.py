@@ -233,7 +233,7 @@ def test_the_text_stands_in_what_is_printed(model: Path) -> None:
         (["--text", "a b"], "fewer than two short contexts of 4"),
         (["--text", "x" * 50, "--text-file", "README.md"], "are both given"),
         (["--text", TEXT, "--rules", "leave_one_uot"], "did you mean 'leave_one_out'"),
-        (["--text", TEXT, "--rules", "leave_one_out_search"], "such as leave_one_out"),
+        (["--text", TEXT, "--rules", "learned_attention"], "such as leave_one_out"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", TEXT, "--long-context-length", "65", "--device", "no"], "--device no cannot be used"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),

@@ -205,7 +205,7 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
 
 def test_the_minimum_context_is_the_short_one_and_the_nearest_tokens_that_suffice(tables: Tables) -> None:
     found = tables["dependency_sparsity"]
-    assert found["rationale_size"].isna().all()  # no greedy rule was run
+    assert found["rationale_size"].isna().all()  # not measured any more
     wide = found.set_index([*TARGET, "criterion", "rule"])[["dependency_sparsity", "minimum_context_length"]]
     of_nearest = wide.xs("nearest", level="rule")["dependency_sparsity"]
     assert of_nearest.notna().any() and of_nearest.isna().any()

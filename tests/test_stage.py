@@ -156,7 +156,7 @@ def test_bad_settings_are_one_sentence(
     [
         (["--targets-per-chunk", "0"], "--targets-per-chunk: 0 is not a whole number of at least 1"),
         (["--recovery-fraction", "1.5"], "--recovery-fraction: 1.5 is not between 0 and 1"),
-        (["--search-budget", "0"], "--search-budget: 0 is not a finite number above 0"),
+        (["--memory-budget", "0"], "--memory-budget: 0 is not a finite number above 0"),
         (["--shrot-context-length", "3"], "unrecognized arguments: --shrot-context-length 3"),
         (["--short", "3"], "unrecognized arguments: --short 3"),
     ],

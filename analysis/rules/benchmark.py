@@ -125,7 +125,7 @@ def _effects(folder: Path, judge: str) -> pd.DataFrame:
         intervention=settings.get("intervention") or REMOVE,
         judge=judge,
         token_forwards_per_target=[costs.token_forwards_per_target(*one) for one in rule_and_k],
-        backward_tokens_per_target=[costs.backward_tokens_per_target(*one) for one in rule_and_k],
+        backward_tokens_per_target=[costs.backward_tokens_per_target(rule) for rule, _ in rule_and_k],
     )
 
 
@@ -150,11 +150,9 @@ def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
     lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
     return RuleCosts(
         **{length: settings[length] for length in lengths},
-        search_budget=settings.get("search_budget"),
         intervention=settings.get("intervention") or REMOVE,
         num_backgrounds=settings.get("num_backgrounds") or 1,
         num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
-        num_candidates=settings.get("num_candidates"),
     )
 
 

@@ -110,11 +110,9 @@ def rules_table(
     costs = {
         model: RuleCosts(
             **{length: settings[length] for length in lengths},
-            search_budget=settings.get("search_budget"),
             intervention=settings.get("intervention") or REMOVE,
             num_backgrounds=settings.get("num_backgrounds") or 1,
             num_subsets=settings.get("num_subsets") or 0,
-            num_candidates=settings.get("num_candidates"),
         )
         for model, settings in settings_of_model.items()
     }
@@ -123,8 +121,8 @@ def rules_table(
         for model, rule, k in zip(table["model"], table["rule"], table["k"], strict=True)
     ]
     table["backward_tokens_per_target"] = [
-        costs[model].backward_tokens_per_target(rule, k)
-        for model, rule, k in zip(table["model"], table["rule"], table["k"], strict=True)
+        costs[model].backward_tokens_per_target(rule)
+        for model, rule in zip(table["model"], table["rule"], strict=True)
     ]
     order = {rule: place for place, rule in enumerate(compared_rules(sparse_context_losses))}
     return table.sort_values(keys, key=lambda column: column.replace(order), ignore_index=True)

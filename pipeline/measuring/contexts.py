@@ -217,8 +217,6 @@ class Measurement:
     model: CausalLM
     lengths: ContextLengths
     batching: Batching
-    search_budget: float | None = None
-    """What a search for the largest influences may take, as a share of what all of them take."""
     num_subsets: int = 64
     """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
     kept_fraction: float = 0.5
@@ -229,8 +227,6 @@ class Measurement:
     """Of rules `learned_attention*`; None where none of them is asked for."""
     num_integration_steps: int = 20
     """Places on the way from no embedding that rule `integrated_gradients` takes a gradient at."""
-    num_candidates: int | None = None
-    """Tokens that a step of `add_one_in*` and `greedy*` tries, those that a screen puts first; None: all."""
     seed: tuple[int, ...] = (0,)
     """Of random subsets and sampled answers."""
     where: str = "the chunk"

@@ -327,7 +327,7 @@ def _chosen(
     sparse = sparse_contexts(context, positions_of_rule, dict.fromkeys(positions_of_rule, ks))
     # Told by whatever pass a rule has asked for; no pass is run to tell more.
     is_left_out = context.every_influence_TF is not None
-    influence_TF = context.measured_influence_TF
+    influence_TF = context.every_influence_TF
     divergence_TF = context.divergence_TF if is_left_out else None
 
     def of_chosen(values_TF: np.ndarray | None, positions_TK: np.ndarray) -> np.ndarray | None:

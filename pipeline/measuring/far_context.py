@@ -1,28 +1,4 @@
-"""About loss(t | long without i) for every far token i, by running few rows again.
-
-The rows run again for a removal are its window: the rows right after the removed one, and those up to each
-query row. Every other row keeps the keys and values it had with token i in sight, so what i told a target
-through such rows alone is missed: where the window is the whole sequence, nothing is, and the loss is exact.
-With windows of the query rows only, the estimate is the direct effect of path patching.
-
-The windows of many removals are rows of one sequence, each looking at its own window and at one prefix that
-holds all rows as they were.
-
-Shapes: S rows of the packed sequence, T targets, F far-context rows, R removals of a batch, N rows of their
-windows.
-
-The tokens of largest influence for a share of the cost of every influence: estimate all, remove a few.
-
-Removing token i changes every row after it, and leave_one_out runs them all again. Most of what i tells a
-target passes through few of them: the row that predicts the target looks at i, or at a row near by that
-looked at i, or at a row right after i. An estimate runs only those again and leaves all others as if they
-still saw i (`estimated_losses.py`): tens of rows instead of half the sequence. The estimates are used for
-their order alone. The tokens that come first for some target are then removed exactly, in the ordinary
-passes, until the budget is spent: what is returned is exact, and what was not removed is not guessed at.
-
-Shapes: S rows of the packed sequence, T targets, F far-context rows, R removed rows.
-
-What a token does on average over random contexts: its Banzhaf value, by sampling.
+"""What a token does on average over random contexts: its Banzhaf value, by sampling.
 
 The Banzhaf value of far token i is the mean, over all subsets of the other far tokens, of what adding i
 changes (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"). It is estimated here from N subsets,
@@ -62,15 +38,6 @@ B backgrounds.
 From far contexts to selections to sparse contexts, for a chunk's own far context and for its null.
 
 Shapes: L chunk, T targets, K largest k, J studied values of k, N rules times targets, B backgrounds.
-
-Rationale size: how few far tokens make the model predict what it predicts from the whole long context.
-
-Vafa, Deng, Blei and Rush 2021, "Rationales for Sequential Predictions", arXiv 2109.06387. Greedy
-rationalization adds the best token, again and again, until the most likely next token is that of the full
-context; what it has added is the rationale. Theirs starts from the token before the target, ours from the
-short context: a rationale of 0 tokens means that it suffices. The order is that of the rules `greedy*`.
-
-Shapes: T targets, K tokens in the order of a rule, C context, N contexts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +56,6 @@ from pipeline.measuring.contexts import (
     Measured,
     Measurement,
     PackedSequence,
-    QueuedPasses,
     far_context_only,
     leave_each_out,
     measured_contexts,
@@ -110,236 +76,8 @@ from pipeline.models.interface import (
     Prefix,
     attention_mass,
     losses_and_divergences,
-    losses_of_hidden_states,
-    to_device,
 )
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
-
-NUM_AFTER_REMOVED = 2
-"""Rows run again right after the removed one: words of several tokens are put together there."""
-
-
-@dataclass(frozen=True)
-class Reruns:
-    """Which rows are run again when a far row is left out, and what that costs."""
-
-    sequence: PackedSequence
-    num_before_query: int
-    """Rows run again before each query row."""
-    is_substituted: bool = False
-    """Whether the row left out is run again too, with another token."""
-
-    @cached_property
-    def cost(self) -> int:
-        """Token-forwards of `estimated_losses`: of reading the sequence, and of all windows."""
-        num_rows, num_far = len(self.sequence.token_ids_S), int(self.sequence.num_far_tokens_T[-1])
-        after = np.arange(num_far)[:, None] + self._offsets
-        num_own = (after < num_rows) & ~np.isin(after, self._rows_up_to_queries)
-        return num_rows + num_far * len(self._rows_up_to_queries) + int(num_own.sum())
-
-    def window(self, left_out: int) -> np.ndarray:
-        """The rows run again, ascending: int64."""
-        after = left_out + self._offsets
-        return np.union1d(after[after < len(self.sequence.token_ids_S)], self._rows_up_to_queries)
-
-    @cached_property
-    def _offsets(self) -> np.ndarray:
-        return np.arange(0 if self.is_substituted else 1, 1 + NUM_AFTER_REMOVED)
-
-    @cached_property
-    def _rows_up_to_queries(self) -> np.ndarray:
-        rows = self.sequence.query_rows_T[:, None] - np.arange(self.num_before_query + 1)
-        return np.unique(rows.clip(min=0))
-
-
-def estimated_losses(
-    model: CausalLM, reruns: Reruns, batching: Batching, substitute_ids_L: np.ndarray | None = None
-) -> np.ndarray:
-    """About loss(t | long without i): float32 [T, F], nats, NaN beyond a target's own far context.
-
-    Args:
-        substitute_ids_L: where `reruns` substitutes, the token that stands in for that of position i.
-    """
-    sequence = reruns.sequence
-    num_far = int(sequence.num_far_tokens_T[-1])
-    everything = _read(model, sequence)
-    # Windows do not look at each other, so attention among them is computed in vain: it stays below a fifth.
-    num_most, num_run = len(sequence.token_ids_S) // 4, len(reruns.window(0))
-    queued, start = QueuedPasses(), 0
-    while start < num_far:
-        num_fitting = batching.num_sequences(model, num_run, len(sequence.token_ids_S))
-        num_removals = max(1, min(num_fitting, num_most // num_run))
-        left_out_R = np.arange(start, min(start + num_removals, num_far))
-        with batching.halved_where_memory_runs_out(len(left_out_R), num_run):
-            _queue_without(queued, model, reruns, left_out_R, everything, substitute_ids_L)
-            start += len(left_out_R)
-    losses = np.concatenate([losses_1N[0] for losses_1N in queued.read()[0]])
-    return far_context_only(losses.reshape(num_far, -1).T, sequence.num_far_tokens_T)
-
-
-def _read(model: CausalLM, sequence: PackedSequence) -> Prefix:
-    visible_SS = sequence.visible_SS
-    _, everything = model.read(
-        to_device(sequence.token_ids_S[None], model.device),
-        to_device(sequence.position_ids_S[None], model.device),
-        None if visible_SS is None else to_device(visible_SS[None], model.device),
-        to_device(sequence.query_rows_T[None], model.device),
-    )
-    return everything
-
-
-def _queue_without(
-    queued: QueuedPasses,
-    model: CausalLM,
-    reruns: Reruns,
-    left_out_R: np.ndarray,
-    everything: Prefix,
-    substitute_ids_L: np.ndarray | None,
-) -> None:
-    """One forward pass, which tells R times T losses, one removal after another."""
-    sequence = reruns.sequence
-    windows = [reruns.window(row) for row in left_out_R]
-    starts_R = np.cumsum([0, *map(len, windows[:-1])])
-    rows_N, removal_N = np.concatenate(windows), np.repeat(np.arange(len(windows)), list(map(len, windows)))
-    token_ids_N = sequence.token_ids_S[rows_N]
-    if substitute_ids_L is not None:
-        token_ids_N[rows_N == left_out_R[removal_N]] = substitute_ids_L[left_out_R]
-    queries_RT = np.stack([np.searchsorted(window, sequence.query_rows_T) for window in windows])
-    visible_NK = _visible(reruns, rows_N, removal_N, left_out_R)
-    position_ids_1N = sequence.position_ids_S[rows_N][None]
-    query_rows_1N = (starts_R[:, None] + queries_RT).reshape(1, -1)
-    target_ids_1N = np.tile(sequence.target_ids_T, len(windows))[None]
-    hidden_1ND = model.hidden_states(
-        to_device(token_ids_N[None], model.device),
-        to_device(position_ids_1N, model.device),
-        to_device(visible_NK[None], model.device),
-        to_device(query_rows_1N, model.device),
-        everything,
-    )
-    losses_1N = losses_of_hidden_states(model, hidden_1ND, to_device(target_ids_1N, model.device))
-    queued.add(position_ids_1N, query_rows_1N, losses_1N)
-
-
-def _visible(reruns: Reruns, rows_N: np.ndarray, removal_N: np.ndarray, left_out_R: np.ndarray) -> np.ndarray:
-    """Whom the rows of the windows see: [N, S + N], the rows as they were and those run again."""
-    visible_SS = reruns.sequence.visible_SS
-    if visible_SS is None:
-        visible_SS = np.tri(len(reruns.sequence.token_ids_S), dtype=bool)
-    is_anew_RS = np.zeros((len(left_out_R), len(visible_SS)), dtype=bool)
-    is_anew_RS[removal_N, rows_N] = True
-    is_anew_RS[np.arange(len(left_out_R)), left_out_R] = True
-    same_window_NN = removal_N[:, None] == removal_N
-    among_NN = visible_SS[np.ix_(rows_N, rows_N)] & same_window_NN
-    if not reruns.is_substituted:
-        # A window may hold the removed row: far context of one target, before the query of another. Only it
-        # sees itself; it must see something.
-        among_NN &= (rows_N != left_out_R[removal_N]) | np.eye(len(rows_N), dtype=bool)
-    return np.concatenate([visible_SS[rows_N] & ~is_anew_RS[removal_N], among_NN], axis=1)
-
-
-ESTIMATES_SHARE = 0.25
-"""What of the budget goes into the estimates, wider windows for a larger one; the rest into removals."""
-
-
-def search_influences(
-    model: CausalLM,
-    sequence: PackedSequence,
-    batching: Batching,
-    budget: float,
-    substitute_ids_L: np.ndarray | None = None,
-) -> np.ndarray:
-    """The influence of the tokens that the search removes, NaN for all others: float32 [T, F], nats.
-
-    Args:
-        budget: token-forwards to spend, as a share of those of leave_one_out; not less than `least_budget`.
-            Batching adds an eighth at most to either.
-        substitute_ids_L: as in `leave_each_out`.
-    """
-    is_substituted = substitute_ids_L is not None
-    reruns = reruns_within(sequence, budget, is_substituted)
-    losses_TF = estimated_losses(model, reruns, batching, substitute_ids_L)
-    costs_F = removal_costs(sequence, is_substituted)
-    left = budget * exhaustive_cost(sequence, is_substituted) - _cost_before_removals(reruns)
-    rows_R = rows_to_remove(losses_TF, costs_F, left)
-    return leave_each_out(
-        model, sequence, batching, substitute_ids_L=substitute_ids_L, removed_rows_R=rows_R
-    ).influence_TF
-
-
-def reruns_within(sequence: PackedSequence, budget: float, is_substituted: bool = False) -> Reruns:
-    """The widest windows whose estimates take `ESTIMATES_SHARE` of the budget at most, or no windows."""
-    affordable = ESTIMATES_SHARE * budget * exhaustive_cost(sequence, is_substituted)
-    reruns = Reruns(sequence, 0, is_substituted)
-    while True:
-        wider = Reruns(sequence, reruns.num_before_query + 1, is_substituted)
-        if wider.cost == reruns.cost or wider.cost > affordable:
-            return reruns
-        reruns = wider
-
-
-def rows_to_remove(scores_TF: np.ndarray, costs_F: np.ndarray, token_forwards: float) -> np.ndarray:
-    """The far rows that are removed exactly, as many as `token_forwards` pay for, ascending: int64 [R].
-
-    Targets take turns, since one pass serves them all: the row of each one's largest score first, then of
-    its second largest, and so on.
-
-    Args:
-        scores_TF: NaN beyond a target's own far context.
-        costs_F: token-forwards of leaving out each row.
-    """
-    order_TF = np.argsort(-np.nan_to_num(scores_TF, nan=-np.inf), axis=1, kind="stable")
-    ranks_TF = np.where(np.isnan(scores_TF), scores_TF.shape[1], np.argsort(order_TF, axis=1))
-    order_F = np.argsort(ranks_TF.min(0), kind="stable")
-    return np.sort(order_F[costs_F[order_F].cumsum() <= token_forwards])
-
-
-def removal_costs(sequence: PackedSequence, is_substituted: bool = False) -> np.ndarray:
-    """Token-forwards of leaving out each far row exactly, the rows after it: int64 [F]."""
-    num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
-    return num_rows - 1 + is_substituted - np.arange(num_far)
-
-
-def exhaustive_cost(sequence: PackedSequence, is_substituted: bool = False) -> int:
-    """Token-forwards of leave_one_out: of leaving out every far row, and of reading the sequence before."""
-    costs_F = removal_costs(sequence, is_substituted)
-    return len(sequence.token_ids_S) + int(costs_F.sum())
-
-
-def _cost_before_removals(reruns: Reruns) -> int:
-    """Token-forwards of the estimates, and of reading the sequence for the removals."""
-    return reruns.cost + len(reruns.sequence.token_ids_S)
-
-
-def least_budget(lengths: ContextLengths, max_k: int, is_substituted: bool = False) -> float:
-    """The smallest budget at which every target has `max_k` influences measured, whatever the tokens.
-
-    `max_k` removals in the first target's far context serve all targets; the rows beyond it do not.
-    """
-    nothing_L = np.zeros(lengths.long_context_length, dtype=np.int64)
-    shares = []
-    for sequence in (own_context(nothing_L, lengths), *null_contexts(nothing_L, nothing_L, lengths)):
-        costs_F = removal_costs(sequence, is_substituted)
-        removals = costs_F[:max_k].sum() + costs_F[sequence.num_far_tokens_T[0] :].sum()
-        needed = _cost_before_removals(Reruns(sequence, 0, is_substituted)) + removals
-        shares.append(needed / exhaustive_cost(sequence, is_substituted))
-    return max(shares)
-
-
-def refuse_small_budget(
-    budget: float, lengths: ContextLengths, max_k: int, is_substituted: bool = False
-) -> None:
-    """Do nothing where the budget pays for `max_k` influences of every target.
-
-    Raises:
-        InputError: it does not; says what would.
-    """
-    least = least_budget(lengths, max_k, is_substituted)
-    if budget < least:
-        raise InputError(
-            f"--search-budget {budget:g} does not pay for rule leave_one_out_search: at these lengths its"
-            f" estimates and {max_k} removals take up to {least:.2f} of what leave_one_out takes; choose a"
-            " larger budget, a longer long context, fewer targets a chunk or a smaller k"
-        )
 
 
 class SubsetEffects(NamedTuple):
@@ -578,28 +316,10 @@ class FarContext:
         """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own far context."""
         return self._left_out.divergence_TF
 
-    @cached_property
-    def searched_influence_TF(self) -> np.ndarray:
-        """`influence_TF` of the tokens that a search within the budget left out, NaN for the others."""
-        budget = self.measurement.search_budget
-        assert budget is not None, "no budget for a search was given"
-        parts = [
-            search_influences(self.model, sequence, self.measurement.batching, budget, self.substitute_ids_L)
-            for sequence in self.sequences
-        ]
-        return self._all_targets(parts)
-
     @property
     def every_influence_TF(self) -> np.ndarray | None:
         """`influence_TF` where something has asked for the leave-one-out passes, else None."""
         return self.influence_TF if "_left_out" in self.__dict__ else None
-
-    @property
-    def measured_influence_TF(self) -> np.ndarray | None:
-        """Every influence, else those a search has measured, NaN for the others, else None."""
-        if self.every_influence_TF is None and "searched_influence_TF" in self.__dict__:
-            return self.searched_influence_TF
-        return self.every_influence_TF
 
     @cached_property
     def attention_TF(self) -> np.ndarray:
@@ -671,14 +391,11 @@ class FarContext:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
         return self.measured_additions(self.no_tokens)
 
-    def measured_additions(self, chosen_TK: np.ndarray, is_tried_TF: np.ndarray | None = None) -> Measured:
-        """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of what is not tried.
-
-        Args:
-            is_tried_TF: which tokens are added, one at a time; None: all that are not chosen.
-        """
-        if is_tried_TF is None:
-            is_tried_TF = self.is_candidate(chosen_TK)
+    def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
+        """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
+        num_far_T = self.num_far_tokens_T
+        is_tried_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
+        np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
         measured = self.measure_sets(target_index_N, sets_NK, self.alone)
@@ -694,13 +411,6 @@ class FarContext:
         kept = [values_N[is_kept_N] for values_N in measured]
         self._known.update(zip(keys, zip(*kept, strict=True), strict=True))
         return Measured(*of_all_TF)
-
-    def is_candidate(self, chosen_TK: np.ndarray) -> np.ndarray:
-        """Whether each position is far context of the target and not chosen: bool [T, F]."""
-        num_far_T = self.num_far_tokens_T
-        is_candidate_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
-        np.put_along_axis(is_candidate_TF, chosen_TK, False, axis=1)
-        return is_candidate_TF
 
     @cached_property
     def alone(self) -> Prefix:
@@ -1006,53 +716,3 @@ def sparse_contexts(
         )
         for rule, numbers in numbers_of_rule.items()
     }
-
-
-RATIONALE_RULES = ("greedy", "greedy_divergence")
-"""Searches that add the best token to those already added."""
-
-
-def rationale_sizes(context: FarContext, positions_TK: np.ndarray) -> list[int | None]:
-    """The least number of a rule's first tokens with which the prediction is that of the long context.
-
-    Args:
-        context: the far context whose tokens these are.
-        positions_TK: of each target, in the rule's order.
-
-    Returns:
-        For each target 0 to K, or None where K tokens do not reach it.
-    """
-    wanted_T = context.reference.log_probs_TV.argmax(-1).cpu().numpy()
-    sizes: list[int | None] = [None] * len(positions_TK)
-    rest_N = np.arange(len(positions_TK))
-    for size in range(positions_TK.shape[1] + 1):
-        found_N = _most_likely(context, rest_N, positions_TK[rest_N, :size])
-        for target in rest_N[found_N == wanted_T[rest_N]]:
-            sizes[target] = size
-        rest_N = rest_N[found_N != wanted_T[rest_N]]
-        if not len(rest_N):
-            break
-    return sizes
-
-
-def _most_likely(context: FarContext, target_index_N: np.ndarray, sets_NK: np.ndarray) -> np.ndarray:
-    """The most likely token of each target given the short context and a set of far tokens: int64 [N]."""
-    model, lengths = context.model, context.lengths
-    targets_N1 = lengths.targets_T[target_index_N, None]
-    short_NC = targets_N1 + np.arange(-lengths.short_context_length, 0)
-    far_NK = np.sort(sets_NK, axis=1)
-    tokens_NC = np.concatenate([context.token_ids_L[far_NK], context.chunk_L[short_NC]], axis=1)
-    positions_NC = np.concatenate([far_NK, short_NC], axis=1)
-    batching, found, start = context.measurement.batching, [], 0
-    while start < len(tokens_NC):
-        num_rows = tokens_NC.shape[1]
-        batch = slice(start, start + batching.num_sequences(model, num_rows))
-        tokens_BC, positions_BC = (
-            torch.as_tensor(array[batch], device=model.device) for array in (tokens_NC, positions_NC)
-        )
-        with batching.halved_where_memory_runs_out(len(tokens_BC), num_rows):
-            last_11 = torch.full((1, 1), num_rows - 1, device=model.device)
-            hidden_B1D = model.hidden_states(tokens_BC, positions_BC, None, last_11)
-            found.append(model.logits(hidden_B1D[:, 0]).argmax(-1).cpu().numpy())
-            start += len(tokens_BC)
-    return np.concatenate(found)

@@ -149,31 +149,18 @@ def _leave_one_out_divergence(
     return ranked(context.divergence_TF, max_k)
 
 
-def _leave_one_out_search(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    """`leave_one_out` among the tokens that a search left out exactly; some of the largest may be missed.
-
-    It looks at the target. Estimates that run few rows again say which tokens are left out
-    (`leave_one_out_search.py`). How many of leave_one_out's it finds at what cost is measured by
-    tests/benchmarks/search_recall.py. Cost: the search budget, a share of leave_one_out's; batching adds an
-    eighth at most.
-    """
-    return ranked(context.searched_influence_TF, max_k)
-
-
 def _additions(
     context: "FarContext", criterion: "Criterion", chosen_TK: np.ndarray | None = None
 ) -> np.ndarray:
-    from pipeline.measuring.methods import additions  # late: a --help needs no model
-
-    return additions(context, criterion, chosen_TK)
+    measured = context.first_additions if chosen_TK is None else context.measured_additions(chosen_TK)
+    return np.asarray(getattr(measured, criterion))
 
 
 def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, help most: loss(t | short) - loss(t | short and i).
 
     It looks at the target. It takes every copy of the same evidence. Cost: F s, and the far tokens alone,
-    F / m with F the last target's, for all rules that add tokens; with a screen of the best c,
-    (1 + c) s, and one backward pass through s tokens.
+    F / m with F the last target's, for all rules that add tokens.
     """
     return ranked(-_additions(context, "losses"), max_k)
 
@@ -181,8 +168,7 @@ def _add_one_in(context: "FarContext", max_k: int, generator: np.random.Generato
 def _add_one_in_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The tokens that alone, beside the short context, bring the prediction nearest to the long context's.
 
-    Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared; with a screen, which
-    is by the divergence then, as many of its own.
+    Blind to the target; it fits the prediction. Cost: the passes of add_one_in, shared.
     """
     return ranked(-_additions(context, "divergences"), max_k)
 
@@ -191,8 +177,8 @@ def _greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -
     """`add_one_in` repeated: each next token is the best addition to those already chosen.
 
     It looks at the target, at k times as many alternatives as the others. Of redundant evidence it takes one
-    copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j - 1), of (1 + c) (s + j - 1) with a
-    screen, and one backward pass through s + j - 1 tokens; add_one_in's far tokens alone.
+    copy and goes on. Cost: the sum over j = 1 ... k of (F - j + 1) (s + j - 1), and add_one_in's far tokens
+    alone.
     """
     return _repeated(context, max_k, "losses")
 
@@ -297,7 +283,6 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule("leave_one_out", _leave_one_out, "answer", INTERVENTIONS),
         Rule("leave_one_out_divergence", _leave_one_out_divergence, "prediction", INTERVENTIONS),
-        Rule("leave_one_out_search", _leave_one_out_search, "answer", (REMOVE, SUBSTITUTE)),
         Rule("add_one_in", _add_one_in, "answer", _ADDING, builds_up=True),
         Rule("add_one_in_divergence", _add_one_in_divergence, "prediction", _ADDING, builds_up=True),
         Rule("greedy", _greedy, "answer", builds_up=True),
@@ -333,12 +318,8 @@ NUM_SUBSETS = 64
 MOST_SUBSETS = 1 << 16
 KEPT_FRACTION = 0.5
 """Of rules surrogate*, where nothing else is asked for."""
-SEARCH_BUDGET = 0.2
-"""Of rule leave_one_out_search, as a share of what leave_one_out takes, where nothing else is asked for."""
 LEARNING_CHUNKS = 32
 """Of rules learned_attention*, where nothing else is asked for."""
-SCREENED_RULES = ("add_one_in", "add_one_in_divergence", "greedy", "greedy_divergence")
-"""Rules that try one token after another, so that a screen may say which are tried."""
 LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
 """Rules that leave a token out, so that `substitute` matters to them."""
 
@@ -402,7 +383,6 @@ EXPLAIN_KS = (1, 4)
 EXPLAIN_RULES = ("leave_one_out_divergence",)
 """One pass a left-out token serves every target, and what it chooses, blind to the answer, needs no null."""
 _OF_STUDIES = {
-    "leave_one_out_search": "spends a budget, which only influential_tokens can be given",
     "learned_attention": "learns from other documents, which only influential_tokens has",
 }
 
@@ -522,31 +502,6 @@ def refuse_intervention(rules: Collection[str], intervention: str) -> None:
             )
 
 
-def refuse_candidates(
-    rules: Collection[str], intervention: str, num_candidates: int | None, largest_k: int
-) -> None:
-    """Do nothing where a screen of so many candidates makes sense, or where there is none.
-
-    Raises:
-        InputError: it would change nothing, has no meaning under the intervention, or leaves too few tokens.
-    """
-    if num_candidates is None:
-        return
-    flag = f"--num-candidates {num_candidates}"
-    if not set(SCREENED_RULES) & set(rules):
-        raise InputError(
-            f"{flag} would change nothing: of --rules only {', '.join(SCREENED_RULES)} try tokens one by one;"
-            " add one, or leave it out"
-        )
-    if intervention == BACKGROUND:
-        raise InputError(
-            f"{flag} has no meaning under --intervention background, where one pass tries a token for all"
-            " targets; leave it out"
-        )
-    if num_candidates < largest_k and {"add_one_in", "add_one_in_divergence"} & set(rules):
-        raise InputError(f"{flag} leaves rule add_one_in no {largest_k} tokens to choose, as --k asks for")
-
-
 def refuse_subsets(rules: Collection[str], num_subsets: int, max_k: int) -> None:
     """Do nothing where there are enough random subsets for these rules, in pairs.
 
@@ -580,8 +535,6 @@ class RuleCosts:
     short_context_length: int
     long_context_length: int
     targets_per_chunk: int
-    search_budget: float | None = None
-    """Of the rule leave_one_out_search, which spends it; None: that rule was not run."""
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
@@ -591,8 +544,6 @@ class RuleCosts:
     """Of the rule gradient_divergence."""
     num_integration_steps: int = 20
     """Of the rule integrated_gradients."""
-    num_candidates: int | None = None
-    """Tokens that each step of add_one_in* and greedy* tries, those that a screen puts first; None: all."""
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
         """Tokens run through the network to choose the first k tokens, a target.
@@ -612,7 +563,6 @@ class RuleCosts:
             raise unknown_name("rule", rule, (*RULES, "exhaustive"))
         of_kind = {
             "leave_one_out": self._leave_one_out(),
-            "leave_one_out_search": round((self.search_budget or 0) * self.one_removal_a_pass()),
             "add_one_in": self._add_one_in(),
             "greedy": self._greedy(k),
             "banzhaf": self._subsets(),
@@ -634,24 +584,19 @@ class RuleCosts:
     def token_forwards_together(self, rules: Collection[str], k: int) -> int:
         """Of several rules at once: those of a kind share all their passes.
 
-        The first round of the greedy rules is add_one_in's: of either criterion, or where a screen by it says
-        which tokens are tried, of the same one.
+        The first round of the greedy rules is add_one_in's, of either criterion.
         """
         kinds = {_kind(rule): rule for rule in rules if rule not in _ADDING_RULE_COSTS}
         shared = sum(self.token_forwards(rule, k) for rule in kinds.values())
         adding = [rule for rule in rules if rule in _ADDING_RULE_COSTS]
         if not adding:
             return shared
-        criteria = {rule.endswith("_divergence") for rule in adding}
-        further_criteria = 0 if self.num_candidates is None else len(criteria) - 1
         num_greedy = sum(rule in _GREEDY for rule in adding)
         further_rounds = num_greedy * sum(map(self._round, range(2, k + 1)))
-        return shared + self._add_one_in() + further_criteria * self._round(1) + further_rounds
+        return shared + self._add_one_in() + further_rounds
 
-    def backward_tokens_per_target(self, rule: str, k: int) -> int:
-        """Tokens that backward passes run through to choose the first k tokens, a target."""
-        if rule in _ADDING_RULE_COSTS:
-            return sum(map(self._rows_of_screen, range(1, k + 1 if rule in _GREEDY else 2)))
+    def backward_tokens_per_target(self, rule: str) -> int:
+        """Tokens that backward passes run through to choose any number of tokens, a target."""
         passes = {
             "gradient": 1,
             "gradient_divergence": self.num_sampled_answers,
@@ -740,18 +685,9 @@ class RuleCosts:
         return self.num_far_tokens[-1] + sum(map(self._round, range(1, k + 1)))
 
     def _round(self, j: int) -> int:
-        """Every candidate beside s + j - 1 tokens, and the screen: the first of them is looked up."""
-        tried = [num_far - j + 1 for num_far in self.num_far_tokens]
-        if self.num_candidates is not None:
-            tried = [min(number, self.num_candidates) for number in tried]
-        screen = self.targets_per_chunk * self._rows_of_screen(j)
-        return screen + sum(tried) * (self.short_context_length + j - 1)
-
-    def _rows_of_screen(self, j: int) -> int:
-        """Of round j and one target: the context that tokens are added to; 0 where all are tried."""
-        if self.num_candidates is None or self.num_far_tokens[-1] - j + 1 <= self.num_candidates:
-            return 0
-        return self.short_context_length + j - 1
+        """Every candidate beside s + j - 1 tokens: the first of them is looked up."""
+        num_tried = sum(num_far - j + 1 for num_far in self.num_far_tokens)
+        return num_tried * (self.short_context_length + j - 1)
 
     def _exhaustive(self, k: int) -> int:
         """Every subset of size k, beside the short context."""

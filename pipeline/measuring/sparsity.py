@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.measuring.contexts import Measured
 from pipeline.measuring.far_context import FarContext
-from pipeline.measuring.rules import SCREENED_RULES, Rule
+from pipeline.measuring.rules import Rule
 from pipeline.results.schemas import OWN, Columns
 from pipeline.text.chunks import Chunk
 
@@ -67,12 +67,11 @@ def selection_rows(
     chunk: Chunk, targets_T: np.ndarray, rule: Rule, context: FarContext, positions_TK: np.ndarray
 ) -> dict[str, Columns]:
     """A row a target and rank: the selected token, with its influence where some rule measured that."""
-    influence_TF = context.measured_influence_TF
+    influence_TF = context.every_influence_TF
     if influence_TF is None:
         influences: list[float | None] = [None] * positions_TK.size
     else:
-        of_selected = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
-        influences = [None if np.isnan(influence) else influence for influence in of_selected]
+        influences = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
     columns = _rows(
         chunk,
         targets_T,
@@ -147,7 +146,6 @@ class Sparsity:
     """Nats: what is to be recovered."""
     k_star_T: list[int | None]
     is_censored_T: np.ndarray
-    rationale_size_T: list[int | None]
     minimum_context_length_T: list[int | None]
 
 
@@ -173,17 +171,16 @@ def sparsity_rows(
     )
     columns |= {
         "dependency_sparsity": sparsity.k_star_T,
-        "rationale_size": sparsity.rationale_size_T,
+        "rationale_size": [None] * len(targets_T),
         "minimum_context_length": sparsity.minimum_context_length_T,
     }
     return {"dependency_sparsity": columns}
 
 
 def _how_chosen(context: FarContext, rule: Rule, num_rows: int) -> Columns:
-    num_candidates = context.measurement.num_candidates if rule.name in SCREENED_RULES else None
     return {
         "null_kind": [None if context.name == OWN else rule.null] * num_rows,
-        "num_candidates": [num_candidates] * num_rows,
+        "num_candidates": [None] * num_rows,
     }
 
 

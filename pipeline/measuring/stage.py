@@ -43,10 +43,8 @@ from pipeline.measuring.contexts import (
     windowed_losses,
 )
 from pipeline.measuring.far_context import (
-    RATIONALE_RULES,
     FarContext,
     far_contexts,
-    rationale_sizes,
     selected_positions,
     sparse_contexts,
 )
@@ -529,10 +527,8 @@ class Asked:
     """Rule -> the numbers of tokens that it is studied at."""
     unigram: UnigramDistribution | None
     """What left-out tokens are replaced by under `substitute`."""
-    search_budget: float | None
     num_subsets: int
     kept_fraction: float
-    num_candidates: int | None
     recovery_fraction: float
     minimum_gain: float
     seed: int
@@ -547,9 +543,8 @@ class Asked:
         smallest = int(lengths.num_far_tokens_T[0])
         numbers = {rule: studied_numbers(rule, arguments.k, smallest) for rule in arguments.rules}
         return cls(
-            lengths, max(arguments.k), numbers, unigram, arguments.search_budget, arguments.num_subsets,
-            arguments.kept_fraction, arguments.num_candidates, arguments.recovery_fraction,
-            arguments.minimum_gain, arguments.seed,
+            lengths, max(arguments.k), numbers, unigram, arguments.num_subsets, arguments.kept_fraction,
+            arguments.recovery_fraction, arguments.minimum_gain, arguments.seed,
         )  # fmt: skip
 
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
@@ -557,9 +552,8 @@ class Asked:
         seed = self.seed_of(chunk)
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching,
-            search_budget=self.search_budget, num_subsets=self.num_subsets,
-            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name),
-            num_candidates=self.num_candidates, seed=seed,
+            num_subsets=self.num_subsets, kept_fraction=self.kept_fraction,
+            head_weights=self.head_weights.get(loaded.name), seed=seed,
             where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
@@ -626,12 +620,7 @@ def _judged(
             )
             append_columns(tables, rows)
         if context is own:
-            sizes = {
-                rule: rationale_sizes(own, chosen[name][rule][:, : asked.largest_k])
-                for rule in RATIONALE_RULES
-                if rule in chosen[name] and judgement.background is None
-            }
-            append_columns(tables, _sparsities(chunk, judgement, sparse, sizes, asked))
+            append_columns(tables, _sparsities(chunk, judgement, sparse, asked))
     return tables
 
 
@@ -639,7 +628,6 @@ def _sparsities(
     chunk: Chunk,
     judgement: Judgement,
     sparse: Mapping[str, Measured],
-    sizes: Mapping[str, list[int | None]],
     asked: Asked,
 ) -> dict[str, Columns]:
     """k* of every rule by either criterion, and the measures that stand beside it."""
@@ -660,7 +648,7 @@ def _sparsities(
         short = asked.lengths.short_context_length
         shortest_T = [None if k_star is None else short + k_star for k_star in nearest_T]
         for rule, (k_star_T, is_censored_T) in k_stars.items():
-            sparsity = Sparsity(gains_T, k_star_T, is_censored_T, sizes.get(rule, unknown), shortest_T)
+            sparsity = Sparsity(gains_T, k_star_T, is_censored_T, shortest_T)
             rows = sparsity_rows(
                 chunk, asked.lengths.targets_T, find_rule(rule), judgement, criterion, sparsity
             )

@@ -17,7 +17,7 @@ Under the name "eager" the library writes each family's attention out in plain t
 are the weights to be had, and only there does every family add our mask to its scores, soft-capped or not,
 so that a derivative by the mask is one by the gates.
 
-Shapes: B batch, S rows, P candidates, T query rows, H heads.
+Shapes: B batch, S rows, T query rows, H heads.
 
 A prefix shown to a Hugging Face model: beside the rows of a pass, or copied in front of each sequence's.
 
@@ -38,7 +38,6 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -53,7 +52,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pipeline.cli import InputError
-from pipeline.models.attention import NEARLY_CLOSED, added_to_scores, attend, candidates_nearly_closed
+from pipeline.models.attention import added_to_scores, attend
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import (
     CausalLM,
@@ -320,36 +319,6 @@ def shown_attention(
         if not bool(((weights_HTS.sum(-1) - 1).abs() < _FAR_FROM_ONE).all()):
             raise _not_inspectable(model, "the attention of a token to those before it does not sum to 1")
         yield weights_HTS.to(rows_T.device)
-
-
-def candidate_derivatives(
-    model: transformers.PreTrainedModel,
-    losses_B: torch.Tensor,
-    weights_BHSK: Sequence[torch.Tensor | None] | None,
-    num_candidates: int,
-) -> torch.Tensor:
-    """The derivative of each loss by each candidate's gate, at 0 (`candidate_gates.py`): float32 [B, P].
-
-    The family's own code weighs the candidates, so that each one's share of the attention is read off.
-
-    Args:
-        weights_BHSK: of each layer, as the library returns them, the candidates nearly closed and first.
-
-    Raises:
-        NotInspectableError: the family does not show what is needed.
-    """
-    layers = _all_layers(model, weights_BHSK)
-    if not losses_B.requires_grad:
-        raise _no_derivative(model)
-    of_layers = []
-    for weights, slopes in zip(layers, torch.autograd.grad(losses_B.sum(), layers), strict=True):
-        weights, slopes = weights.detach().float(), slopes.float()
-        # What all candidates together take away from the others is too little to show in a sum.
-        slopes_of_all = (weights * slopes).sum(-1, keepdim=True)
-        ratios = weights[..., :num_candidates] * math.exp(-NEARLY_CLOSED)
-        effects = ratios / (1 + ratios) * (slopes[..., :num_candidates] - slopes_of_all)
-        of_layers.append(effects.sum((1, 2)).to(losses_B.device))
-    return torch.stack(of_layers).sum(0)
 
 
 def gate_derivatives(
@@ -691,24 +660,6 @@ class HuggingFaceCausalLM:
         return torch.nn.functional.cross_entropy(
             logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
         )
-
-    @torch.enable_grad()
-    def candidate_gradients(
-        self,
-        token_ids_BS: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        answers: torch.Tensor,
-        candidates: Prefix,
-        visible_BSP: torch.Tensor,
-    ) -> torch.Tensor:
-        """Derivative of each sequence's loss by each candidate's gate, at gate 0: float32 [B, P], nats."""
-        added = candidates_nearly_closed(visible_BSP, self._model.dtype).requires_grad_()
-        cache = PassCache(candidates.copy())
-        with eager_attention(self._model):
-            output = self._run_trunk(token_ids_BS, position_ids_BS, added, cache, output_attentions=True)
-        logits_BV = self._logits(output.last_hidden_state.to(self.device)[:, -1]).float()
-        losses_B = torch.nn.functional.cross_entropy(logits_BV, answers, reduction="none")
-        return candidate_derivatives(self._model, losses_B, output.attentions, candidates.num_rows)
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from yaml import YAMLError
 
 from pipeline.cli import InputError, is_out_of_memory
-from pipeline.models.attention import CandidateGates, WatchedAttention, attend, tells_log_sum_exp
+from pipeline.models.attention import WatchedAttention, attend, tells_log_sum_exp
 from pipeline.models.checkpoint_files import (
     MODEL_FILES,
     holds_model,
@@ -391,21 +391,6 @@ class OLMoCausalLM:
         return torch.nn.functional.cross_entropy(
             logits_BTV.transpose(1, 2), target_ids_T.expand(len(logits_BTV), -1), reduction="none"
         )
-
-    @torch.enable_grad()
-    def candidate_gradients(
-        self,
-        token_ids_BS: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        answers: torch.Tensor,
-        candidates: Prefix,
-        visible_BSP: torch.Tensor,
-    ) -> torch.Tensor:
-        """Derivative of each sequence's loss by each candidate's gate, at gate 0: float32 [B, P], nats."""
-        gates = CandidateGates(candidates, visible_BSP)
-        hidden_BSD, _ = self._run_blocks(token_ids_BS, position_ids_BS, None, None, None, attend=gates.attend)
-        logits_BV = logits_of(self._model, self._model.transformer.ln_f(hidden_BSD)[:, -1]).float()
-        return gates.derivatives(torch.nn.functional.cross_entropy(logits_BV, answers, reduction="none"))
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -75,8 +75,8 @@ SELECTION_COLUMNS = [
     column(
         "num_candidates",
         pa.int32(),
-        "tokens that each step of the search tried, those that a screen by derivatives put first; null: all,"
-        " or a rule that has no such steps",
+        "of earlier results: tokens that each step of the search tried, those that a screen put first;"
+        " null in all others",
         nullable=True,
     ),
 ]
@@ -109,9 +109,8 @@ FURTHER_SPARSITY_COLUMNS = [
     column(
         "rationale_size",
         pa.int32(),
-        "least number of the rule's first tokens, beside the short context, with which the most likely next"
-        " token is that of the long context (Vafa et al. 2021), 0 where the short context suffices; of the"
-        " rules greedy and greedy_divergence, null for others, and where the largest k does not reach it",
+        "of earlier results: least number of the rule's first tokens, beside the short context, with which"
+        " the most likely next token is that of the long context (Vafa et al. 2021); null in all others",
         nullable=True,
     ),
     column(
@@ -427,9 +426,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                 pa.float32(),
                 "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
                 " positive = the token helps; null where it was not measured: the run has neither of the"
-                " rules leave_one_out and leave_one_out_divergence, and leave_one_out_search, if it has that,"
-                " did not leave this token out. Under the interventions 'substitute' and 'background' (see"
-                " `settings`) the token is replaced, not removed",
+                " rules leave_one_out and leave_one_out_divergence. Under the interventions 'substitute' and"
+                " 'background' (see `settings`) the token is replaced, not removed",
                 nullable=True,
             ),
         ]

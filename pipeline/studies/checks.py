@@ -14,16 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.far_context import refuse_small_budget
 from pipeline.measuring.flags import DTYPES, ContextLengths
 from pipeline.measuring.rules import (
     DEFAULT_INTERVENTION,
     INTERVENTIONS,
     MOST_SUBSETS,
     NUM_SUBSETS,
-    SEARCH_BUDGET,
     find_rule,
-    refuse_candidates,
     refuse_intervention,
     refuse_subsets,
 )
@@ -159,8 +156,6 @@ def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
     for rule in evaluation.rules:
         find_rule(rule)
     _refuse_intervention(evaluation)
-    if "leave_one_out_search" in evaluation.rules:
-        refuse_small_budget(SEARCH_BUDGET, lengths, max(evaluation.k))
 
 
 def _refuse_intervention(evaluation: Evaluation) -> None:
@@ -169,7 +164,6 @@ def _refuse_intervention(evaluation: Evaluation) -> None:
     if intervention not in INTERVENTIONS:
         raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_intervention(evaluation.rules, intervention)
-    refuse_candidates(evaluation.rules, intervention, evaluation.num_candidates, max(evaluation.k))
     num_subsets = evaluation.num_subsets or NUM_SUBSETS
     if num_subsets > MOST_SUBSETS:
         raise InputError(f"num_subsets {num_subsets}: choose at most {MOST_SUBSETS}")

@@ -373,7 +373,7 @@ def _flags_of(stage: str) -> list[str]:
     chunks = ["long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document"]
     chunks += ["documents_per_shard", "dtype"]
     choices = ["rules", "k", "intervention", "num_backgrounds", "num_subsets", "kept_fraction",
-               "learning_chunks", "num_candidates"]  # fmt: skip
+               "learning_chunks"]  # fmt: skip
     return [*short, *chunks, *(choices if stage == "influential_tokens" else [])]
 
 

@@ -45,7 +45,6 @@ from pipeline.measuring.rules import (
     BACKGROUND,
     DEFAULT_INTERVENTION,
     NUM_SUBSETS,
-    SEARCH_BUDGET,
     SUBSTITUTE,
     RuleCosts,
     find_rule,
@@ -236,11 +235,10 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
     length = evaluation.long_context_length
     costs = RuleCosts(
-        s, length, m, SEARCH_BUDGET,
+        s, length, m,
         intervention=evaluation.intervention or DEFAULT_INTERVENTION,
         num_backgrounds=evaluation.num_backgrounds or 1,
         num_subsets=evaluation.num_subsets or NUM_SUBSETS,
-        num_candidates=evaluation.num_candidates,
     )  # fmt: skip
     if stage == "length_losses":
         return 4 * m * length

@@ -144,8 +144,6 @@ class Evaluation:
     """Of the rules surrogate*. None: as the stage has it."""
     learning_chunks: int | None = None
     """Of the rules learned_attention*. None: as many as the stage takes."""
-    num_candidates: int | None = None
-    """Tokens that the rules add_one_in* and greedy* try in each step. None: all."""
     judge_with: list[str] = field(default_factory=list)
     """Names of the study's models that the chosen tokens are tried on too."""
     reference_model: str | None = None

@@ -27,7 +27,7 @@ from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.methods import fitted_head_weights
-from pipeline.measuring.rules import RULES, SEARCH_BUDGET, RuleCosts
+from pipeline.measuring.rules import RULES, RuleCosts
 from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.results.schemas import OWN
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
@@ -72,14 +72,10 @@ def main(arguments: argparse.Namespace) -> None:
     ]
     if len(chunks) < 2:
         raise InputError("one chunk is not counted; choose --max-documents 2 or more")
-    plain = Measurement(model, lengths, Batching.for_model(model), search_budget=SEARCH_BUDGET)
+    plain = Measurement(model, lengths, Batching.for_model(model))
     weights = fitted_head_weights([_own(plain, chunks[0])], "learned_attention")
-    measurement = Measurement(
-        model, lengths, plain.batching, search_budget=SEARCH_BUDGET, head_weights=weights
-    )
-    costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk, SEARCH_BUDGET
-    )
+    measurement = Measurement(model, lengths, plain.batching, head_weights=weights)
+    costs = RuleCosts(lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk)
     seconds = {
         rule: _seconds(rule, measurement, chunks, arguments.k) / lengths.targets_per_chunk
         for rule in progress(arguments.rules, "method_seconds", "rule")

@@ -45,7 +45,7 @@ def model_on(
 
 
 def contexts_of(model: CausalLM, tokens_per_batch: int, background: np.ndarray | None = None) -> Contexts:
-    measurement = Measurement(model, LENGTHS, Batching(tokens_per_batch), search_budget=0.9)
+    measurement = Measurement(model, LENGTHS, Batching(tokens_per_batch))
     return far_contexts(measurement, *CHUNKS[:2], background_ids_BL=background)
 
 
@@ -60,9 +60,6 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ca
             values, exact = (getattr(context, measured) for context in (found, expected[far]))
             np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=f"{far} {measured}")
         assert np.nanstd(expected[far].influence_TF) > 50 * TOLERANCE
-        searched, exact = found.searched_influence_TF, expected[far].influence_TF
-        is_measured = ~np.isnan(searched)  # which ones may differ, where estimates are about equal
-        np.testing.assert_allclose(searched[is_measured], exact[is_measured], rtol=0, atol=TOLERANCE)
         for measured in ("short", "first_additions"):
             for values, exact in zip(getattr(found, measured), getattr(expected[far], measured), strict=True):
                 np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=measured)

@@ -99,18 +99,6 @@ def test_every_influence(contexts: dict, naive_influences: dict, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["own", "other_document"])
-def test_influences_that_a_search_measures(
-    lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray], naive_influences: dict, name: str
-) -> None:
-    searches = far_contexts(Measurement(lm, LENGTHS, Batching(100), search_budget=0.9), *chunks)
-    found_TF = searches[name].searched_influence_TF
-    for found_F, naive in zip(found_TF, naive_influences[name], strict=True):
-        (measured,) = np.nonzero(~np.isnan(found_F))
-        assert 1 <= len(measured) < len(naive)
-        np.testing.assert_allclose(found_F[measured], np.array(naive)[measured], atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", ["own", "other_document"])
 def test_selection_takes_the_largest_naive_influences(
     contexts: dict, naive_influences: dict, name: str
 ) -> None:

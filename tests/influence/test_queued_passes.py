@@ -18,7 +18,6 @@ from pipeline.measuring.contexts import (
     own_context,
     read_everything,
 )
-from pipeline.measuring.far_context import Reruns, estimated_losses
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models import attention as log_sum_exp_attention
 from pipeline.models import attention as prefix_attention
@@ -97,13 +96,6 @@ def test_no_context_waits_for_the_device(far_lm: OLMoCausalLM, order: str) -> No
             far_lm, contexts_NC, contexts_NC, np.zeros(20, dtype=np.int64), Batching(30),
             _predictions(far_lm, 5), index_N,
         )  # fmt: skip
-
-
-@pytest.mark.usefixtures("reading_is_noted")
-def test_no_estimate_waits_for_the_device(far_lm: OLMoCausalLM) -> None:
-    for sequence in (own_context(CHUNKS[0], LENGTHS), *null_contexts(*CHUNKS, LENGTHS)):
-        with pytest.raises(WaitedError):
-            estimated_losses(far_lm, Reruns(sequence, 1), Batching(60))
 
 
 def test_a_number_asked_for_within_a_pass_would_be_seen(far_lm: OLMoCausalLM) -> None:

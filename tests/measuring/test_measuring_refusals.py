@@ -99,7 +99,6 @@ def test_too_few_documents_for_null_and_backgrounds(
         (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
         (["--rules", "divergence"], "rule 'divergence' is called 'leave_one_out_divergence' now"),
         ([*BACKGROUND, "greedy"], "--intervention background has no meaning for rule greedy; it is for"),
-        ([*BACKGROUND, "leave_one_out_search"], "has no meaning for rule leave_one_out_search; it is"),
         (
             ["--rules", "banzhaf", "--intervention", "substitute"],
             "--intervention substitute would change nothing: of --rules only leave_one_out",

@@ -22,19 +22,18 @@ from pipeline.models.olmo import OLMoCausalLM
 
 NEEDS_CAPTUM = pytest.mark.skipif(find_spec("captum") is None, reason="captum is not installed")
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
-COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5, search_budget=0.2)
+COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5)
 
 
 def _measured(
     make_olmo: Callable[..., OLMo],
     rules: list[str],
     max_k: int,
-    num_candidates: int | None = None,
     **options: object,
 ) -> CountingLM:
     tokens = np.random.default_rng(1).integers(0, 48, (2, 24))
     model = CountingLM(OLMoCausalLM(make_olmo()))
-    measurement = Measurement(model, LENGTHS, Batching(1), num_candidates=num_candidates)
+    measurement = Measurement(model, LENGTHS, Batching(1))
     own = far_contexts(measurement, *tokens, **options)["own"]
     # These losses are measured anyway, but leaving one out begins with reading everything.
     _ = own.predictions, own.short, own.background
@@ -81,7 +80,7 @@ def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k:
     assert model.token_forwards == COSTS.token_forwards(dearest, max_k)
     per_target = {"gradient": 1, "gradient_divergence": 8, "input_x_gradient": 1, "integrated_gradients": 20}
     assert model.backward_passes == 5 * per_target.get(rules[0], 0)
-    assert COSTS.backward_tokens_per_target(rules[0], max_k) == 23 * per_target.get(rules[0], 0)
+    assert COSTS.backward_tokens_per_target(rules[0]) == 23 * per_target.get(rules[0], 0)
 
 
 def test_rules_of_a_kind_share_their_passes_and_others_add_up(make_olmo: Callable[..., OLMo]) -> None:
@@ -108,7 +107,6 @@ def test_the_formulas_by_hand() -> None:
     by_hand = {
         ("leave_one_out", 3): removals,
         ("leave_one_out_divergence", 1): removals,
-        ("leave_one_out_search", 3): round(0.2 * removals),
         ("add_one_in", 3): 19 + 85 * 4,  # what is added comes first, and is looked up
         ("greedy", 1): 19 + 85 * 4,
         ("greedy", 3): 19 + 85 * 4 + (85 - 5) * (4 + 1) + (85 - 10) * (4 + 2),
@@ -121,29 +119,7 @@ def test_the_formulas_by_hand() -> None:
     assert COSTS.one_removal_a_pass(substitute=True) == removals + 19
     assert COSTS.token_forwards_per_target("add_one_in", 1) == (19 + 340) / 5
     rules = ("gradient", "attention", "greedy")
-    assert [COSTS.backward_tokens_per_target(rule, 3) for rule in rules] == [23, 0, 0]
-    # Two candidates a target beside 4, 5 and 6 tokens, which the screen reads once for all.
-    screened = replace(COSTS, num_candidates=2)
-    assert screened.token_forwards("greedy", 3) == 19 + 5 * (1 + 2) * (4 + 5 + 6)
-    assert screened.token_forwards("add_one_in", 3) == 19 + 5 * (1 + 2) * 4
-    assert [screened.backward_tokens_per_target(rule, 3) for rule in ("greedy", "add_one_in")] == [15, 4]
-
-
-@pytest.mark.parametrize("num_candidates", [1, 3, 16, 18, 40])
-@pytest.mark.parametrize(
-    "rules",
-    [["greedy"], ["greedy_divergence", "add_one_in_divergence"], ["add_one_in", "add_one_in_divergence"],
-     ["greedy", "greedy_divergence"]],
-)  # fmt: skip
-def test_a_screen_costs_one_pass_both_ways_a_step(
-    make_olmo: Callable[..., OLMo], rules: list[str], num_candidates: int
-) -> None:
-    model = _measured(make_olmo, rules, 3, num_candidates)
-    costs = replace(COSTS, num_candidates=num_candidates)
-    assert model.token_forwards == costs.token_forwards_together(rules, 3)
-    # Rules of the same criterion share their first step; of these here the first goes on.
-    longest = {rule.endswith("_divergence"): rule for rule in reversed(rules)}.values()
-    assert model.backward_tokens == 5 * sum(costs.backward_tokens_per_target(rule, 3) for rule in longest)
+    assert [COSTS.backward_tokens_per_target(rule) for rule in rules] == [23, 0, 0]
 
 
 def test_every_rule_has_a_cost() -> None:

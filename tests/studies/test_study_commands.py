@@ -109,12 +109,6 @@ def test_sizes_and_steps_that_were_measured_alike_are_compared_at_the_end(
     assert "model_scale" not in str(commands_of(load_study(study_file(steps, own_text)))[-1])
 
 
-def test_a_screen_is_asked_for(study_file: Callable[..., Path]) -> None:
-    study = load_study(study_file(("[leave_one_out, nearest]", "[greedy]\n  num_candidates: 16")))
-    (tokens,) = (one for one in commands_of(study) if one.name == "influential_tokens-tiny")
-    assert " --rules greedy --k 1 4 --num-candidates 16" in str(tokens)
-
-
 def test_a_size_may_train_some_of_the_models_only(study_file: Callable[..., Path]) -> None:
     large = f"  large:\n    config: {TINY}\n    max_duration: 4\n    models: [long-seed1]\n"
     study = load_study(study_file(("models:\n", f"{large}models:\n")))

@@ -275,10 +275,6 @@ def test_a_killed_study_takes_its_children_with_it(
             ["evaluation.intervention=background", "evaluation.rules=[greedy]"],
             "has no meaning for rule greedy",
         ),
-        (
-            ["evaluation.num_candidates=5", "evaluation.rules=[leave_one_out]"],
-            "--num-candidates 5 would change nothing: of --rules only add_one_in, .* try tokens one by one",
-        ),
         (["evaluation.num_subsets=5"], "--num-subsets 5: subsets come in pairs; choose an even number"),
         (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
         (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
@@ -307,15 +303,6 @@ def test_a_killed_study_takes_its_children_with_it(
             "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
         ),
         (["evaluation.dtype=float23"], "unknown dtype 'float23'; did you mean 'float32'"),
-        (
-            [
-                "evaluation.rules=[leave_one_out_search]",
-                "evaluation.k=[40]",
-                "evaluation.intervention=remove",
-            ],
-            "does not pay for rule",
-        ),
-        (["evaluation.rules=[leave_one_out_search]"], "say --intervention remove"),
         (["sizes.tiny.overrides=['trackers=[wandbe]']"], "did you mean 'wandb'"),
         (["run=train.jsonl"], "cannot write into train.jsonl; choose another folder"),
         (["run=train.jsonl/run"], "cannot write into .*train.jsonl"),
