@@ -28,6 +28,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,13 +39,17 @@ from pipeline.synthetic.evaluation import (
     NUM_EXAMPLES,
     Cell,
     add_task_evaluation_arguments,
+    cells_of,
     evaluate_task_runs,
     find_tested,
+    has_evaluated,
+    refuse_impossible,
 )
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.accuracy import Answers
+    from pipeline.synthetic.config import TaskConfig
     from pipeline.synthetic.models import TaskModel
     from pipeline.synthetic.train import TaskRun
 
@@ -65,9 +70,33 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
+def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
+    """Refuse a size or k that the task, or a model trained so, has no room for.
+
+    Args:
+        arguments: of the command line.
+        configs: the name of a model -> what it was, or will be, trained with.
+    """
+    _, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
+    for name, config in configs.items():
+        refuse_impossible(name, config, cells)
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether every model was tested at every size and sparsity."""
+    return has_evaluated(arguments, find_tested(arguments), "evaluate_synthetic", _settings(arguments))
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Left out where it is 1: results that know nothing of it were made so."""
+    scale = arguments.attention_scale
+    return {} if scale == 1 else {"attention_scale": scale}
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
-    scale = arguments.attention_scale
+    tested, scale = find_tested(arguments), arguments.attention_scale
+    check(arguments, {run.name: run.config for run in tested.runs})
 
     def prepare(model: "TaskModel") -> None:
         if scale != 1:
@@ -85,14 +114,12 @@ def main(arguments: argparse.Namespace) -> None:
             logger.info("%s: %s", run.name, _errors_in_words(found))
         return {name: [value] for name, value in row.items()}
 
-    # Left out where it is 1: results that know nothing of it were made so.
-    settings = {} if scale == 1 else {"attention_scale": scale}
     evaluate_task_runs(
         arguments,
-        find_tested(arguments),
+        tested,
         "evaluate_synthetic",
         "synthetic_accuracy",
-        settings,
+        _settings(arguments),
         measure,
         prepare,
     )

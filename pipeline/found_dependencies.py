@@ -47,7 +47,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,12 +77,16 @@ from pipeline.synthetic.dependencies import (
 from pipeline.synthetic.evaluation import (
     Cell,
     add_task_evaluation_arguments,
+    cells_of,
     evaluate_task_runs,
     find_tested,
+    has_evaluated,
+    refuse_impossible,
 )
 from pipeline.synthetic.tasks.example_batch import ExampleBatch
 
 if TYPE_CHECKING:
+    from pipeline.synthetic.config import TaskConfig
     from pipeline.synthetic.models import TaskModel
     from pipeline.synthetic.train import TaskRun
 
@@ -125,27 +129,55 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Ask every model at every size and sparsity."""
-    tested = find_tested(arguments)
-    for run in tested.runs:
-        if arguments.head == POSITION_IDS and run.config.positions != "predicted":
+def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
+    """Refuse what the task, or a model trained so, has no room or no use for.
+
+    Args:
+        arguments: of the command line.
+        configs: the name of a model -> what it was, or will be, trained with.
+
+    Raises:
+        InputError: names the model or the size.
+    """
+    task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
+    for name, config in configs.items():
+        refuse_impossible(name, config, cells)
+        if arguments.head == POSITION_IDS and config.positions != "predicted":
             raise InputError(
-                f"--head position_ids: model '{run.name}' was trained with positions '{run.config.positions}'"
+                f"--head position_ids: model '{name}' was trained with positions '{config.positions}'"
                 " and predicts no IDs; name runs with positions predicted"
             )
     for dependencies_of in {
-        _spread(run): _dependencies_of(arguments.head, run) for run in tested.runs
+        _spread(config): _dependencies_of(arguments.head, config) for config in configs.values()
     }.values():
         refuse_unfit_k(
-            tested.task, tested.cells, dependencies_of, num_examples=arguments.num_examples,
+            task, cells, dependencies_of, num_examples=arguments.num_examples,
             test_seed=arguments.test_seed, largest_k=arguments.largest_k,
             short_context_length=arguments.short_context_length,
         )  # fmt: skip
-    arguments.rules = [find_rule(rule).name for rule in FINDING_RULES if rule in arguments.rules]
+    for rule in arguments.rules:
+        find_rule(rule)
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether every model was asked at every size and sparsity."""
+    stage = ARTEFACT_OF_HEAD[arguments.head]
+    return has_evaluated(arguments, find_tested(arguments), stage, _settings(arguments))
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What decides the numbers; rules and interventions in their own order, however they were given."""
+    arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
-    settings = {name: getattr(arguments, name) for name in names}
+    return {name: getattr(arguments, name) for name in names}
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Ask every model at every size and sparsity."""
+    tested = find_tested(arguments)
+    check(arguments, {run.name: run.config for run in tested.runs})
+    settings = _settings(arguments)
 
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
@@ -158,16 +190,16 @@ def main(arguments: argparse.Namespace) -> None:
     evaluate_task_runs(arguments, tested, artefact, artefact, settings, measure)
 
 
-def _spread(run: "TaskRun") -> bool:
-    """Whether coupled IDs were parted at random when the run learnt them."""
-    return run.config.spread_of_coupled_ids != "contiguous"
+def _spread(config: "TaskConfig") -> bool:
+    """Whether coupled IDs were parted at random when they were learnt."""
+    return config.spread_of_coupled_ids != "contiguous"
 
 
-def _dependencies_of(head: str, run: "TaskRun") -> DependenciesOf:
+def _dependencies_of(head: str, config: "TaskConfig") -> DependenciesOf:
     """What is to be found in examples."""
     if head == TOKENS:
         return of_tokens
-    return lambda batch: batch.id_dependencies(are_spread=_spread(run))
+    return lambda batch: batch.id_dependencies(are_spread=_spread(config))
 
 
 def _measure(
@@ -189,7 +221,7 @@ def _measure(
     lengths = lengths_of(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
-    dependencies_of_all = _dependencies_of(arguments.head, run)(batch)
+    dependencies_of_all = _dependencies_of(arguments.head, run.config)(batch)
     rows: list[dict[str, Any]] = []
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)

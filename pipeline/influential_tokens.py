@@ -152,8 +152,12 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint."""
+def check(arguments: argparse.Namespace) -> ContextLengths:
+    """Which tokens are predicted; lengths, rules and k that do not fit together are refused.
+
+    Raises:
+        InputError: names the flag.
+    """
     lengths = ContextLengths(
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
@@ -173,6 +177,12 @@ def main(arguments: argparse.Namespace) -> None:
             f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
             " background; add that, or leave it out"
         )
+    return lengths
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint."""
+    lengths = check(arguments)
     unigram = None
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))

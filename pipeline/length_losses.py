@@ -69,16 +69,24 @@ def default_context_lengths(longest: int) -> list[int]:
     return [*(length for length in steps if length < longest), longest]
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint, then print the means."""
+def check(arguments: argparse.Namespace) -> ContextLengths:
+    """Which tokens are predicted; context lengths that do not fit the chunk are set or refused."""
     # There is no short context here: one token fits wherever there is anything to measure.
     lengths = ContextLengths(1, arguments.long_context_length, arguments.targets_per_chunk)
-    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
-    if context_lengths[-1] > lengths.first_target:
+    asked = arguments.context_lengths or default_context_lengths(lengths.first_target)
+    arguments.context_lengths = sorted(set(asked))
+    if arguments.context_lengths[-1] > lengths.first_target:
         raise InputError(
-            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has {lengths.first_target}"
-            " tokens before it, and every length is measured on every target"
+            f"--context-lengths {arguments.context_lengths[-1]}: the first target of a chunk has"
+            f" {lengths.first_target} tokens before it, and every length is measured on every target"
         )
+    return lengths
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint, then print the means."""
+    lengths = check(arguments)
+    context_lengths = arguments.context_lengths
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.contexts import measured_windows, own_context, read_everything

@@ -72,11 +72,16 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint."""
-    lengths = ContextLengths(
+def check(arguments: argparse.Namespace) -> ContextLengths:
+    """Which tokens are predicted, and what they see; lengths that do not fit together are refused."""
+    return ContextLengths(
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure every chunk of every checkpoint."""
+    lengths = check(arguments)
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.stage import compared_losses, evaluate_checkpoints

@@ -123,6 +123,18 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether all folders are whole; those of other settings or another text are refused."""
+    arguments.num_planted = sorted(set(arguments.num_planted))
+    configuration = configuration_of(TokenizedData.open(arguments.data), arguments)
+    folders = [
+        planted_folder(arguments.out, length) for length in (None, *(arguments.document_lengths or ()))
+    ]
+    return all(
+        is_complete(folder, configuration) for folder in (*folders, arguments.out / "foreign" / "data")
+    )
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders.
 

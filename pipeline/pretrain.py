@@ -57,15 +57,49 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
+from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, stage_parser
 from pipeline.training.loop import StopRequest, train_or_exit
+
+if TYPE_CHECKING:
+    from pipeline.training.config import DataFacts, PretrainConfig
 
 logger = logging.getLogger("pipeline")
 _LESS_MEMORY = (
     "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
     " activation_checkpointing=whole_layer"
 )
+
+
+def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
+    """The run's configuration, complete and checked as far as it can be without the data itself.
+
+    Raises:
+        InputError: names the field and what would be right.
+    """
+    from pipeline.training.config import Schedule, counts_epochs, load_config
+    from pipeline.training.metrics import refuse_missing_trackers
+
+    config = load_config(arguments.config, arguments.overrides, data)
+    if data.num_train_tokens is not None or not counts_epochs(config.max_duration):
+        Schedule(config, steps_per_epoch=(data.num_train_tokens or 0) // config.tokens_per_step)
+    refuse_missing_trackers(config)
+    return config
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether the run has come to its end; a folder that holds another run is refused."""
+    from pipeline.text.folder import TokenizedData
+    from pipeline.training.config import Schedule, load_config
+    from pipeline.training.data import TrainingBatches
+    from pipeline.training.loop import has_finished
+
+    data = TokenizedData.open(arguments.data)
+    config = load_config(arguments.config, arguments.overrides, data)
+    config.save_folder = str(arguments.save_folder)
+    schedule = Schedule(config, TrainingBatches.from_config(config, data).steps_per_epoch)
+    return has_finished(arguments.save_folder, config, schedule.num_steps)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -74,7 +74,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import (
@@ -102,6 +102,7 @@ from pipeline.text.encode import (
     remove_outputs,
 )
 from pipeline.text.folder import (
+    MANIFEST_FILE,
     TOKENIZER_FILE,
     TokenizationTask,
     TokenizedData,
@@ -189,6 +190,44 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse a text that cannot be opened or has no end, and a tokenizer that there is not.
+
+    Raises:
+        InputError: names what is wrong.
+    """
+    sources, _ = _open_sources(arguments)
+    TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
+    path_or_size = _parse_tokenizer_name(arguments)
+    if isinstance(path_or_size, Path):
+        load_tokenizer(path_or_size, arguments.eos_token)
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether --out holds all of it, which tasks may have written.
+
+    Text is read only where it is newer than the data; it may have been put away since.
+
+    Raises:
+        InputError: the folder holds data of other settings or another text.
+    """
+    manifest = read_manifest(arguments.out)
+    if manifest is None:
+        return False
+    configuration: dict[str, Any] = {"settings": _settings(arguments), "inputs": {}}
+    with suppress(InputError):
+        sources, evaluation_sources = _open_sources(arguments)
+        tokenizer = _parse_tokenizer_name(arguments)
+        files = [file for source in (*sources, *evaluation_sources) for file in source.files]
+        files += [tokenizer] if isinstance(tokenizer, Path) else []
+        # The time of change, and not that of content, which a tool may set back (cp -p, tar).
+        if max(file.stat().st_ctime for file in files) > (arguments.out / MANIFEST_FILE).stat().st_mtime:
+            configuration = _configuration(arguments, sources, evaluation_sources, tokenizer)
+    tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
+    configuration["settings"] |= {name: value for name, value in tasks.items() if value is not None}
+    return is_complete(arguments.out, configuration)
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Write the tokenized data that the command line asks for, or find it complete.
 
@@ -262,6 +301,14 @@ def _parse_tokenizer_name(arguments: argparse.Namespace) -> Path | int:
     return path_or_size
 
 
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    settings["tokenizer"] = Path(arguments.tokenizer).name
+    if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
+        settings["evaluation_fraction"] = settings["seed"] = None
+    return settings
+
+
 def _configuration(
     arguments: argparse.Namespace,
     sources: Sequence[Source],
@@ -269,14 +316,10 @@ def _configuration(
     tokenizer_path_or_size: Path | int,
 ) -> dict[str, Any]:
     """Everything that decides the output; files by name and content, not by where they lie."""
-    settings = {name: getattr(arguments, name) for name in _SETTINGS}
-    settings["tokenizer"] = Path(arguments.tokenizer).name
-    if evaluation_sources:  # nothing is split off, so these two decide nothing
-        settings["evaluation_fraction"] = settings["seed"] = None
     tokenizer_files = [tokenizer_path_or_size] if isinstance(tokenizer_path_or_size, Path) else []
     is_long = sum(len(source.files) for source in sources) > 1
     return {
-        "settings": settings,
+        "settings": _settings(arguments),
         "inputs": {
             "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
             "evaluation source": fingerprints(evaluation_sources),

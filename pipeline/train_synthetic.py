@@ -42,9 +42,13 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import logging
+from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, stage_parser
 from pipeline.training.loop import StopRequest, train_or_exit
+
+if TYPE_CHECKING:
+    from pipeline.synthetic.config import TaskConfig
 
 logger = logging.getLogger("pipeline")
 
@@ -63,6 +67,23 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
+def check(arguments: argparse.Namespace) -> "TaskConfig":
+    """The run's configuration, complete and checked."""
+    from pipeline.synthetic.config import load_task_config  # late, for a --help at once
+
+    return load_task_config(
+        arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
+    )
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether the run has come to its end; a folder that holds another run is refused."""
+    from pipeline.training.loop import has_finished
+
+    config = check(arguments)
+    return has_finished(arguments.save_folder, config, config.num_steps)
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
     train_or_exit(lambda stop_request: _train(arguments, stop_request))
@@ -72,13 +93,9 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.synthetic.config import load_task_config
     from pipeline.training.loop import has_finished, train
 
-    folder = arguments.save_folder
-    config = load_task_config(
-        arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
-    )
+    folder, config = arguments.save_folder, check(arguments)
     if has_finished(folder, config, config.num_steps):
         return True
 

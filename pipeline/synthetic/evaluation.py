@@ -100,16 +100,13 @@ def find_tested(arguments: argparse.Namespace) -> Tested:
     """What the flags of `add_task_evaluation_arguments` ask for.
 
     Raises:
-        InputError: a checkpoint is missing, of another task or damaged, two have one name, or the task or a
-            model has no room for a cell.
+        InputError: a checkpoint is missing, of another task or damaged, or two have one name.
     """
     from pipeline.synthetic.train import find_task_run  # late, for a --help at once
 
     task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
     _refuse_equal_names(runs)
-    for run in runs:
-        refuse_impossible(run.name, run.config, cells)
     return Tested(task, cells, runs)
 
 
@@ -139,12 +136,8 @@ def evaluate_task_runs(
     from pipeline.models.devices import usable_device  # late, for a --help at once
 
     device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-    every_setting = {**_settings(arguments, tested), **settings}
     for run in tested.runs:
-        output = StageOutput(
-            arguments.results, stage, run.name, settings=every_setting, inputs={"checkpoint": run.sha256},
-            num_shards=len(tested.cells),
-        )  # fmt: skip
+        output = _output_of(run, arguments, tested, stage, settings)
         if not output.is_done():
             with output.writing():
                 pending = output.pending_shards()
@@ -162,6 +155,22 @@ def evaluate_task_runs(
                     columns |= {name: [value] * num_rows for name, value in shared.items()}
                     output.write_shard(shard, {artefact: columns})
         logger.info(output.state())
+
+
+def has_evaluated(
+    arguments: argparse.Namespace, tested: Tested, stage: str, settings: Mapping[str, Any]
+) -> bool:
+    """Whether `evaluate_task_runs` would find every cell measured."""
+    return all(_output_of(run, arguments, tested, stage, settings).is_done() for run in tested.runs)
+
+
+def _output_of(
+    run: "TaskRun", arguments: argparse.Namespace, tested: Tested, stage: str, settings: Mapping[str, Any]
+) -> StageOutput:
+    return StageOutput(
+        arguments.results, stage, run.name, settings={**_settings(arguments, tested), **settings},
+        inputs={"checkpoint": run.sha256}, num_shards=len(tested.cells),
+    )  # fmt: skip
 
 
 def _settings(arguments: argparse.Namespace, tested: Tested) -> dict[str, Any]:
