@@ -1,7 +1,7 @@
 # make demo       the whole study on a laptop, from text to figures, in about six minutes
 # make reference  the reference study; C4=FOLDER holds files in C4's schema (some hours on 2 cores)
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
-# make test       ruff and the test suite, mypy in it; what continuous integration runs
+# make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs
 # make test-all   also the tests marked slow
 # make test-gpu   the tests that need a GPU, and only those
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
@@ -28,10 +28,10 @@ demo reference study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
 test: ruff
-	$(PY) -m pytest $(PARALLEL)
+	@.venv/bin/mypy & $(PY) -m pytest $(PARALLEL); tests=$$?; wait $$! && exit $$tests
 
 test-all: ruff
-	$(PY) -m pytest $(PARALLEL) -m ''
+	@.venv/bin/mypy & $(PY) -m pytest $(PARALLEL) -m ''; tests=$$?; wait $$! && exit $$tests
 
 test-gpu: install
 	$(PY) -m pytest -m gpu

@@ -42,54 +42,18 @@ AT_LENGTH = (
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 
-RUN_BY = {
-    "tests/studies/test_gpu_study.py::test_every_command_of_a_size_runs_at_toy_size": [
-        "TEXT=/data/text make study STUDY=olmo_configs/studies/gpu.yaml",
-    ],
-    "tests/studies/test_slurm_chain.py::test_jobs_are_submitted_with_the_clusters_variables": [
-        "python pipeline/study.py STUDY --slurm",
-    ],
-    "tests/test_pretrain.py::test_torchrun_ends_the_ranks_that_one_signal_stops": [
-        "torchrun --nproc-per-node 8 pipeline/pretrain.py …",
-    ],
-    "tests/test_benchmarks_run.py::test_the_command_of_the_readme_runs": [
-        "python tests/benchmarks/leave_one_out.py --out runs/benchmarks/leave_one_out.json",
-    ],
-    "tests/test_tokenize_c4_tasks.py::test_shards_together_are_the_corpus": [
-        "python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz'"
-        " --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo"
-        " --task-index $SLURM_ARRAY_TASK_ID --num-tasks 128 --num-workers $SLURM_CPUS_PER_TASK",
-        "python pipeline/tokenize_c4.py --out runs/c4/data --merge",
-    ],
-    "tests/analysis/test_exports.py::test_every_artefact_reads_as_from_its_parts": [
-        "python -m pipeline.results.export <results> --out <folder>",
-        "python -m pipeline.results.export runs/reference/results/2m runs/reference/results/300k"
-        " --out analysis/reference/study/results"
-        " --artefacts loss_differences sparse_context_losses dependency_sparsity length_losses",
-    ],
-    "tests/results/test_results_page.py::test_results_page_equals_the_schemas": [
-        "python -m pipeline.results.schemas > pipeline/RESULTS.md",
-    ],
-    "tests/slurm/test_jobs.py::test_a_study_runs_from_text_to_results": [
-        "slurm/submit_all.sh",
-        "sbatch --array=3,7 slurm/loss_differences.sh --num-tasks 16 --data $RUN/data"
-        " --checkpoints $RUN/models/* …",
-    ],
-    "tests/slurm/test_jobs.py::test_without_arguments_a_job_is_that_of_the_study": [
-        "sbatch slurm/pretrain.sh",
-        "sbatch --job-name=60m-long-seed1 slurm/pretrain.sh",
-    ],
-    "tests/slurm/test_jobs.py::test_two_nodes_train_one_model_and_go_on_after_a_requeue": [
-        "sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data $RUN/data"
-        " --save-folder $RUN/models/short-pose train_context_length=512 position_scheme=pose"
-        " pose_target_length=2048",
-        "sbatch --nodes=2 --gres=gpu:8 --cpus-per-task=64 --mem=0 --job-name=1b slurm/pretrain.sh"
-        " olmo_configs/1b.yaml --data $RUN/data --save-folder $RUN/models/1b",
-    ],
-    "tests/slurm/test_jobs.py::test_a_task_of_an_array_is_requeued_alone": ["sbatch --array=0"],
+NOT_RUN = {
+    r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
+    r"\b(hf download|pip install|python -m venv)\b": "there is no network",
+    r"^make (test|test-all|test-gpu|golden|lint|install|help)$": "it runs the tests, or installs",
+    r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
+    r"^torchrun": "tests/test_pretrain.py runs it",
+    r"studies/gpu\.yaml$": "tests/studies runs its commands at toy size",
+    r"benchmarks/(leave_one_out|gpu)\.py": "tests/test_benchmarks_run.py runs it at toy size",
+    r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
+    r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
-"""Tests that run commands at small size elsewhere. Those of Slurm skip themselves where there is none."""
-ELSEWHERE = {command for commands in RUN_BY.values() for command in commands}
+"""Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
     "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
@@ -281,15 +245,13 @@ def documents(seed: int, number: int, length: int = 160) -> str:
 
 
 def how(shown: Shown) -> str | None:
-    """What becomes of a command: "marked", "elsewhere", "here", "at length" (here, slowly); None: nothing."""
-    if re.search(r"[Nn]ot run by tests: \w", shown.beside):
-        return "marked"
-    if shown.text in ELSEWHERE:
-        return "elsewhere"
+    """What becomes of a command: "not run", "here", "at length" (here, slowly); None: nothing."""
+    if any(re.search(pattern, shown.text) for pattern in NOT_RUN):
+        return "not run"
     if shown.text.startswith(OF_A_SHELL):
         return "here"
     shown = without_make(shown)
-    if module_of(shown) is None or "…" in shown.text:
+    if module_of(shown) is None:
         return None
     is_study = shown.program == "pipeline/study.py" and "--dry-run" not in shown.text
     return "at length" if is_study or any(part in shown.text for part in AT_LENGTH) else "here"
@@ -302,13 +264,11 @@ def without_make(shown: Shown) -> Shown:
         return shown
     said = subprocess.run(["make", "-n", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
     studies = [line for line in said.stdout.splitlines() if " pipeline/study.py " in line]
-    return Shown(f"{variables}{studies[0]}" if studies else "", shown.beside)
+    return Shown(f"{variables}{studies[0]}" if studies else "")
 
 
 def module_of(shown: Shown) -> str | None:
     """The module of the program that a command runs; None where it runs none of this repository."""
-    if found := re.match(r"python -m (pipeline\.\S+) ", shown.text):
-        return found[1]
     if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
         return None
     return shown.program.removesuffix(".py").replace("/", ".")

@@ -20,7 +20,7 @@ _LINE = re.compile(
     rf"""(?:{_COMMENT}|\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\\\n"'])++""", re.DOTALL | re.VERBOSE
 )  # what a shell takes as one line: a backslash or a quote lets it go on
 _PART = re.compile(rf"""({_COMMENT})|\\\n[ ]*|\\.|"(?:\\.|[^"\\])*"|'[^']*'|.""", re.DOTALL | re.VERBOSE)
-_IN_A_SENTENCE = re.compile(r"`([^`]*)`(\s*\([^()]*\))?")
+_IN_A_SENTENCE = re.compile(r"`([^`]*)`")
 _A_COMMAND = re.compile(
     r"([A-Z][A-Z0-9_]*=\S+ )*"
     r"(python|make|sbatch|bash|torchrun|pip|hf|sparsity|source|cp|\. \.venv|slurm/submit_all)\S* \S"
@@ -33,8 +33,6 @@ class Shown:
 
     text: str
     """As it is typed: without comment, continued lines joined."""
-    beside: str = ""
-    """The comment behind it, or the parenthesis where it stands in a sentence."""
 
     @property
     def program(self) -> str | None:
@@ -69,9 +67,9 @@ def commands_of(page: Path, heading: str | None = None) -> list[Shown]:
     shown = list(_read(code_of(page, heading)))
     prose = "\n".join(line for line in _unfenced(page, heading).splitlines() if not line.startswith("    "))
     for found in _IN_A_SENTENCE.finditer(prose):
-        text, behind = (" ".join((part or "").split()) for part in found.groups())
+        text = " ".join(found[1].split())
         if _A_COMMAND.match(text) and not any(text in one.text for one in shown):
-            shown.append(Shown(text, behind))
+            shown.append(Shown(text))
     return shown
 
 
@@ -83,15 +81,7 @@ def _unfenced(page: Path, heading: str | None) -> str:
 
 
 def _read(code: str) -> Iterator[Shown]:
-    begun: Shown | None = None
     for line in _LINE.findall(code):
-        comment = " ".join(part for part in _PART.findall(line) if part)
         text = _PART.sub(lambda part: "" if part[1] or part[0].startswith("\\\n") else part[0], line).strip()
         if text:
-            if begun is not None:
-                yield begun
-            begun = Shown(text, comment)
-        elif comment and begun is not None:  # a line of its own goes on with what was said above
-            begun = Shown(begun.text, f"{begun.beside} {comment}")
-    if begun is not None:
-        yield begun
+            yield Shown(text)

@@ -33,7 +33,7 @@ NUMBER_TESTS = [
 ]
 OTHERS = [
     *("analysis", "slurm", "studies"),
-    *("test_house.py", "test_other_processors.py", "test_start.py"),
+    *("test_other_processors.py", "test_start.py"),
 ]
 """Tests that name torch, or run programs that use it, and hold no number of its kernels to another."""
 WITHHELD = {

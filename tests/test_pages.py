@@ -1,81 +1,58 @@
-"""The pages: the first is short, every link leads somewhere, every command is one that its program takes."""
+"""The pages: every link leads somewhere, every program takes the commands that are shown, and they run.
+
+All commands run at small size (commands_at_small_size.py) in one folder, as a reader would have them: the
+demo's stages first, then page by page. What takes minutes even so is slow: `make test-all` runs it.
+"""
 
 import argparse
 import importlib
 import re
+import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-import shown_commands
-from shown_commands import ROOT, Shown
+from commands_at_small_size import MODEL, PYTHON_ELSEWHERE, how, run, texts_and_models
+from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
 
-PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "runs"} & set(path.parts))
-FOLDERS = ("olmo_configs", "pipeline", "analysis", "slurm", "tests")
-MADE = ("CHANGELOG.md",)  # tells of what once was
-
-
-def names(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
-
-def prose(page: Path) -> str:
-    """The page without code."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.startswith("    ")]
-    return re.sub(r"`[^`\n]*`", "`code`", "\n".join(lines))
-
-
-def anchor(heading: str) -> str:
-    """What a browser of the repository calls a heading: its words in lower case, joined by hyphens."""
-    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-    return re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in sorted(ROOT.rglob("*.md"))
+    if not any(part.startswith(".") or part == "runs" for part in path.relative_to(ROOT).parts)
+}
+OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in UNMARKED]
+KINDS = ROOT / "analysis/reference/study/data/token_categories.parquet"
 
 
 @cache
 def anchors(page: Path) -> set[str]:
+    """What a browser of the repository calls the headings: their words in lower case, joined by hyphens."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    words = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in words}
 
 
-def broken_links(page: Path) -> list[str]:
-    broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
+    page = PAGES[name]
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "`code`", prose)):
         path, _, fragment = target.partition("#")
-        if re.match(r"\w+:", target):
-            continue
-        led_to = (page.parent / path).resolve() if path else page
-        if not led_to.exists() or (fragment and fragment not in anchors(led_to)):
-            broken.append(target)
-    return broken
-
-
-@pytest.mark.parametrize("page", PAGES, ids=names)
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    assert broken_links(page) == []
-
-
-def test_links_by_example(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Does k\\* rise, `really`?\n[a](#does-k-rise-really) [b](#no) [c](no.md) [d](https://x.y)\n"
-    )
-    assert broken_links(page) == ["#no", "no.md"]
+        if not re.match(r"\w+:", target):
+            led_to = (page.parent / path).resolve() if path else page
+            assert led_to.exists() and (not fragment or fragment in anchors(led_to)), target
 
 
 def test_the_first_page_is_short_and_its_first_screen_says_what_matters() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = PAGES["README.md"].read_text(encoding="utf-8").splitlines()
     first = "\n".join(lines[:40])
     assert len(lines) <= 150
     assert "each predicted token\ndepends on only a few earlier tokens?" in first
     assert re.search(r"!\[.*\]\(\S+\.png\)", first)
     assert "    make demo " in first and "    make test " in first
-    linked = set(re.findall(r"\]\(([^)#]+)\)", "\n".join(lines)))
-    assert {f"{folder}/README.md" for folder in FOLDERS} <= linked
-    assert {names(page) for page in PAGES if page.name != "README.md"} - {
-        *MADE,
-        "analysis/methods.md",
-    } <= linked
 
 
 @cache
@@ -84,55 +61,108 @@ def parser_of(module: str) -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if names(page) not in MADE], ids=names)
-def test_every_command_shown_is_one_that_its_program_takes(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    if page.name == "LOG.md":
-        pytest.skip("tells of what was typed then")
-    for command in shown_commands.commands_of(page):
-        refusal = refused(command) if "…" not in command.text else None
-        assert refusal is None, f"{command.text}: {refusal}"
-
-
-def refused(command: Shown) -> str | None:
-    """Why the program or script that is named would not take what stands behind it; None: it would."""
-    if command.program is None:
+def complaint(shown: Shown) -> str | None:
+    """Why a command of a page is none, or why nobody would notice that it fails; None: all is well."""
+    if how(shown) is None:
+        return "no test runs it; NOT_RUN of commands_at_small_size.py says of which others that is right"
+    if shown.program is None or "…" in shown.text:
         return None
-    program = ROOT / command.program
-    if not program.is_file():
-        return f"there is no {command.program}"
-    if command.program.startswith(("pipeline/", "analysis/")):
-        words = [re.sub(r"\$\w+", "1", word) for word in command.arguments]  # variables of the shell
+    if not (ROOT / shown.program).is_file():
+        return f"there is no {shown.program}"
+    if shown.program.startswith(("pipeline/", "analysis/")):
+        words = [re.sub(r"\$\w+", "1", word) for word in shown.arguments]  # variables of the shell
         try:
-            parser_of(command.program.removesuffix(".py").replace("/", ".")).parse_args(words)
+            parser_of(shown.program.removesuffix(".py").replace("/", ".")).parse_args(words)
         except SystemExit as end:
             return f"exit code {end.code}"
     return None
 
 
-def test_make_targets_shown_are_in_the_makefile() -> None:
-    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    known = {target for line in targets for target in line.split()}
-    for page in PAGES:
-        shown = set(re.findall(r"(?:^    |`|FOLDER )make ([a-z-]+)", page.read_text(), re.MULTILINE))
-        assert shown <= known, names(page)
+@pytest.mark.parametrize("name", OF_COMMANDS)
+def test_every_command_is_one_that_its_program_takes_and_a_test_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for shown in commands_of(PAGES[name]):
+        assert complaint(shown) is None, f"{shown.text}: {complaint(shown)}"
 
 
-def test_commands_by_example(tmp_path: Path) -> None:
+def test_bad_commands_are_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "See `python pipeline/study.py\nFILE` (so to say), and `query.py`:\n\n"
-        "    C4=x python pipeline/query.py --results r \"\n        SELECT '#1'\"   # the reader's own\n"
-        "    # folder\n    A=b python pipeline/no.py \\\n        --flag    # said\n"
+        "Type `pip install x`, and `python pipeline/no.py`:\n\n"
+        "    A=b python pipeline/query.py --results r \"\n        SELECT '#1'\"   # the reader's own\n"
+        "    make cake\n    python pipeline/query.py \\\n        --flag\n"
     )
-    shown = shown_commands.commands_of(page)
-    assert [(one.program, one.arguments) for one in shown] == [
-        ("pipeline/query.py", ["--results", "r", "\n    SELECT '#1'"]),
-        ("pipeline/no.py", ["--flag"]),
-        ("pipeline/study.py", ["FILE"]),
-    ]
-    assert [one.beside for one in shown] == ["# the reader's own # folder", "# said", "(so to say)"]
-    assert shown[1].text == "A=b python pipeline/no.py --flag"
-    assert refused(shown[1]) == "there is no pipeline/no.py"
+    shown = commands_of(page)
+    assert [one.text for one in shown] == [
+        "A=b python pipeline/query.py --results r \"\n    SELECT '#1'\"", "make cake",
+        "python pipeline/query.py --flag", "pip install x", "python pipeline/no.py",
+    ]  # fmt: skip
+    assert [complaint(one) is None for one in shown] == [True, False, False, True, False]
+
+
+def run_of(name: str, shown: Shown, folder: Path) -> None:
+    """Run a command of a page; where that fails, say which it was."""
+    try:
+        run(shown, folder)
+    except (Exception, SystemExit) as error:
+        raise AssertionError(f"{name} shows `{shown.text}`, which fails: {error}") from error
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that runs the commands of a page that are not slow, once; it returns the folder of all."""
+    folder = tmp_path_factory.mktemp("pages")
+    texts_and_models(folder)
+    have_run = set()
+
+    def run_all(name: str, commands: list[Shown]) -> None:
+        for shown in commands:
+            if shown.text not in have_run and how(shown) == "here":
+                run_of(name, shown, folder)
+            have_run.add(shown.text)
+
+    run_all("pipeline/README.md", commands_of(PAGES["pipeline/README.md"], "The stages by hand"))
+    # What a notebook would write, which runs where slow tests do.
+    (folder / "runs/demo/figures").mkdir(exist_ok=True)
+    shutil.copy(KINDS, folder / "runs/demo/figures")
+
+    @cache
+    def page(name: str) -> Path:
+        run_all(name, commands_of(PAGES[name]))
+        return folder
+
+    return page
+
+
+@pytest.mark.parametrize("name", OF_COMMANDS)
+def test_the_commands_and_the_python_of_a_page_run(
+    name: str, run_page: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_page(name)
+    monkeypatch.chdir(folder)
+    for code in python_of(PAGES[name]) if name not in PYTHON_ELSEWHERE else []:
+        small = code.replace("EleutherAI/pythia-160m", MODEL)
+        exec(small.replace("The text …", (folder / "letter.txt").read_text()), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_COMMANDS)
+def test_the_long_commands_of_a_page_run(name: str, run_page: Callable[[str], Path]) -> None:
+    folder = run_page(name)
+    for shown in commands_of(PAGES[name]):
+        if how(shown) == "at length":
+            run_of(name, shown, folder)
+
+
+def test_the_recipes_lead_to_what_they_say(run_page: Callable[[str], Path]) -> None:
+    folder = run_page("pipeline/RECIPES.md")
+    mine = folder / "runs" / "mine"
+    header, *rows = (mine / "ranked.csv").read_text().splitlines()
+    gains = [float(row.split(",")[2]) for row in rows]
+    assert header == "document_id,targets,gain_nats"
+    assert len(gains) == 3 and gains == sorted(gains, reverse=True)
+    assert MODEL in (mine / "explorer.html").read_text()
+    assert (folder / "explained.html").is_file()
+    assert list((mine / f"rules/sparse_context_losses/model={MODEL}").glob("*.parquet"))

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from machine import DTYPES
+from matrix_product_peak import DTYPES
 
 from pipeline.cli import InputError, positive_int, progress
 from pipeline.measuring.contexts import Batching, Measurement
