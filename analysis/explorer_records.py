@@ -1,36 +1,26 @@
 """What the explorer shows of a results folder: records, as `pipeline/explorer_page/writing.py` has them."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis.read import TARGET, read_sparse_losses, read_sparsity
+from analysis.read import read_sparse_losses, read_sparsity
 from pipeline.cli import InputError, unknown_name
-from pipeline.explorer_page.writing import Record, in_units
+from pipeline.explorer_page.writing import Record, ResultRows, chunk_record, grouped
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_settings
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT
 from pipeline.text.chunks import long_enough_documents
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
 _DOCUMENTS_A_READ = 50
-_CHUNK = TARGET[:2]
 # What must be the same for all that stands side by side on the page.
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
 _OF_SELECTIONS = ("k", "intervention", "recovery_fraction", "minimum_gain")
-_OF_TARGETS = {
-    "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
-    "specific": "specific_gain",
-}  # fmt: skip
-_BACKGROUND = {"background": "background_loss", "background_kl": "background_divergence"}
-_CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
-"""The page's names of columns; a column of nulls alone, as results of before have it, is left out."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +144,9 @@ def records(
     nulls = _nulls(shown, data)
     for start in range(0, len(document_ids), _DOCUMENTS_A_READ):
         batch = list(document_ids[start : start + _DOCUMENTS_A_READ])
-        tables = _Tables(shown, batch)
+        rows = _rows_of(shown, batch)
         for document_id in batch:
-            yield _record(shown, documents[document_id], nulls.get(document_id), tables, tokenizer)
+            yield _record(shown, documents[document_id], nulls.get(document_id), rows, tokenizer)
 
 
 def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
@@ -168,91 +158,44 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
     return {document.document_id: null for document, null in zip(measured, following, strict=True)}
 
 
-class _Tables:
-    """The rows of a few documents, grouped as the record nests them."""
-
-    def __init__(self, shown: Shown, document_ids: list[str]) -> None:
-        only = {"model": shown.models, "document_id": document_ids}
-        of_rules = only | {"rule": shown.rules}
-        losses = list(_OF_TARGETS.values())
-        selected = ["rank", "distance", "context_token_id", "influence"]
-        rule, far = ["rule"], ["rule", "far_context"]
-        self.losses = _grouped(shown, "loss_differences", [], losses, only)
-        k_star = ["dependency_sparsity", "is_censored"]
-        self.sparsity = {
-            criterion: _grouped(
-                shown,
-                "dependency_sparsity",
-                rule,
-                k_star,
-                of_rules,
-                partial(read_sparsity, criterion=criterion),
-            )
+def _rows_of(shown: Shown, document_ids: list[str]) -> ResultRows:
+    only = {"model": shown.models, "document_id": document_ids}
+    of_rules = only | {"rule": shown.rules}
+    return ResultRows(
+        grouped(read_artefact(shown.results, "loss_differences", None, only)),
+        {
+            criterion: grouped(read_sparsity(shown.results, criterion, only=of_rules), "rule")
             for criterion in (LOSS, DIVERGENCE)
-        }
-        self.sparse = _grouped(
-            shown, "sparse_context_losses", far, ["k", *_CURVES.values(), *_BACKGROUND.values()], of_rules,
-            read_sparse_losses,
-        )  # fmt: skip
-        self.selected = _grouped(shown, "influential_tokens", far, selected, of_rules)
-        self.chunks: dict[str, list[int]] = {}
-        for document_id, chunk_index, *_ in self.losses:
-            indices = self.chunks.setdefault(str(document_id), [])
-            if chunk_index not in indices:
-                indices.append(int(chunk_index))
-
-
-Groups = dict[tuple[Any, ...], pd.DataFrame]
-
-
-def _grouped(
-    shown: Shown,
-    artefact: str,
-    names: list[str],
-    values: list[str],
-    only: Mapping[str, Sequence[str]],
-    read_own: Callable[..., pd.DataFrame] | None = None,
-) -> Groups:
-    """(document_id, chunk_index, model, *names) -> the rows, ordered by target and then by rank or k."""
-    columns = [*TARGET, *names, *values]
-    if read_own is not None:  # of artefacts that hold more than the page shows
-        rows = read_own(shown.results, columns=columns, only=only)
-    else:
-        rows = read_artefact(shown.results, artefact, columns, only)
-    keys = [*_CHUNK, "model", *names]
-    rows = rows.sort_values([*keys, TARGET[2], *({"rank", "k"} & set(values))])
-    return {_key(key): group for key, group in rows.groupby(keys, sort=False)}
-
-
-def _key(key: Hashable) -> tuple[Any, ...]:
-    assert isinstance(key, tuple)
-    return key
+        },
+        grouped(read_sparse_losses(shown.results, only=of_rules), "rule", "far_context"),
+        grouped(read_artefact(shown.results, "influential_tokens", None, of_rules), "rule", "far_context"),
+    )
 
 
 def _record(
     shown: Shown,
     document: EvaluationDocument,
     null: EvaluationDocument | None,
-    tables: _Tables,
+    rows: ResultRows,
     tokenizer: DocumentTokenizer,
 ) -> Record:
     chunk_length = shown.settings["long_context_length"]
-    indices = tables.chunks[document.document_id]
+    indices = sorted({key[1] for key in rows.losses if key[0] == document.document_id})
     # From the document's start, as a chunk may begin inside of a character.
-    pieces = tokenizer.pieces(document.token_ids[: (max(indices) + 1) * chunk_length].tolist())
+    pieces = tokenizer.pieces(document.token_ids[: (indices[-1] + 1) * chunk_length].tolist())
     chunks = []
-    for index in sorted(indices):
+    for index in indices:
         start = index * chunk_length
         chunk: Record = {"start": start, "pieces": pieces[start : start + chunk_length]}
         key = document.document_id, index
-        if null is not None and (null_ids := _null_chunk(null, key, start, chunk_length, tables)) is not None:
+        if null is not None and (null_ids := _null_chunk(null, key, start, chunk_length, rows)) is not None:
             chunk["null"] = {"id": null.document_id, "pieces": tokenizer.pieces(null_ids.tolist())}
-        chunks.append(chunk | _measured(shown, key, start, tables))
+        chunks.append(chunk | chunk_record(rows, key, start, shown.models, shown.rules))
     return {"id": document.document_id, "num_tokens": len(document.token_ids), "chunks": chunks}
 
 
 def _null_chunk(
-    null: EvaluationDocument, chunk: tuple[str, int], start: int, chunk_length: int, tables: _Tables
+    null: EvaluationDocument, chunk: tuple[str, int], start: int, chunk_length: int, rows: ResultRows
 ) -> np.ndarray | None:
     """The tokens of a chunk's null; None where those that were selected there are not among them.
 
@@ -260,98 +203,12 @@ def _null_chunk(
     """
     null_start = chunk[1] % (len(null.token_ids) // chunk_length) * chunk_length
     null_ids = null.token_ids[null_start : null_start + chunk_length]
-    for key, selected in tables.selected.items():
+    for key, selected in rows.selected.items():
         if key[:2] == chunk and key[-1] == OTHER_DOCUMENT:
             places = selected["target_position"] - selected["distance"] - start
             if not np.array_equal(null_ids[places], selected["context_token_id"]):
                 return None
     return null_ids
-
-
-def _measured(shown: Shown, chunk: tuple[str, int], start: int, tables: _Tables) -> Record:
-    """Targets of a chunk, and by model what was measured of them."""
-    models: dict[str, Record] = {}
-    targets: list[int] | None = None
-    for model in shown.models:
-        losses = tables.losses.get((*chunk, model))
-        if losses is None:
-            continue
-        places = (losses["target_position"] - start).tolist()
-        targets = targets or places
-        if places != targets:
-            raise _not_whole(chunk[0], model)
-        models[model] = {
-            **_columns(losses, _OF_TARGETS),
-            **_background((*chunk, model), shown.rules, len(targets), tables),
-            "rules": {
-                rule: _of_rule((*chunk, model, rule), len(targets), tables)
-                for rule in shown.rules
-                if (*chunk, model, rule) in tables.sparsity[LOSS]
-            },
-        }
-    return {"targets": targets, "models": models}
-
-
-def _of_rule(key: tuple[Any, ...], num_targets: int, tables: _Tables) -> Record:
-    """k* and, by far context, the losses and tokens of one rule."""
-    of_rule: Record = {
-        "k_star": {
-            criterion: _k_stars(groups[key]) for criterion, groups in tables.sparsity.items() if key in groups
-        }
-    }
-    for far_context in (OWN, OTHER_DOCUMENT):
-        sparse, selected = (table.get((*key, far_context)) for table in (tables.sparse, tables.selected))
-        if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
-            raise _not_whole(str(key[0]), str(key[2]))
-        of_rule[far_context] = {
-            **{
-                name: _a_row_a_target(values, num_targets)
-                for name, values in _columns(sparse, _CURVES).items()
-            },
-            "distance": _a_row_a_target(selected["distance"].tolist(), num_targets),
-            "influence": _a_row_a_target(_units(selected["influence"]), num_targets),
-        }
-        if far_context == OTHER_DOCUMENT:
-            tokens = selected["context_token_id"].tolist()
-            of_rule[far_context]["token"] = _a_row_a_target(tokens, num_targets)
-    return of_rule
-
-
-def _k_stars(sparsity: pd.DataFrame) -> list[int | str | None]:
-    return [
-        "censored" if is_censored else None if pd.isna(k) else int(k)
-        for k, is_censored in zip(sparsity["dependency_sparsity"], sparsity["is_censored"], strict=True)
-    ]
-
-
-def _background(key: tuple[Any, ...], rules: Sequence[str], num_targets: int, tables: _Tables) -> Record:
-    """What S_k is added to under the intervention `background`, which no rule decides; else nothing."""
-    for rule in rules:
-        sparse = tables.sparse.get((*key, rule, OWN))
-        if sparse is not None and len(sparse) % num_targets == 0:
-            return _columns(sparse.iloc[:: len(sparse) // num_targets], _BACKGROUND)
-    return {}
-
-
-def _columns(rows: pd.DataFrame, names: Mapping[str, str]) -> dict[str, list[int | None]]:
-    """Columns by the page's names, without those that hold nothing."""
-    return {name: _units(rows[column]) for name, column in names.items() if rows[column].notna().any()}
-
-
-def _not_whole(document_id: str, model: str) -> InputError:
-    return InputError(
-        f"the results of model '{model}' for document {document_id} are not whole; run the same command of"
-        " its stages again, which goes on where it was stopped"
-    )
-
-
-def _units(nats: pd.Series) -> list[int | None]:
-    return in_units(nats.to_numpy(dtype="float64", na_value=np.nan).tolist())
-
-
-def _a_row_a_target(values: list[Any], num_targets: int) -> list[list[Any]]:
-    width = len(values) // num_targets
-    return [values[start : start + width] for start in range(0, len(values), width)]
 
 
 def null_token_ids(record: Record) -> set[int]:

@@ -1,7 +1,7 @@
-"""The explorer's page as one HTML file, from a header and a record a document, all JSON values.
+"""The explorer's page as one HTML file: a header and a record a document, all JSON values.
 
-A browser reads 20 MB of numbers in half a second and more. So each record stands apart, and the page reads it
-when its document is opened, or searched; what lists and figures ask of all documents stands in the header.
+A browser needs half a second for 20 MB of numbers. So the page reads a record when its document is opened or
+searched; the numbers that lists and figures need of all documents stand in the header.
 
 The header says what all documents share:
 
@@ -35,12 +35,28 @@ is all that the page shows of them, at half the bytes of decimals:
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli import InputError
+from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NATS = 1e-3
 Record = dict[str, Any]
+Groups = dict[tuple[Any, ...], "pd.DataFrame"]
+_OF_TARGETS = {
+    "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
+    "specific": "specific_gain",
+}  # fmt: skip
+_BACKGROUND = {"background": "background_loss", "background_kl": "background_divergence"}
+_CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
+_LEFT_OUT = {"moved": "divergence"}
+"""The page's names of columns; a column that is absent or holds nulls alone is left out."""
 _BEGINNING = 60
 """Characters that lists.js shows of a document."""
 _PARTS = Path(__file__).resolve().parent
@@ -50,9 +66,117 @@ _SCRIPTS = (
 _STYLE, _HTML = "style.css", "page.html"
 
 
-def in_units(nats: Iterable[float | None]) -> list[int | None]:
-    """Whole numbers of NATS; None where there is no number, or NaN."""
-    return [None if value is None or value != value else round(value / NATS) for value in nats]
+@dataclass(frozen=True)
+class ResultRows:
+    """Rows of results by what they are about, each group in the order of targets, then of ranks or k."""
+
+    losses: Groups
+    """(document_id, chunk_index, model) -> rows of loss_differences."""
+    k_stars: Mapping[str, Groups]
+    """Criterion -> (document_id, chunk_index, model, rule) -> rows of dependency_sparsity."""
+    sparse: Groups
+    """(document_id, chunk_index, model, rule, far_context) -> rows of sparse_context_losses."""
+    selected: Groups
+    """The same of influential_tokens."""
+
+
+def grouped(rows: "pd.DataFrame", *names: str) -> Groups:
+    """(document_id, chunk_index, model, *names) -> the rows, as `ResultRows` has them."""
+    keys = ["document_id", "chunk_index", "model", *names]
+    order = [*keys, "target_position", *(name for name in ("rank", "k") if name in rows)]
+    return {tuple(key): group for key, group in rows.sort_values(order).groupby(keys, sort=False)}
+
+
+def chunk_record(
+    rows: ResultRows, chunk: tuple[str, int], start: int, models: Sequence[str], rules: Sequence[str]
+) -> Record:
+    """The targets of a chunk, and by model what was measured of them.
+
+    Args:
+        chunk: document_id and chunk_index.
+        start: place of the chunk's first token in the document.
+
+    Raises:
+        InputError: rows are missing, as where a stage is still running.
+    """
+    of_models: dict[str, Record] = {}
+    targets: list[int] | None = None
+    for model in models:
+        losses = rows.losses.get((*chunk, model))
+        if losses is None:
+            continue
+        places = (losses["target_position"] - start).tolist()
+        targets = targets or places
+        if places != targets:
+            raise _not_whole(chunk[0], model)
+        present = [rule for rule in rules if (*chunk, model, rule) in rows.k_stars[LOSS]]
+        of_rules = {rule: _rule_record(rows, (*chunk, model, rule), len(targets)) for rule in present}
+        of_models[model] = _columns(losses, _OF_TARGETS)
+        if present:  # no rule decides what S_k is added to under the intervention `background`
+            sparse = rows.sparse[*chunk, model, present[0], OWN]
+            of_models[model] |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _BACKGROUND)
+        of_models[model]["rules"] = of_rules
+    return {"targets": targets, "models": of_models}
+
+
+def _rule_record(rows: ResultRows, key: tuple[Any, ...], num_targets: int) -> Record:
+    """k* and, by far context, the losses and tokens of one rule; a null that was not measured is absent."""
+    record: Record = {
+        "k_star": {
+            criterion: [
+                "censored" if is_censored else None if k != k else int(k)
+                for k, is_censored in zip(
+                    groups[key]["dependency_sparsity"].to_numpy("float64", na_value=float("nan")),
+                    groups[key]["is_censored"],
+                    strict=True,
+                )
+            ]
+            for criterion, groups in rows.k_stars.items()
+            if key in groups
+        }
+    }
+    for far_context in (OWN, OTHER_DOCUMENT):
+        sparse, selected = (table.get((*key, far_context)) for table in (rows.sparse, rows.selected))
+        if sparse is None and selected is None and far_context == OTHER_DOCUMENT:
+            continue
+        if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
+            raise _not_whole(str(key[0]), str(key[2]))
+        columns = {
+            **_columns(sparse, _CURVES),
+            "distance": selected["distance"].tolist(),
+            "influence": _in_units(selected["influence"]),
+            **_columns(selected, _LEFT_OUT),
+        }
+        if far_context == OTHER_DOCUMENT:
+            columns["token"] = selected["context_token_id"].tolist()
+        record[far_context] = {name: _a_row_a_target(of, num_targets) for name, of in columns.items()}
+    return record
+
+
+def _columns(rows: "pd.DataFrame", names: Mapping[str, str]) -> dict[str, list[Any]]:
+    return {
+        name: _in_units(rows[column])
+        for name, column in names.items()
+        if column in rows and rows[column].notna().any()
+    }
+
+
+def _in_units(nats: "pd.Series") -> list[int | None]:
+    """Whole numbers of NATS."""
+    values = nats.to_numpy(dtype="float64", na_value=float("nan")).tolist()
+    return [None if value != value else round(value / NATS) for value in values]
+
+
+def _a_row_a_target(values: list[Any], num_targets: int) -> list[list[Any]]:
+    width = len(values) // num_targets
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _not_whole(document_id: str, model: str) -> InputError:
+    return InputError(
+        f"the results of model '{model}' for document {document_id} are not whole; run the same command of"
+        " its stages again, which goes on where it was stopped"
+    )
 
 
 def to_json(value: Any) -> str:

@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 
 from pipeline.cli import InputError, progress_bar
-from pipeline.explorer_page.writing import NATS, Record, in_units, page_of, to_json
+from pipeline.explorer_page.writing import NATS, Record, page_of, to_json
 from pipeline.measuring.contexts import Batching, Measured, Measurement, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
 from pipeline.measuring.rules import RULES, Asked, Part, measured_part
@@ -642,6 +642,11 @@ def explorer_page(explanation: Explanation, name: str) -> str:
         "null_pieces": _null_pieces(explanation),
     }  # fmt: skip
     return page_of(header, [(record, to_json(record))])
+
+
+def in_units(nats: Sequence[float]) -> list[int | None]:
+    """Whole numbers of NATS."""
+    return [None if value != value else round(value / NATS) for value in nats]
 
 
 def _record(explanation: Explanation, name: str) -> Record:
