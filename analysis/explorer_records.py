@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.read import read_sparse_losses, read_sparsity
+from analysis.read import TARGET, read_sparse_losses, read_sparsity
 from pipeline.cli import InputError, unknown_name
-from pipeline.explorer_page.writing import Record, ResultRows, chunk_record, grouped
+from pipeline.explorer_page.writing import PAGE_COLUMNS, Record, ResultRows, chunk_record, grouped
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT
 from pipeline.text.chunks import long_enough_documents
@@ -161,14 +161,16 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
 def _rows_of(shown: Shown, document_ids: list[str]) -> ResultRows:
     only = {"model": shown.models, "document_id": document_ids}
     of_rules = only | {"rule": shown.rules}
+    losses, k_star, sparse, selected = ([*TARGET, *names] for names in PAGE_COLUMNS)
+    tokens = read_artefact(shown.results, "influential_tokens", selected, of_rules)
     return ResultRows(
-        grouped(read_artefact(shown.results, "loss_differences", None, only)),
+        grouped(read_artefact(shown.results, "loss_differences", losses, only)),
         {
-            criterion: grouped(read_sparsity(shown.results, criterion, only=of_rules), "rule")
+            criterion: grouped(read_sparsity(shown.results, criterion, k_star, of_rules), "rule")
             for criterion in (LOSS, DIVERGENCE)
         },
-        grouped(read_sparse_losses(shown.results, only=of_rules), "rule", "far_context"),
-        grouped(read_artefact(shown.results, "influential_tokens", None, of_rules), "rule", "far_context"),
+        grouped(read_sparse_losses(shown.results, sparse, of_rules), "rule", "far_context"),
+        grouped(tokens, "rule", "far_context"),
     )
 
 

@@ -57,6 +57,13 @@ _BACKGROUND = {"background": "background_loss", "background_kl": "background_div
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 _LEFT_OUT = {"moved": "divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
+PAGE_COLUMNS = (
+    list(_OF_TARGETS.values()),
+    ["rule", "dependency_sparsity", "is_censored"],
+    ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
+    ["rule", "far_context", "rank", "distance", "context_token_id", "influence"],
+)
+"""What the page needs of the results of each field of `ResultRows`, beside the target."""
 _BEGINNING = 60
 """Characters that lists.js shows of a document."""
 _PARTS = Path(__file__).resolve().parent
