@@ -33,8 +33,7 @@ from pipeline.studies.file import (
     Text,
     TextStudy,
 )
-from pipeline.synthetic.config import COUPLED_SCHEMES
-from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.tasks.registry import COUPLED_SCHEMES, task_called
 
 
 @dataclass(frozen=True)

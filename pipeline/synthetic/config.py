@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cli import InputError, omegaconf_sentence, unknown_name
 from pipeline.synthetic.tasks.example_batch import TrainingDistribution, draw_batch
-from pipeline.synthetic.tasks.registry import TASKS, Task, task_called
+from pipeline.synthetic.tasks.registry import COUPLED_SCHEMES, TASKS, Task, task_called
 from pipeline.training.config import (
     FINITE_FROM_ZERO,
     LEARNING_RATE,
@@ -41,9 +41,6 @@ from pipeline.training.config import (
 )
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 
-COUPLED_SCHEMES = ("coupled", "predicted")
-"""Schemes that take the task's coupled IDs. In training the two are given the same IDs; in testing `coupled`
-is given those of the response too, as an oracle, and `predicted` (PPC) must predict them."""
 EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
 
 

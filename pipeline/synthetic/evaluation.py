@@ -12,10 +12,8 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, whole_number
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.config import refuse_beyond_table
 from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
 from pipeline.synthetic.tasks.registry import Task, task_called
-from pipeline.synthetic.train import TEST_STREAM, of_test_examples
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -82,6 +80,8 @@ def test_examples(
     task: Task, cell: Cell, num_examples: int, test_seed: int
 ) -> tuple[ExampleBatch, np.random.Generator]:
     """The examples of a cell, the same for every model, and the generator that has drawn them."""
+    from pipeline.synthetic.train import of_test_examples  # late, for a --help at once
+
     size, sparsity = cell
     generator = of_test_examples(test_seed, size, sparsity)
     return draw_batch(task, size, [sparsity] * num_examples, generator), generator
@@ -174,6 +174,8 @@ def _output_of(
 
 
 def _settings(arguments: argparse.Namespace, tested: Tested) -> dict[str, Any]:
+    from pipeline.synthetic.train import TEST_STREAM
+
     return {
         "task": tested.task.name,
         "sizes": sorted({size for size, _ in tested.cells}),
@@ -218,6 +220,7 @@ def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) ->
         InputError: names the model and the size.
     """
     from pipeline.synthetic.accuracy import position_ids_in_testing
+    from pipeline.synthetic.config import refuse_beyond_table
 
     for size, sparsity in cells:
         generator = np.random.default_rng(0)

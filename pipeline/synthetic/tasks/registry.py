@@ -17,6 +17,10 @@ from pipeline.synthetic.tasks import (
 )
 from pipeline.synthetic.tasks.example import Example, Vocabulary
 
+COUPLED_SCHEMES = ("coupled", "predicted")
+"""Schemes that take the task's coupled IDs. In training the two are given the same IDs; in testing `coupled`
+is given those of the response too, as an oracle, and `predicted` (PPC) must predict them."""
+
 
 @dataclass(frozen=True)
 class Task:
