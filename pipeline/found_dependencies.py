@@ -83,7 +83,7 @@ from pipeline.synthetic.evaluation import (
     has_evaluated,
     refuse_impossible,
 )
-from pipeline.synthetic.tasks.example_batch import ExampleBatch
+from pipeline.synthetic.tasks import ExampleBatch
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig

@@ -11,8 +11,7 @@ from pipeline import found_dependencies
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.synthetic.dependencies import FINDING_RULES
-from pipeline.synthetic.tasks.example_batch import draw_batch
-from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import of_test_examples
 
 SHORT_CONTEXT_LENGTH = 2

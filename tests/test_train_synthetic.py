@@ -15,8 +15,7 @@ from pipeline.cli import InputError
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
 from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.tasks import ExampleBatch, draw_batch, task_called
 from pipeline.synthetic.train import TaskTrainer, find_task_run
 from pipeline.training.loop import StopRequest
 

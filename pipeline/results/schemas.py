@@ -143,7 +143,7 @@ HEAD_COLUMNS = [
     ),
 ]
 SYNTHETIC_COLUMNS = [
-    column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks/registry.py"),
+    column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks.py"),
     column("positions", pa.string(), "the position scheme that the model was trained with"),
     column("seed", pa.int64(), "of the training run"),
     column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),

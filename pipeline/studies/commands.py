@@ -33,7 +33,7 @@ from pipeline.studies.file import (
     Text,
     TextStudy,
 )
-from pipeline.synthetic.tasks.registry import COUPLED_SCHEMES, task_called
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 
 
 @dataclass(frozen=True)

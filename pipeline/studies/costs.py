@@ -53,8 +53,7 @@ from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTra
 from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.evaluation import Cell, cells_of
-from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.synthetic.tasks.registry import Task
+from pipeline.synthetic.tasks import ExampleBatch, Task, draw_batch
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name

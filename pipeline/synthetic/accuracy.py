@@ -17,7 +17,7 @@ import torch
 
 from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
 from pipeline.synthetic.models import TaskModel, joined
-from pipeline.synthetic.tasks.example_batch import ExampleBatch
+from pipeline.synthetic.tasks import ExampleBatch
 
 
 @torch.inference_mode()

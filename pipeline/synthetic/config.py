@@ -22,8 +22,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cli import InputError, omegaconf_sentence, unknown_name
-from pipeline.synthetic.tasks.example_batch import TrainingDistribution, draw_batch
-from pipeline.synthetic.tasks.registry import COUPLED_SCHEMES, TASKS, Task, task_called
+from pipeline.synthetic.tasks import (
+    COUPLED_SCHEMES,
+    TASKS,
+    Task,
+    TrainingDistribution,
+    draw_batch,
+    task_called,
+)
 from pipeline.training.config import (
     FINITE_FROM_ZERO,
     LEARNING_RATE,
@@ -148,7 +154,7 @@ class TaskConfig:
     """One run."""
 
     task: str
-    """A name of pipeline/synthetic/tasks/registry.py."""
+    """A name of pipeline/synthetic/tasks.py."""
     positions: str
     """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
     seed: int = 0

@@ -21,8 +21,7 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
 from pipeline.results.schemas import OWN
 from pipeline.synthetic.evaluation import Cell, test_examples
-from pipeline.synthetic.tasks.example_batch import ExampleBatch
-from pipeline.synthetic.tasks.registry import Task
+from pipeline.synthetic.tasks import ExampleBatch, Task
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,7 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, whole_number
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.tasks.example_batch import ExampleBatch, draw_batch
-from pipeline.synthetic.tasks.registry import Task, task_called
+from pipeline.synthetic.tasks import ExampleBatch, Task, draw_batch, task_called
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig

@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""

@@ -39,7 +39,7 @@ from pipeline.synthetic.planted_class import (
     relations_of,
     subsets_within_reach,
 )
-from pipeline.synthetic.tasks.planted_correlation import PlantedCorrelation
+from pipeline.synthetic.tasks import PlantedCorrelation
 
 MOST_KEYS = 1 << 24
 """Larger tables are refused: 64 MiB, and as much again for each of Adam's two moments."""

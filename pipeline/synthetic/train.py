@@ -39,8 +39,7 @@ from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.config import TaskConfig, example_position_ids, read_task_config
 from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
-from pipeline.synthetic.tasks.example_batch import ExampleBatch
-from pipeline.synthetic.tasks.registry import COUPLED_SCHEMES, task_called
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, refusing_another_state, save_checkpoint
 from pipeline.training.data import Prefetch
 from pipeline.training.loop import StopRequest, TrainingLoop

@@ -10,7 +10,7 @@ from written_results import write_rows
 from analysis import notebooks as notebook_execution
 from analysis.synthetic import dependencies as found_dependencies
 from analysis.synthetic import dependencies as found_dependencies_figures
-from pipeline.synthetic.tasks import sparse_parity, variable_assignment
+from pipeline.synthetic.tasks import PARITY_VOCABULARY, lay_out_assignments, lay_out_sparse_parity
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "found_dependencies.ipynb"
@@ -84,7 +84,7 @@ def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFram
 
 
 def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_out() -> None:
-    chosen = variable_assignment.lay_out([("v1", "7"), ("v2", "v1")], "v2")
+    chosen = lay_out_assignments([("v1", "7"), ("v2", "v1")], "v2")
     ends = [sorted(places)[:2] for places in chosen.dependencies if len(places) == 3]
     assert ends == [[3, 5], [0, 2]]  # the left and the right side of each assignment that is restated
     rows = pd.DataFrame({"context_position": [*ends[0], *ends[1]]})
@@ -94,8 +94,8 @@ def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_ou
 
 
 def test_bits_and_marks_are_as_many_as_the_task_lays_out() -> None:
-    example = sparse_parity.lay_out(bits=[1, 0, 1, 1], marked=[0, 3])
-    tokens = [sparse_parity.VOCABULARY[example.token_ids_S[place]] for place in example.dependencies[0]]
+    example = lay_out_sparse_parity(bits=[1, 0, 1, 1], marked=[0, 3])
+    tokens = [PARITY_VOCABULARY[example.token_ids_S[place]] for place in example.dependencies[0]]
     parts = found_dependencies.PARTS["sparse_parity"]
     rows = pd.DataFrame({"context_token": tokens})
     assert [int(is_part(rows).sum()) for is_part in parts.values()] == [2, 2]

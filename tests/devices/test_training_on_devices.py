@@ -19,8 +19,7 @@ from pipeline import loss_differences
 from pipeline.results.read import read_artefact
 from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.tasks.example_batch import draw_batch
-from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import TaskTrainer, find_task_run
 from pipeline.text.folder import TokenizedData
 from pipeline.training.checkpoints import METRICS_FILE

@@ -14,8 +14,7 @@ from pipeline.studies.commands import TaskTraining, commands_of
 from pipeline.studies.costs import Machine, SyntheticForecast, token_forwards_of_example
 from pipeline.studies.file import DependencyTest, TaskTest, load_study
 from pipeline.study import main, parser
-from pipeline.synthetic.tasks.example_batch import draw_batch
-from pipeline.synthetic.tasks.registry import task_called
+from pipeline.synthetic.tasks import draw_batch, task_called
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"

@@ -6,8 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipeline.synthetic.tasks.example_batch import draw_batch
-from pipeline.synthetic.tasks.registry import TASKS, task_called
+from pipeline.synthetic.tasks import TASKS, draw_batch, task_called
 from pipeline.synthetic.train import of_measuring_in_training, of_test_examples, of_training_step
 
 SIZE = 20

@@ -14,7 +14,7 @@ from pipeline.synthetic.planted_class import (
     condition_called,
     ids_coupled_by_halves,
 )
-from pipeline.synthetic.tasks.planted_correlation import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 from pipeline.synthetic.theory import draw_sequences
 
 LENGTHS = Lengths(train_context_length=32, local_length=8, length_multiples=(2, 8))

@@ -1,0 +1,638 @@
+"""Synthetic tasks whose dependencies are known: which earlier tokens decide each answer.
+
+An example is a prompt and the response to it. For each task: how its examples are laid out, with a worked
+example that the tests run, and how they are drawn. What the sources do not fix is marked as our choice; no
+task marks begin or end, as the prompt says how long the response is.
+
+Dimension letters: B examples, S tokens of an example, P tokens of its prompt, T = S - P of its response.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pipeline.cli import InputError, unknown_name
+
+Vocabulary = tuple[str, ...]
+"""Every token of a task by name; a token ID is an index into it."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, the response to it, and what decides the response.
+
+    Examples of one task, size and sparsity have the same P and T, so that they stack without padding.
+    """
+
+    token_ids_S: np.ndarray
+    """int64; the prompt, then the response."""
+    num_prompt_tokens: int
+    """P, at least 1: the first target is predicted from the prompt's last token."""
+    dependencies: tuple[tuple[int, ...], ...]
+    """For each target, the ascending places of the tokens that decide it: its true dependency set."""
+    coupled_ids_S: np.ndarray | None
+    """int64, from 0: tokens with one ID belong together (position coupling). None: the task has none."""
+    content_decides_id_T: tuple[bool, ...] | None = None
+    """For each target, whether its coupled ID depends on the content. Otherwise it is one step from that of
+    the token before it, on or back, in every example. None: there are no coupled IDs."""
+
+    def __post_init__(self) -> None:
+        first_target = self.num_prompt_tokens
+        assert len(self.dependencies) == len(self.target_ids_T) > 0
+        for target, places in enumerate(self.dependencies, start=first_target):
+            assert list(places) == sorted(set(places)) and all(0 <= place < target for place in places)
+        assert self.coupled_ids_S is None or len(self.coupled_ids_S) == len(self.token_ids_S)
+        assert (self.coupled_ids_S is None) == (self.content_decides_id_T is None)
+
+    @property
+    def target_ids_T(self) -> np.ndarray:
+        """The tokens to be predicted: the response."""
+        return self.token_ids_S[self.num_prompt_tokens :]
+
+    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[int, ...], ...]:
+        """For each target, the ascending places of the tokens that decide its coupled ID.
+
+        They are the token right before it, and the prompt's tokens that it belongs with, which have that ID.
+        The latter decide nothing where the ID is always one step from the one before it: unless the IDs are
+        spread, as then it is not known how far a step is.
+
+        Args:
+            are_spread: whether random skips part the IDs (`spread_of_coupled_ids`) when they are learnt.
+        """
+        assert self.coupled_ids_S is not None and self.content_decides_id_T is not None
+        prompt_ids_P = self.coupled_ids_S[: self.num_prompt_tokens]
+        decides = []
+        for index, by_content in enumerate(self.content_decides_id_T):
+            target = self.num_prompt_tokens + index
+            same_id = np.flatnonzero(prompt_ids_P == self.coupled_ids_S[target]).tolist()
+            decides.append(_ascending(target - 1, *(same_id if by_content or are_spread else ())))
+        return tuple(decides)
+
+    def text(self, vocabulary: Vocabulary) -> str:
+        """The tokens by name, with a bar between prompt and response, as the worked examples show them."""
+        names = [vocabulary[token_id] for token_id in self.token_ids_S]
+        return " ".join([*names[: self.num_prompt_tokens], "|", *names[self.num_prompt_tokens :]])
+
+
+def _ids(names: Sequence[str], vocabulary: Vocabulary) -> np.ndarray:
+    id_of = {name: token_id for token_id, name in enumerate(vocabulary)}
+    return np.array([id_of[name] for name in names], dtype=np.int64)
+
+
+def _ascending(*places: int) -> tuple[int, ...]:
+    return tuple(sorted(set(places)))
+
+
+def _refuse_size(task: str, size: int, least: int, unit: str, most: int | None = None) -> None:
+    if size < least or (most is not None and size > most):
+        sizes = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InputError(f"task {task}: size {size} is not possible; its size is {sizes} {unit}")
+
+
+# copy
+
+NUM_LETTERS = 10
+COPY_VOCABULARY: Vocabulary = (*"abcdefghij", "=")
+
+
+def lay_out_copy(letters: Sequence[int]) -> Example:
+    """`copy`: repeat the prompt, letters given as token IDs. A long response; each token depends on one.
+
+    All of it is our choice. Letters repeat, so the place to read from cannot be told by content: it must be
+    kept by position, which is what coupled IDs give. The separator has ID 0, so that every ID of the response
+    is the one before it plus 1.
+
+        >>> example = lay_out_copy([2, 0, 2])
+        >>> example.text(COPY_VOCABULARY)
+        'c a c = | c a c'
+        >>> example.coupled_ids_S.tolist()
+        [1, 2, 3, 0, 1, 2, 3]
+        >>> example.dependencies
+        ((0,), (1,), (2,))
+        >>> example.id_dependencies(are_spread=False)
+        ((3,), (4,), (5,))
+    """
+    size = len(letters)
+    ids = np.arange(1, size + 1)
+    return Example(
+        token_ids_S=np.array([*letters, COPY_VOCABULARY.index("="), *letters], dtype=np.int64),
+        num_prompt_tokens=size + 1,
+        dependencies=tuple((place,) for place in range(size)),
+        coupled_ids_S=np.concatenate([ids, [0], ids]),
+        content_decides_id_T=(False,) * size,
+    )
+
+
+def _draw_copy(size: int, sparsity: None, generator: np.random.Generator) -> Example:
+    _refuse_size("copy", size, 1, "letters")
+    return lay_out_copy(generator.integers(0, NUM_LETTERS, size).tolist())
+
+
+# addition, addition_padded
+
+ADDITION_VOCABULARY: Vocabulary = (*"0123456789", "+", "=")
+
+
+def lay_out_addition(first: Sequence[int], second: Sequence[int], *, is_padded: bool = False) -> Example:
+    """`addition`: two numbers of n digits, most significant first, and their sum, least significant first.
+
+    Known reference point: with coupled positions a transformer trained on up to 30 digits adds 200 (Cho et
+    al. 2024, "Position Coupling", arXiv 2405.20671). As there: operands padded with zeros to one width, a sum
+    of n + 1 digits in reversed order, digits of equal significance and the two operators with one ID each, so
+    that every ID of the response is the one before it minus 1.
+
+    Our choice: digits are uniform and independent (Cho et al. draw the number of digits of each operand). A
+    digit of the sum depends on the two digits above it and on the carry, which the three digits of the place
+    before determine: a + b - s of that place is 9 or 10 where something is carried, -1 or 0 where not.
+
+    No token of the prompt has the last digit's ID, 0. Parted from the others at random
+    (`spread_of_coupled_ids`), it cannot be predicted; predictive position coupling is trained here with
+    spread_of_coupled_ids=contiguous. `addition_padded` puts a zero in front of both operands, which has that
+    ID: every place of the sum has two digits in the prompt. Its sizes are counted without the zeros.
+
+        >>> example = lay_out_addition([1, 7], [0, 5])
+        >>> example.text(ADDITION_VOCABULARY)
+        '1 7 + 0 5 = | 2 2 0'
+        >>> example.coupled_ids_S.tolist()
+        [1, 2, 3, 1, 2, 3, 2, 1, 0]
+        >>> example.dependencies
+        ((1, 4), (0, 1, 3, 4, 6), (0, 3, 7))
+        >>> padded = lay_out_addition([1, 7], [0, 5], is_padded=True)
+        >>> padded.text(ADDITION_VOCABULARY)
+        '0 1 7 + 0 0 5 = | 2 2 0'
+        >>> padded.coupled_ids_S.tolist()
+        [0, 1, 2, 3, 0, 1, 2, 3, 2, 1, 0]
+        >>> padded.dependencies
+        ((2, 6), (1, 2, 5, 6, 8), (1, 5, 9))
+    """
+    size = len(first)
+    total = int("".join(map(str, first))) + int("".join(map(str, second)))
+    pad = ["0"] if is_padded else []
+    num_digits = len(pad) + size
+    names = [*pad, *map(str, first), "+", *pad, *map(str, second), "=", *f"{total:0{size + 1}d}"[::-1]]
+    operand_ids = [*range(1 - len(pad), size + 2)]
+
+    def digits(place: int) -> tuple[int, int]:
+        """Where the operands' digits of a place stand, counted from the least significant."""
+        return num_digits - 1 - place, 2 * num_digits - place
+
+    dependencies = []
+    for place in range(size + 1):
+        own = digits(place) if place < size else ()  # a padding zero decides nothing
+        before = (*digits(place - 1), 2 * num_digits + 1 + place) if place else ()
+        dependencies.append(_ascending(*own, *before))
+    return Example(
+        token_ids_S=_ids(names, ADDITION_VOCABULARY),
+        num_prompt_tokens=2 * num_digits + 2,
+        dependencies=tuple(dependencies),
+        coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
+        content_decides_id_T=(False,) * (size + 1),
+    )
+
+
+def _draw_addition(
+    size: int, sparsity: None, generator: np.random.Generator, *, is_padded: bool = False
+) -> Example:
+    _refuse_size("addition_padded" if is_padded else "addition", size, 1, "digits")
+    return lay_out_addition(*generator.integers(0, 10, (2, size)).tolist(), is_padded=is_padded)
+
+
+# parity_scratchpad
+
+SCRATCHPAD_VOCABULARY: Vocabulary = ("0", "1", "=")
+
+
+def lay_out_parity_scratchpad(bits: Sequence[int]) -> Example:
+    """`parity_scratchpad`: the parity of all bits, with every partial parity written down.
+
+    Without a scratchpad the answer depends on all bits, however many there are; with it each token depends on
+    two: the partial parity before it and the next bit. Sparse, but not local: the bit is as far away as the
+    prompt is long. Coupled IDs pair each step with its bit, which removes the distance. All of it is our
+    choice; the separator has ID 0, so that every ID of the response is the one before it plus 1.
+
+        >>> example = lay_out_parity_scratchpad([1, 1, 0, 1])
+        >>> example.text(SCRATCHPAD_VOCABULARY)
+        '1 1 0 1 = | 1 0 0 1'
+        >>> example.coupled_ids_S.tolist()
+        [1, 2, 3, 4, 0, 1, 2, 3, 4]
+        >>> example.dependencies
+        ((0,), (1, 5), (2, 6), (3, 7))
+    """
+    size = len(bits)
+    ids = np.arange(1, size + 1)
+    tokens = [*bits, SCRATCHPAD_VOCABULARY.index("="), *(np.cumsum(bits) % 2)]
+    return Example(
+        token_ids_S=np.array(tokens, dtype=np.int64),
+        num_prompt_tokens=size + 1,
+        dependencies=((0,), *((step, size + step) for step in range(1, size))),
+        coupled_ids_S=np.concatenate([ids, [0], ids]),
+        content_decides_id_T=(False,) * size,
+    )
+
+
+def _draw_parity_scratchpad(size: int, sparsity: None, generator: np.random.Generator) -> Example:
+    _refuse_size("parity_scratchpad", size, 1, "bits")
+    return lay_out_parity_scratchpad(generator.integers(0, 2, size).tolist())
+
+
+# variable_assignment
+
+NUM_NAMES = 256
+_NAMES = tuple(f"v{number}" for number in range(NUM_NAMES))
+_DIGITS = (*"0123456789",)
+ASSIGNMENT_VOCABULARY: Vocabulary = (*_DIGITS, "=", "?", *_NAMES)
+_TOKENS_PER_ASSIGNMENT = 3
+
+
+def lay_out_assignments(
+    assignments: Sequence[tuple[str, str]], asked: str, vocabulary: Vocabulary = ASSIGNMENT_VOCABULARY
+) -> Example:
+    """`variable_assignment`: follow a chain of assignments (variable, variable or digit) to its value.
+
+    The prompt assigns every variable once, in random order, then asks for one. The response restates, in the
+    order of the chain, each assignment that leads from the variable to its value, which is the last token.
+    Each token depends on at most three: where an assignment begins, on the right side before it; where it
+    ends, on its restated left side and on the two variables of the original.
+
+    Coupled IDs: the prompt's are contiguous, a restated assignment has those of the original. From one
+    assignment to the next the ID depends on the content. Nobody can give the response's IDs without solving
+    the task, so plain position coupling has none at test time, and a model that predicts them (PPC) has.
+
+    The sources name the task, its scratchpad, and that its coupled IDs depend on the input. All else is our
+    choice: two chains, one of n / 2 assignments, rounded up, which is asked for, and one of the rest, so that
+    response and distraction both grow with n; names drawn from 256, which is the most that n can be, so that
+    training has seen all names of a long test.
+
+        >>> vocabulary = (*"abcde37=?",)
+        >>> pairs = [("b", "7"), ("a", "c"), ("d", "3"), ("c", "d"), ("e", "b")]
+        >>> example = lay_out_assignments(pairs, "a", vocabulary)
+        >>> example.text(vocabulary)
+        'b = 7 a = c d = 3 c = d e = b ? a | a = c c = d d = 3'
+        >>> example.coupled_ids_S[17:].tolist()
+        [3, 4, 5, 9, 10, 11, 6, 7, 8]
+        >>> example.dependencies[:4]
+        ((16,), (17,), (3, 5, 17), (19,))
+        >>> example.id_dependencies(are_spread=False)[:4]  # each begins with the one it restates
+        ((3, 16), (17,), (18,), (9, 19))
+    """
+    index_of = {left: index for index, (left, _) in enumerate(assignments)}
+    chain, name = [], asked
+    while name in index_of:
+        chain.append(index_of[name])
+        name = assignments[chain[-1]][1]
+    prompt = [token for left, right in assignments for token in (left, "=", right)] + ["?", asked]
+    response = [token for index in chain for token in (assignments[index][0], "=", assignments[index][1])]
+    dependencies: list[tuple[int, ...]] = []
+    for step, index in enumerate(chain):
+        original_left = _TOKENS_PER_ASSIGNMENT * index
+        left = len(prompt) + _TOKENS_PER_ASSIGNMENT * step
+        dependencies += [(left - 1,), (left,), _ascending(original_left, original_left + 2, left)]
+    response_ids = [_TOKENS_PER_ASSIGNMENT * index + part for index in chain for part in range(3)]
+    return Example(
+        token_ids_S=_ids(prompt + response, vocabulary),
+        num_prompt_tokens=len(prompt),
+        dependencies=tuple(dependencies),
+        coupled_ids_S=np.concatenate([np.arange(len(prompt)), response_ids]).astype(np.int64),
+        content_decides_id_T=(True, False, False) * len(chain),
+    )
+
+
+def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator) -> Example:
+    _refuse_size("variable_assignment", size, 2, "assignments", most=NUM_NAMES)
+    names = [_NAMES[number] for number in generator.choice(NUM_NAMES, size, replace=False)]
+    values = [_DIGITS[number] for number in generator.integers(0, 10, 2)]
+    asked_for = (size + 1) // 2
+    chains = (names[:asked_for], names[asked_for:])
+    assignments = [
+        pair
+        for chain, value in zip(chains, values, strict=True)
+        for pair in zip(chain, [*chain[1:], value], strict=True)
+    ]
+    return lay_out_assignments([assignments[index] for index in generator.permutation(size)], names[0])
+
+
+# sparse_parity
+
+PARITY_VOCABULARY: Vocabulary = ("0", "1", ".", "*")
+_UNMARKED, _MARKED = 2, 3
+
+
+def lay_out_sparse_parity(bits: Sequence[int], marked: Sequence[int]) -> Example:
+    """`sparse_parity`: the parity of the k bits that are marked, among l bits.
+
+    The planted k-sparse correlation that a transformer can be trained on. From the sources: the distribution
+    D^sp_{l,k}; samples are 2l tokens long; the model predicts the last token; in training
+    k ~ Unif([K_train]), K_train in {4, 6, 8, 10, 12}, and 2l in [20, 50]; in testing 2l in [20, 500] and k in
+    {4, 6, ..., 16}.
+
+    Our choice, as the sources do not give the layout: each of the l bits is preceded by a token that marks it
+    or not, which makes 2l tokens; the answer is one more token, predicted from the last bit. A mark stands
+    before its bit, so that a bit's row can know that it is marked when the answer looks for it. The k marked
+    places are a uniform random subset, the bits uniform. The dependency set holds the k marked bits and their
+    marks, 2k tokens: without its mark a bit would not count.
+
+        >>> example = lay_out_sparse_parity(bits=[1, 0, 1, 1], marked=[0, 3])
+        >>> example.text(PARITY_VOCABULARY)
+        '* 1 . 0 . 1 * 1 | 0'
+        >>> example.dependencies
+        ((0, 1, 6, 7),)
+        >>> example.coupled_ids_S is None
+        True
+    """
+    marks = np.full(len(bits), _UNMARKED)
+    marks[list(marked)] = _MARKED
+    prompt = np.stack([marks, bits], axis=1).ravel()
+    return Example(
+        token_ids_S=np.append(prompt, sum(bits[index] for index in marked) % 2).astype(np.int64),
+        num_prompt_tokens=len(prompt),
+        dependencies=(_ascending(*(2 * index + part for index in marked for part in (0, 1))),),
+        coupled_ids_S=None,
+    )
+
+
+def _draw_sparse_parity(size: int, sparsity: int, generator: np.random.Generator) -> Example:
+    _refuse_size("sparse_parity", size, 2, "tokens, 2l")
+    if size % 2:
+        raise InputError(f"task sparse_parity: size {size} is odd; it is 2l, a mark and a bit for each of l")
+    num_bits = size // 2
+    if not 1 <= sparsity <= num_bits:
+        raise InputError(
+            f"task sparse_parity: k = {sparsity} of l = {num_bits} bits cannot be marked; k is 1 to"
+            f" {num_bits}"
+        )
+    bits = generator.integers(0, 2, num_bits).tolist()
+    marked = np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
+    return lay_out_sparse_parity(bits, marked)
+
+
+# planted_correlation
+
+PLANTED_VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
+NUM_SIGNALS, _NUM_NOISES = 2, 8
+DEFAULT_LOCAL_LENGTH = 16
+UNIFORM_NOISE = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
+
+PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
+"""(size, k, generator) -> k places below size, ascending."""
+
+
+def uniform_places(size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
+    """Any k places, each set as likely."""
+    return np.sort(generator.choice(size, sparsity, replace=False))
+
+
+@dataclass(frozen=True)
+class LocalPlaces:
+    """k places within a block of `local_length` positions; the block begins anywhere it fits."""
+
+    local_length: int
+
+    def __call__(self, size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
+        """Draw the block, then the places in it.
+
+        Raises:
+            InputError: the block is too short for k places.
+        """
+        if sparsity > self.local_length:
+            raise InputError(
+                f"task planted_correlation: k = {sparsity} places do not fit in a block of local_length"
+                f" {self.local_length}"
+            )
+        num_places = min(self.local_length, size)
+        first = generator.integers(0, size - num_places, endpoint=True)
+        return first + uniform_places(num_places, sparsity, generator)
+
+
+def lay_out_planted(
+    noise_and_signals: Sequence[int],
+    planted: Sequence[int],
+    label: Callable[[Sequence[int]], int] = lambda planted_ids: sum(planted_ids) % 2,
+) -> Example:
+    """The example of these token IDs, of which those at the places `planted` decide the answer, by parity.
+
+    >>> example = lay_out_planted([2, 7, 0, 9, 1, 2], planted=[2, 4])
+    >>> example.text(PLANTED_VOCABULARY)
+    'a f 0 h 1 a = | 1'
+    >>> example.dependencies
+    ((2, 4),)
+    """
+    answer = label([noise_and_signals[place] for place in planted])
+    return Example(
+        token_ids_S=np.array([*noise_and_signals, PLANTED_VOCABULARY.index("="), answer], dtype=np.int64),
+        num_prompt_tokens=len(noise_and_signals) + 1,
+        dependencies=(tuple(planted),),
+        coupled_ids_S=None,
+    )
+
+
+@dataclass(frozen=True)
+class PlantedCorrelation:
+    """`planted_correlation`: k tokens, planted anywhere among noise, decide the answer.
+
+    From the sources (Definition 3.2, the k-sparse planted correlation): draw a set S* of k positions from a
+    position law, draw their tokens Z jointly from a vocabulary law, every other token i.i.d. from a
+    background law mu; the label is g*(Z). The theorems ask that S* be local: within L_local positions of
+    itself.
+
+    Our choice, as the definition leaves the laws open: S* is uniform over all k-subsets, or local: uniform
+    over the k-subsets of a block of L_local positions, itself drawn uniformly. Z is uniform over two signal
+    tokens, "0" and "1", mu over eight noise tokens, so that what is planted can be told from noise; g* is
+    parity. The task of this name has the local law with L_local = 16. The answer is asked for by "=".
+    """
+
+    position_law: PositionLaw = LocalPlaces(DEFAULT_LOCAL_LENGTH)
+    vocabulary_law: Callable[[int, np.random.Generator], np.ndarray] = lambda sparsity, generator: (
+        generator.integers(0, NUM_SIGNALS, sparsity)
+    )
+    """(k, generator) -> k token IDs."""
+    background: tuple[float, ...] = UNIFORM_NOISE
+    """mu: the probability of each token but the last, "="."""
+    label: Callable[[Sequence[int]], int] = lambda planted_ids: sum(planted_ids) % 2
+    """The planted tokens, in the order of their places -> the ID of the answer."""
+
+    def draw(self, size: int, sparsity: int, generator: np.random.Generator) -> Example:
+        """An example with `size` tokens before "=", `sparsity` = k of them planted.
+
+        Raises:
+            InputError: k is not 1 to `size`, or the position law has no room for it.
+        """
+        _refuse_size("planted_correlation", size, 1, "tokens")
+        if not 1 <= sparsity <= size:
+            raise InputError(
+                f"task planted_correlation: k = {sparsity} of {size} tokens cannot be planted; k is 1 to"
+                f" {size}"
+            )
+        tokens = generator.choice(len(self.background), size, p=self.background)
+        planted = self.position_law(size, sparsity, generator)
+        tokens[planted] = self.vocabulary_law(sparsity, generator)
+        return lay_out_planted(tokens.tolist(), planted.tolist(), self.label)
+
+
+# All tasks by name, and examples in batches
+
+COUPLED_SCHEMES = ("coupled", "predicted")
+"""Schemes that take the task's coupled IDs. In training the two are given the same IDs; in testing `coupled`
+is given those of the response too, as an oracle, and `predicted` (PPC) must predict them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A synthetic task."""
+
+    name: str
+    vocabulary: Vocabulary
+    _draw: Callable[..., Example]
+    _largest_sparsity: Callable[[int], int] | None = None
+    """Of tasks whose k is chosen, by size; these have no coupled IDs, and all others have."""
+
+    @property
+    def has_sparsity(self) -> bool:
+        """Whether k is chosen; elsewhere the task fixes how many tokens decide each."""
+        return self._largest_sparsity is not None
+
+    @property
+    def has_coupled_ids(self) -> bool:
+        """Whether position coupling knows which tokens belong together."""
+        return not self.has_sparsity
+
+    def largest_sparsity(self, size: int) -> int:
+        """The largest k that an example of this size has room for; of tasks with k only."""
+        assert self._largest_sparsity is not None
+        return self._largest_sparsity(size)
+
+    def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
+        """One example.
+
+        Args:
+            size: how long, in the task's own unit (letters, bits, digits, assignments, prompt tokens).
+            sparsity: k, where the task has one; None elsewhere.
+            generator: the source of all that is random.
+
+        Raises:
+            InputError: there is no such size or k, or k is missing or would be ignored.
+        """
+        if self.has_sparsity and sparsity is None:
+            raise InputError(f"task {self.name} needs k, the number of tokens that decide the answer")
+        if not self.has_sparsity and sparsity is not None:
+            raise InputError(f"k = {sparsity} is given, but task {self.name} has none and would ignore it")
+        return self._draw(size, sparsity, generator)
+
+    def require_coupled_ids(self, scheme: str) -> None:
+        """Refuse the position scheme `scheme` where it needs coupled IDs and the task has none.
+
+        Raises:
+            InputError: names the tasks that have them.
+        """
+        if not self.has_coupled_ids:
+            coupled = ", ".join(name for name, task in TASKS.items() if task.has_coupled_ids)
+            raise InputError(
+                f"positions '{scheme}' need coupled position IDs, which task {self.name} has none of;"
+                f" tasks with coupled IDs: {coupled}"
+            )
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("copy", COPY_VOCABULARY, _draw_copy),
+        Task("addition", ADDITION_VOCABULARY, _draw_addition),
+        Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True)),
+        Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad),
+        Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
+        Task("sparse_parity", PARITY_VOCABULARY, _draw_sparse_parity, lambda size: size // 2),
+        Task(
+            "planted_correlation", PLANTED_VOCABULARY, PlantedCorrelation().draw,
+            lambda size: min(size, DEFAULT_LOCAL_LENGTH),
+        ),
+    )
+}  # fmt: skip
+
+
+def task_called(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        InputError: there is none; names the nearest.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    return TASKS[name]
+
+
+@dataclass(frozen=True)
+class ExampleBatch:
+    """Examples of one task and size, stacked; sparsities may differ."""
+
+    token_ids_BS: np.ndarray
+    """int64."""
+    num_prompt_tokens: int
+    """P."""
+    coupled_ids_BS: np.ndarray | None
+    """int64, from 0; None: the task has none."""
+    examples: tuple[Example, ...]
+    """One by one."""
+
+    @property
+    def dependencies(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each example and target, the places that decide it."""
+        return tuple(example.dependencies for example in self.examples)
+
+    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each example and target, the places that decide its coupled ID; see `Example`."""
+        return tuple(example.id_dependencies(are_spread=are_spread) for example in self.examples)
+
+
+def draw_batch(
+    task: Task, size: int, sparsities: Sequence[int | None], generator: np.random.Generator
+) -> ExampleBatch:
+    """As many examples as there are sparsities.
+
+    Raises:
+        InputError: the task has no such size or sparsity.
+    """
+    examples = tuple(task.draw(size, sparsity, generator) for sparsity in sparsities)
+    coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
+    return ExampleBatch(
+        np.stack([example.token_ids_S for example in examples]), examples[0].num_prompt_tokens,
+        np.stack(coupled_ids) if coupled_ids else None, examples,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingDistribution:
+    """What examples a model is trained on: uniform over the sizes, and over k from 1 to K_train."""
+
+    task: Task
+    smallest_size: int
+    largest_size: int
+    size_step: int = 1
+    """Sizes are the smallest, and this much more, up to the largest."""
+    largest_sparsity: int | None = None
+    """K_train, where the task has k: k is uniform on 1 to this, or to what a smaller size has room for."""
+
+    @property
+    def sizes(self) -> range:
+        """All of them."""
+        return range(self.smallest_size, self.largest_size + 1, self.size_step)
+
+    def draw(self, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
+        """Examples of one size, which is drawn first.
+
+        Raises:
+            InputError: the task has no such sizes or sparsities.
+        """
+        return self.draw_of_size(int(generator.choice(self.sizes)), num_examples, generator)
+
+    def draw_of_size(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
+        """Examples of a given size; each has a sparsity of its own.
+
+        Raises:
+            InputError: the task has no such size or sparsities.
+        """
+        if self.largest_sparsity is None:
+            return draw_batch(self.task, size, [None] * num_examples, generator)
+        largest = min(self.largest_sparsity, self.task.largest_sparsity(size))
+        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
+        return draw_batch(self.task, size, sparsities.tolist(), generator)

@@ -1,1 +1,0 @@
-"""Synthetic tasks whose dependencies are known: which earlier tokens decide each answer."""
