@@ -94,6 +94,7 @@ from pipeline.measuring.rules import (
     find_rule,
     refuse_intervention,
     refuse_subsets,
+    studied_numbers,
 )
 from pipeline.text.folder import TokenizedData, UnigramDistribution
 
@@ -108,12 +109,9 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
     add(
-        "--k",
-        type=positive_int,
-        nargs="+",
-        default=list(DEFAULT_KS),
+        "--k", type=positive_int, nargs="+", default=list(DEFAULT_KS),
         help="numbers of influential tokens studied",
-    )
+    )  # fmt: skip
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
     add(
         "--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
@@ -187,30 +185,32 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.stage import (
-        LEARNING_RULES,
-        Asked,
-        LoadedModel,
-        evaluate_checkpoints,
-        head_weights_of,
-        measure_chunk,
-    )
+    from pipeline.measuring.sparsity import Request, measure_chunk
+    from pipeline.measuring.stage import LEARNING_RULES, LoadedModel, evaluate_checkpoints, head_weights_of
 
-    asked = Asked.of(arguments, lengths, unigram)
-    is_background = arguments.intervention == BACKGROUND
+    num_far = int(lengths.num_far_tokens_T[0])
+    request = Request(
+        lengths=lengths, largest_k=arguments.k[-1],
+        numbers_of_rule={rule: studied_numbers(rule, arguments.k, num_far) for rule in arguments.rules},
+        recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
+        seed=arguments.seed, num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
+        unigram=unigram,
+    )  # fmt: skip
 
     def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
         if set(LEARNING_RULES) & set(arguments.rules):
             weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
-            asked.head_weights[loaded.name] = weights
+            request.head_weights[loaded.name] = weights
 
+    # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
+    num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     evaluate_checkpoints(
         arguments,
         "influential_tokens",
         _settings(arguments, unigram),
-        lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, asked),
-        beside={"--judge-with": arguments.judge_with},
-        num_others=1 + (arguments.num_backgrounds if is_background else 0),
+        lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, request),
+        other_models={"--judge-with": arguments.judge_with},
+        num_other_documents=1 + num_backgrounds,
         prepare=prepare,
     )
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
 
-_SHORTEST = 8
-
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
@@ -61,11 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 def default_context_lengths(longest: int) -> list[int]:
     """8, 12, 16, 24, 32, … below `longest`, then `longest` itself."""
-    steps = (
-        base << doublings
-        for doublings in range(longest.bit_length())
-        for base in (_SHORTEST, _SHORTEST * 3 // 2)
-    )
+    steps = (base << doublings for doublings in range(longest.bit_length()) for base in (8, 12))
     return [*(length for length in steps if length < longest), longest]
 
 
@@ -73,8 +67,8 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted; context lengths that do not fit the chunk are set or refused."""
     # There is no short context here: one token fits wherever there is anything to measure.
     lengths = ContextLengths(1, arguments.long_context_length, arguments.targets_per_chunk)
-    asked = arguments.context_lengths or default_context_lengths(lengths.first_target)
-    arguments.context_lengths = sorted(set(asked))
+    requested = arguments.context_lengths or default_context_lengths(lengths.first_target)
+    arguments.context_lengths = sorted(set(requested))
     if arguments.context_lengths[-1] > lengths.first_target:
         raise InputError(
             f"--context-lengths {arguments.context_lengths[-1]}: the first target of a chunk has"
@@ -110,15 +104,11 @@ def main(arguments: argparse.Namespace) -> None:
         return {"length_losses": columns}
 
     settings = {"context_lengths": context_lengths}
-    for model_name in evaluate_checkpoints(arguments, "length_losses", settings, measure):
-        _log_means(arguments.results, model_name)
-
-
-def _log_means(results: Path, model: str) -> None:
-    # Of this model alone: another process may be writing the results of another.
-    losses = read_artefact(results, "length_losses", only={"model": [model]})
-    losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]
-    for context_length, rows in losses.groupby("context_length"):
-        sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()
-        interval = ratio_of_sums(sums["loss_sum"].to_numpy(), sums["num_targets"].to_numpy())
-        logger.info("%s: %5d tokens of context: mean loss %s nats", model, context_length, interval)
+    for model in evaluate_checkpoints(arguments, "length_losses", settings, measure):
+        # Of this model alone: another process may be writing the results of another.
+        losses = read_artefact(arguments.results, "length_losses", only={"model": [model]})
+        losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]
+        for context_length, rows in losses.groupby("context_length"):
+            sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()
+            interval = ratio_of_sums(sums["loss_sum"].to_numpy(), sums["num_targets"].to_numpy())
+            logger.info("%s: %5d tokens of context: mean loss %s nats", model, context_length, interval)

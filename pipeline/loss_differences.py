@@ -49,9 +49,17 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from typing import TYPE_CHECKING
 
-from pipeline.cli import positive_int, stage_parser
+from pipeline.cli import InputError, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.measuring.stage import LoadedModel
+    from pipeline.results.schemas import Columns
+    from pipeline.text.chunks import Chunk
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,35 +81,66 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> ContextLengths:
-    """Which tokens are predicted, and what they see; lengths that do not fit together are refused."""
-    return ContextLengths(
+    """Which tokens are predicted, and what they see; lengths that do not fit together are refused.
+
+    Raises:
+        InputError: names the flag.
+    """
+    lengths = ContextLengths(
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
+    num_far, stride = int(lengths.num_far_tokens_T[-1]), arguments.windowed_stride
+    if stride is not None and stride > num_far:
+        raise InputError(
+            f"--windowed-stride {stride} is more than the {num_far} far-context tokens of the last target:"
+            " its shared window would be the whole long context; choose a smaller one"
+        )
+    return lengths
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    lengths = check(arguments)
+    lengths, stride = check(arguments), arguments.windowed_stride
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.stage import compared_losses, evaluate_checkpoints
+    from pipeline.measuring.contexts import (
+        Measurement,
+        measured_in_sequence,
+        own_context,
+        read_everything,
+        windowed_losses,
+    )
+    from pipeline.measuring.far_context import FarContext
+    from pipeline.measuring.sparsity import compared_losses
+    from pipeline.measuring.stage import evaluate_checkpoints
+    from pipeline.models.interface import NotFiniteLossError
+    from pipeline.results.schemas import OWN
 
     reference = [] if arguments.reference_model is None else [arguments.reference_model]
-    settings = {
-        "short_context_length": lengths.short_context_length,
-        "windowed_stride": arguments.windowed_stride,
-    }
+
+    def measure(
+        loaded: "LoadedModel", chunk: "Chunk", references: "Sequence[LoadedModel]"
+    ) -> "dict[str, Columns]":
+        chunk_L, sequence = chunk.token_ids_L, own_context(chunk.token_ids_L, lengths)
+        measurement = Measurement(loaded.model, lengths, loaded.batching)
+        columns = compared_losses(chunk, FarContext(OWN, chunk_L, chunk_L, (sequence,), measurement))
+        if stride is not None:
+            short, targets_T = lengths.short_context_length, lengths.targets_T
+            windowed = windowed_losses(loaded.model, chunk_L, targets_T, short, stride, loaded.batching)
+            columns["windowed_short_context_loss"] = windowed.tolist()
+        if reference:  # which is not among the references where it is the model itself
+            columns["reference_divergence"] = [0.0] * lengths.targets_per_chunk
+        for other in references:
+            try:
+                predictions = read_everything(other.model, sequence).predictions
+            except NotFiniteLossError as error:
+                error.model_name = other.name
+                raise
+            divergences = measured_in_sequence(loaded.model, sequence, predictions).divergences
+            columns["reference_divergence"] = divergences.tolist()
+        return {"loss_differences": columns}
+
+    settings = {"short_context_length": lengths.short_context_length, "windowed_stride": stride}
     evaluate_checkpoints(
-        arguments,
-        "loss_differences",
-        settings,
-        lambda loaded, chunk, references: compared_losses(
-            loaded,
-            chunk,
-            references,
-            lengths,
-            windowed_stride=arguments.windowed_stride,
-            is_compared=bool(reference),
-        ),
-        beside={"--reference-model": reference},
+        arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference}
     )

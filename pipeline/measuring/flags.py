@@ -1,14 +1,11 @@
-"""Which tokens of a chunk are predicted, and how many each of them sees.
+"""The flags of every measuring stage: which tokens are predicted, and which shards this process measures.
+
+The shards, Parquet files of --documents-per-shard documents, are what they are; the split among tasks says
+only who measures them, and batches do not depend on it (pipeline.measuring.contexts). So no number and no
+byte of a result depends on how many tasks or processes there were, on one kind of machine whose memory
+suffices. No torch here: --help and a wrong flag answer at once.
 
 Shapes: T targets.
-
-Which shards of a result fall to this process: one task of several, one process a GPU within a task.
-
-The shards, Parquet files of --documents-per-shard documents, are what they are; a share says only who
-measures them, and batches do not depend on it (pipeline.measuring.contexts). So no number and no byte of a
-result depends on how many tasks or processes there were, on one kind of machine whose memory suffices.
-
-The flags that every measuring stage has. No torch here: --help and a wrong flag answer at once.
 """
 
 import argparse
@@ -63,7 +60,7 @@ class ContextLengths:
 
 
 @dataclass(frozen=True)
-class Share:
+class TaskSplit:
     """One process of one task among those that measure a result together."""
 
     task_index: int = 0
@@ -73,7 +70,7 @@ class Share:
     num_processes: int = 1
 
     def shards(self, num_shards: int) -> range:
-        """The indices, of `num_shards` shards, that fall to this process.
+        """The indices, of `num_shards` shards, that this process measures.
 
         Tasks take turns, and so do the processes of a task: 2 tasks of 2 processes measure shards 0, 4, 8, …;
         2, 6, …; 1, 5, …; 3, 7, …
@@ -84,47 +81,29 @@ class Share:
     @property
     def name(self) -> str | None:
         """Of the task and of the process, as a lock of their part of the results is called; None for all."""
+        if self == TaskSplit():
+            return None
         task = f"task-{self.task_index}-of-{self.num_tasks}"
-        process = f"process-{self.process_index}-of-{self.num_processes}"
-        return None if self == Share() else f"{task}-{process}"
+        return f"{task}-process-{self.process_index}-of-{self.num_processes}"
 
-    def of_the_task(self) -> "Share":
-        """The share of all processes of this one's task together."""
-        return Share(self.task_index, self.num_tasks)
-
-
-def add_share_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that deal a stage's work to several tasks, and say what is left of it."""
-    add = parser.add_argument
-    add(
-        "--task-index", type=whole_number(0), metavar="I",
-        help="measure one share of the documents: number I, counted from 0, of --num-tasks; all of them if"
-        " not given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the share",
-    )  # fmt: skip
-    add(
-        "--num-tasks", type=positive_int, metavar="N",
-        help="into how many shares the documents are dealt; once shards of one N stand, another N is refused",
-    )  # fmt: skip
-    add(
-        "--status", action="store_true",
-        help="measure nothing: print which shards are missing, and whose they are; exit code 0 if none is, 1"
-        " if any, 2 for bad input",
-    )  # fmt: skip
+    def of_the_task(self) -> "TaskSplit":
+        """The split whose shards are those of all processes of this one's task."""
+        return TaskSplit(self.task_index, self.num_tasks)
 
 
-def share_of_this_process(arguments: argparse.Namespace) -> Share:
-    """The share that the command line and the launcher's environment name.
+def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
+    """The split that the command line and the launcher's environment name.
 
     Raises:
-        InputError: the flags name no share, or --device-map would have every process take all devices.
+        InputError: the flags name no task, or --device-map would have every process take all devices.
     """
     index, count = arguments.task_index, arguments.num_tasks
     if (index is None) != (count is None):
-        raise InputError("--task-index and --num-tasks say only together which share to measure: give both")
-    if count is not None and not 0 <= index < count:
+        raise InputError("--task-index and --num-tasks say only together what to measure: give both")
+    if count is not None and index >= count:
         raise InputError(
-            f"--task-index {index} is no share of --num-tasks {count}: they are counted from 0, so the last"
-            f" is {count - 1}"
+            f"--task-index {index} is no task of --num-tasks {count}: they are counted from 0, so the last is"
+            f" {count - 1}"
         )
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     if arguments.device_map is not None and num_processes > 1:
@@ -132,67 +111,32 @@ def share_of_this_process(arguments: argparse.Namespace) -> Share:
             f"--device-map spreads one model over all devices, and each of {num_processes} processes would do"
             " so; start one process, or leave --device-map out"
         )
-    return Share(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
+    return TaskSplit(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
 
 
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
 DOCUMENTS_PER_SHARD = 32
 """Of a result, where it is not asked for another number."""
-_GIBIBYTE = 1 << 30
+
+
+def gibibytes(text: str) -> float:
+    """An argparse type: a positive number of GiB, as bytes."""
+    return positive_float(text) * (1 << 30)
 
 
 def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that every measuring stage has."""
+    """Add the flags that every measuring stage has."""
     add = parser.add_argument
     add(
-        "--data",
-        type=folder_path,
-        required=True,
+        "--data", type=folder_path, required=True,
         help="folder written by tokenize_c4.py; its evaluation documents are used",
-    )
+    )  # fmt: skip
     add(
         "--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub",
     )  # fmt: skip
-    _add_loading_arguments(parser)
-    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
-    add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
-    add(
-        "--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
-        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk",
-    )  # fmt: skip
-    add(
-        "--max-documents",
-        type=positive_int,
-        help="use the first documents only (their order is a hash's); all if not given",
-    )
-    add(
-        "--max-chunks-per-document", type=positive_int,
-        help="use the first chunks of a document only, so that no long one rules the mean; all if not given",
-    )  # fmt: skip
-    add(
-        "--documents-per-shard",
-        type=positive_int,
-        default=DOCUMENTS_PER_SHARD,
-        help="documents a shard, which is a Parquet file; a killed run resumes there",
-    )
-    add(
-        "--memory-budget", type=gibibytes, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
-        " a GPU's, or half of what is free where that is less",
-    )  # fmt: skip
-    add(
-        "--tokens-per-batch", type=positive_int,
-        help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
-        " Losses depend on it in their last bits only",
-    )  # fmt: skip
-    add_share_arguments(parser)
-
-
-def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
     add(
         "--dtype", choices=DTYPES, default="float32",
@@ -209,12 +153,48 @@ def _add_loading_arguments(parser: argparse.ArgumentParser) -> None:
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices",
     )
     add(
-        "--trust-remote-code",
-        action="store_true",
+        "--trust-remote-code", action="store_true",
         help="run the Python files that come with a Hugging Face model; never done unless asked for",
-    )
-
-
-def gibibytes(text: str) -> float:
-    """An argparse type: a positive number of GiB, as bytes."""
-    return positive_float(text) * _GIBIBYTE
+    )  # fmt: skip
+    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
+    add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
+    add(
+        "--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
+        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk",
+    )  # fmt: skip
+    add(
+        "--max-documents", type=positive_int,
+        help="use the first documents only (their order is a hash's); all if not given",
+    )  # fmt: skip
+    add(
+        "--max-chunks-per-document", type=positive_int,
+        help="use the first chunks of a document only, so that no long one rules the mean; all if not given",
+    )  # fmt: skip
+    add(
+        "--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
+        help="documents a shard, which is a Parquet file; a killed run resumes there",
+    )  # fmt: skip
+    add(
+        "--memory-budget", type=gibibytes, metavar="GIB",
+        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
+        " a GPU's, or half of what is free where that is less",
+    )  # fmt: skip
+    add(
+        "--tokens-per-batch", type=positive_int,
+        help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
+        " Losses depend on it in their last bits only",
+    )  # fmt: skip
+    add(
+        "--task-index", type=whole_number(0), metavar="I",
+        help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
+        " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task",
+    )  # fmt: skip
+    add(
+        "--num-tasks", type=positive_int, metavar="N",
+        help="into how many tasks the documents are split; once shards of one N stand, another N is refused",
+    )  # fmt: skip
+    add(
+        "--status", action="store_true",
+        help="measure nothing: print which shards are missing, and whose they are; exit code 0 if none is, 1"
+        " if any, 2 for bad input",
+    )  # fmt: skip

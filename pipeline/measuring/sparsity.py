@@ -1,23 +1,150 @@
-"""Dependency sparsity k*: how few far tokens a prediction needs.
+"""Everything that is measured of one chunk: what the rules choose, what that is worth, and how few tokens do.
 
-Shapes: T targets, J studied values of k.
+`measure_chunk` gives the tables of the stage influential_tokens and of a text that is explained,
+`compared_losses` those of the stage loss_differences: column -> values, in the document's coordinates.
 
-The rows that influential_tokens writes for one chunk, in the document's coordinates.
-
-Each function returns artefact -> column -> values. Shapes: T targets, F far-context positions, K largest k,
-J studied values of k.
+Shapes: T targets, F far-context positions, K largest k of a rule, J studied values of k.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
-from pipeline.measuring.contexts import Measured
-from pipeline.measuring.far_context import FarContext
-from pipeline.measuring.rules import Rule
-from pipeline.results.schemas import OWN, Columns
+from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, measured_in_foreign_context
+from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import KEPT_FRACTION, NUM_SUBSETS, Rule, find_rule
+from pipeline.measuring.stage import LoadedModel
+from pipeline.models.interface import NotFiniteLossError
+from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
+from pipeline.text.folder import UnigramDistribution
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Request:
+    """What is to be measured of every chunk."""
+
+    lengths: ContextLengths
+    largest_k: int
+    numbers_of_rule: Mapping[str, Sequence[int]]
+    """Rule -> the numbers of tokens that it is studied at, ascending."""
+    recovery_fraction: float
+    """k* recovers this much of the gain."""
+    minimum_gain: float
+    """Nats; where the gain is below it there is nothing to recover."""
+    seed: int
+    num_subsets: int = NUM_SUBSETS
+    kept_fraction: float = KEPT_FRACTION
+    unigram: UnigramDistribution | None = None
+    """What left-out tokens are replaced by under `substitute`."""
+    every_null: bool = True
+    """Whether every rule is measured in the null; else those only that say nothing without theirs."""
+    head_weights: dict[str, HeadWeights] = field(default_factory=dict)
+    """Model -> what the rules learned_attention* need of it."""
+
+    def numbers_in(self, far_context: str) -> dict[str, Sequence[int]]:
+        """`numbers_of_rule` of the rules that choose in this far context."""
+        return {
+            rule: numbers
+            for rule, numbers in self.numbers_of_rule.items()
+            if far_context == OWN or self.every_null or find_rule(rule).needs_null
+        }
+
+    def seed_of(self, chunk: Chunk) -> tuple[int, ...]:
+        """Of all that is drawn for a chunk, whichever model measures it."""
+        return (self.seed, int(chunk.document_id, 16), chunk.chunk_index)
+
+    def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
+        """The chunk's own far context and its null; nothing is measured yet."""
+        seed = self.seed_of(chunk)
+        measurement = Measurement(
+            loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
+            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
+            where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
+        )  # fmt: skip
+        chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
+        return far_contexts(
+            measurement,
+            chunk_L,
+            chunk.null_token_ids_L,
+            substitute_ids_L=None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1]),
+            background_ids_BL=backgrounds if len(backgrounds) else None,
+        )
+
+
+Chosen = Mapping[str, Mapping[str, np.ndarray]]
+"""Far context -> rule -> positions [T, K], most influential first."""
+
+
+def measure_chunk(
+    loaded: LoadedModel,
+    chunk: Chunk,
+    judges: Sequence[LoadedModel],
+    request: Request,
+    contexts: Mapping[str, FarContext] | None = None,
+) -> dict[str, Columns]:
+    """The tokens that a model's rules choose, and losses and divergences with them, its own and the judges'.
+
+    Args:
+        contexts: of `request.far_contexts`, where the caller asks them for more.
+
+    Returns:
+        Artefact -> column -> values.
+
+    Raises:
+        NotFiniteLossError: a model gives what is no number; it is named.
+    """
+    contexts = contexts or request.far_contexts(loaded, chunk)
+    targets_T, seed = request.lengths.targets_T, request.seed_of(chunk)
+    tables: dict[str, Columns] = {}
+    chosen: dict[str, dict[str, np.ndarray]] = {}
+    for name, context in contexts.items():
+        chosen[name] = {
+            rule: selected_positions(context, rule, numbers[-1], seed)
+            for rule, numbers in request.numbers_in(name).items()
+        }
+        if context.every_influence_TF is not None:
+            far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.every_influence_TF]
+            influences = _rows(chunk, targets_T, 1, far_context=name) | {"influences": far_only}
+            append_columns(tables, {"influences": influences})
+        for rule, positions_TK in chosen[name].items():
+            first_TK = positions_TK[:, : request.largest_k]
+            selected = _selection_rows(chunk, targets_T, find_rule(rule), context, first_TK)
+            append_columns(tables, {"influential_tokens": selected})
+    for judge in (loaded, *judges):
+        of_judge = contexts if judge is loaded else request.far_contexts(judge, chunk)
+        try:
+            append_columns(tables, _evaluated(judge.name, chunk, of_judge, chosen, request))
+        except NotFiniteLossError as error:
+            error.model_name = judge.name
+            raise
+    return tables
+
+
+def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
+    """A row a target: losses under the long, the short and a foreign context, divergences from the long one.
+
+    Args:
+        own: the chunk's own far context.
+    """
+    targets_T, long_losses_T, short = own.lengths.targets_T, own.long_losses_T, own.short
+    foreign = measured_in_foreign_context(
+        own.model, chunk.token_ids_L, chunk.null_token_ids_L, own.lengths, own.predictions
+    )
+    return chunk.target_columns(targets_T) | {
+        "target_token_id": chunk.token_ids_L[targets_T].tolist(),
+        "num_long_context_tokens": targets_T.tolist(),
+        "short_context_loss": short.losses.tolist(),
+        "long_context_loss": long_losses_T.tolist(),
+        "loss_difference": (short.losses - long_losses_T).tolist(),
+        "foreign_context_loss": foreign.losses.tolist(),
+        "specific_gain": (foreign.losses - long_losses_T).tolist(),
+        "short_context_divergence": short.divergences.tolist(),
+        "foreign_context_divergence": foreign.divergences.tolist(),
+    }
 
 
 def dependency_sparsity(
@@ -48,146 +175,116 @@ def dependency_sparsity(
     reaches_TJ = recovered_TJ >= recovery_fraction * gains_T[:, None]
     helps_T, reaches_T = gains_T >= minimum_gain, reaches_TJ.any(axis=1)
     least_k_T = studied_k_J[reaches_TJ.argmax(axis=1)]
-    found_T = helps_T & reaches_T
-    return [
-        int(k) if found else None for k, found in zip(least_k_T, found_T, strict=True)
-    ], helps_T & ~reaches_T
+    is_found_T = helps_T & reaches_T
+    k_star_T = [int(k) if is_found else None for k, is_found in zip(least_k_T, is_found_T, strict=True)]
+    return k_star_T, helps_T & ~reaches_T
 
 
-def influence_rows(chunk: Chunk, targets_T: np.ndarray, context: FarContext) -> dict[str, Columns]:
-    """A row a target: the influence of every token of its far context. None where no rule asked for all."""
-    if context.every_influence_TF is None:
-        return {}
-    far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.every_influence_TF]
-    columns = _rows(chunk, targets_T, 1, far_context=context.name) | {"influences": far_only}
-    return {"influences": columns}
-
-
-def selection_rows(
+def _selection_rows(
     chunk: Chunk, targets_T: np.ndarray, rule: Rule, context: FarContext, positions_TK: np.ndarray
-) -> dict[str, Columns]:
+) -> Columns:
     """A row a target and rank: the selected token, with its influence where some rule measured that."""
-    influence_TF = context.every_influence_TF
-    if influence_TF is None:
-        influences: list[float | None] = [None] * positions_TK.size
-    else:
-        influences = np.take_along_axis(influence_TF, positions_TK, axis=1).ravel().tolist()
-    columns = _rows(
+    num_ranks, influence_TK = positions_TK.shape[1], None
+    if context.every_influence_TF is not None:
+        influence_TK = np.take_along_axis(context.every_influence_TF, positions_TK, axis=1)
+    return _rows(
         chunk,
         targets_T,
-        positions_TK.shape[1],
+        num_ranks,
         rule=rule.name,
         far_context=context.name,
-        rank=np.broadcast_to(np.arange(1, positions_TK.shape[1] + 1), positions_TK.shape),
+        null_kind=None if context.name == OWN else rule.null,
+        rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
         context_position=chunk.start + positions_TK,
         distance=targets_T[:, None] - positions_TK,
         context_token_id=context.token_ids_L[positions_TK],
+        influence=influence_TK,
     )
-    how = _how_chosen(context, rule, positions_TK.size)
-    return {"influential_tokens": columns | how | {"influence": influences}}
 
 
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    """A model that tries chosen tokens, and what it has without them and with all: [T] each, nats."""
-
-    judge: str
-    short: Measured
-    """Under the short context."""
-    long_losses_T: np.ndarray
-    background: Measured | None
-    """With a foreign far context; None under another intervention."""
-
-    @property
-    def baseline(self) -> Measured:
-        """What the chosen tokens are added to."""
-        return self.background or self.short
-
-
-def sparse_loss_rows(
-    chunk: Chunk,
-    targets_T: np.ndarray,
-    rule: Rule,
-    context: FarContext,
-    judgement: Judgement,
-    studied_k_J: Sequence[int],
-    sparse_TJ: Measured,
+def _evaluated(
+    judge: str, chunk: Chunk, contexts: Mapping[str, FarContext], chosen: Chosen, request: Request
 ) -> dict[str, Columns]:
-    """A row a target and k: losses and divergences under the short, long and sparse context."""
-    num_k = len(studied_k_J)
+    """What the chosen tokens are worth to a model, and the k* of the own ones."""
+    own, targets_T = contexts[OWN], request.lengths.targets_T
     of_target = {
-        "short_context_loss": judgement.short.losses,
-        "long_context_loss": judgement.long_losses_T,
-        "short_context_divergence": judgement.short.divergences,
+        "short_context_loss": own.short.losses,
+        "long_context_loss": own.long_losses_T,
+        "short_context_divergence": own.short.divergences,
     }
-    if judgement.background is not None:
-        of_target["background_loss"] = judgement.background.losses
-        of_target["background_divergence"] = judgement.background.divergences
-    columns = _rows(
-        chunk,
-        targets_T,
-        num_k,
-        rule=rule.name,
-        far_context=context.name,
-        judge=judgement.judge,
-        k=np.broadcast_to(studied_k_J, sparse_TJ.losses.shape),
-        sparse_context_loss=sparse_TJ.losses,
-        sparse_context_divergence=sparse_TJ.divergences,
-        **{name: np.repeat(values_T, num_k) for name, values_T in of_target.items()},
-    )
-    return {"sparse_context_losses": columns | _how_chosen(context, rule, len(columns["k"]))}
+    if own.background is not None:
+        of_target["background_loss"] = own.background.losses
+        of_target["background_divergence"] = own.background.divergences
+    tables: dict[str, Columns] = {}
+    for name, context in contexts.items():
+        sparse = sparse_contexts(context, chosen[name], request.numbers_in(name))
+        for rule, found in sparse.items():
+            numbers = request.numbers_of_rule[rule]
+            columns = _rows(
+                chunk,
+                targets_T,
+                len(numbers),
+                rule=rule,
+                far_context=name,
+                null_kind=None if name == OWN else find_rule(rule).null,
+                judge=judge,
+                k=np.broadcast_to(numbers, found.losses.shape),
+                sparse_context_loss=found.losses,
+                sparse_context_divergence=found.divergences,
+                **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
+            )
+            append_columns(tables, {"sparse_context_losses": columns})
+        if name == OWN:
+            append_columns(tables, _sparsity_rows(judge, chunk, own, sparse, request))
+    return tables
 
 
-@dataclass(frozen=True, eq=False)
-class Sparsity:
-    """How few tokens each target needs, by one criterion; [T] each."""
-
-    gains_T: np.ndarray
-    """Nats: what is to be recovered."""
-    k_star_T: list[int | None]
-    is_censored_T: np.ndarray
-    minimum_context_length_T: list[int | None]
-
-
-def sparsity_rows(
-    chunk: Chunk,
-    targets_T: np.ndarray,
-    rule: Rule,
-    judgement: Judgement,
-    criterion: str,
-    sparsity: Sparsity,
+def _sparsity_rows(
+    judge: str, chunk: Chunk, own: FarContext, sparse: Mapping[str, Measured], request: Request
 ) -> dict[str, Columns]:
-    """A row a target: k* by one criterion, and the measures that stand beside it."""
-    columns = _rows(
-        chunk,
-        targets_T,
-        1,
-        rule=rule.name,
-        judge=judgement.judge,
-        criterion=criterion,
-        loss_difference=judgement.short.losses - judgement.long_losses_T,
-        gain=sparsity.gains_T,
-        is_censored=sparsity.is_censored_T,
-    )
-    columns |= {
-        "dependency_sparsity": sparsity.k_star_T,
-        "rationale_size": [None] * len(targets_T),
-        "minimum_context_length": sparsity.minimum_context_length_T,
-    }
-    return {"dependency_sparsity": columns}
+    """A row a target, rule and criterion: k*, and how long a context of nearest tokens does as well."""
+    tables: dict[str, Columns] = {}
+    targets_T, baseline = request.lengths.targets_T, own.background or own.short
+    for criterion, values_of in ((LOSS, attrgetter("losses")), (DIVERGENCE, attrgetter("divergences"))):
+        baseline_T = values_of(baseline)
+        # Under the long context the divergence is 0, so that all of it is to be recovered.
+        gains_T = baseline_T - own.long_losses_T if criterion == LOSS else baseline_T
+        k_stars = {
+            rule: dependency_sparsity(
+                gains_T,
+                baseline_T[:, None] - values_of(found),
+                np.array(request.numbers_of_rule[rule]),
+                recovery_fraction=request.recovery_fraction,
+                minimum_gain=request.minimum_gain,
+            )
+            for rule, found in sparse.items()
+        }
+        nearest_T = k_stars["nearest"][0] if "nearest" in k_stars else [None] * len(targets_T)
+        short = request.lengths.short_context_length
+        for rule, (k_star_T, is_censored_T) in k_stars.items():
+            columns = _rows(
+                chunk,
+                targets_T,
+                1,
+                rule=rule,
+                judge=judge,
+                criterion=criterion,
+                loss_difference=own.short.losses - own.long_losses_T,
+                gain=gains_T,
+                is_censored=is_censored_T,
+            )
+            columns["dependency_sparsity"] = k_star_T
+            columns["minimum_context_length"] = [None if k is None else short + k for k in nearest_T]
+            append_columns(tables, {"dependency_sparsity": columns})
+    return tables
 
 
-def _how_chosen(context: FarContext, rule: Rule, num_rows: int) -> Columns:
-    return {
-        "null_kind": [None if context.name == OWN else rule.null] * num_rows,
-        "num_candidates": [None] * num_rows,
-    }
-
-
-def _rows(chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | np.ndarray) -> Columns:
-    """The columns that name a target, repeated, and `columns`: arrays row by row, or one word for all."""
+def _rows(
+    chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | np.ndarray | None
+) -> Columns:
+    """The columns that name a target, repeated, and `columns`: arrays row by row, or one value for all."""
     num_rows = rows_per_target * len(targets_T)
     table = chunk.target_columns(np.repeat(targets_T, rows_per_target))
     for name, values in columns.items():
-        table[name] = [values] * num_rows if isinstance(values, str) else values.ravel().tolist()
+        table[name] = values.ravel().tolist() if isinstance(values, np.ndarray) else [values] * num_rows
     return table

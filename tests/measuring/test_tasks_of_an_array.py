@@ -17,7 +17,7 @@ from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import contexts as batching
 from pipeline.measuring import stage as evaluate_checkpoints
-from pipeline.measuring.flags import Share
+from pipeline.measuring.flags import TaskSplit
 from pipeline.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +42,9 @@ def results_of(results: Path) -> dict[str, bytes]:
 
 
 def test_two_tasks_of_two_processes_by_hand() -> None:
-    dealt = [list(Share(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
+    dealt = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
     assert dealt == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
-    assert list(Share(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
+    assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("num_shards", [0, 1, 2, 7, 12])
@@ -55,7 +55,7 @@ def test_every_shard_falls_to_one_process(num_shards: int) -> None:
                 shard
                 for task in range(num_tasks)
                 for process in range(num_processes)
-                for shard in Share(task, num_tasks, process, num_processes).shards(num_shards)
+                for shard in TaskSplit(task, num_tasks, process, num_processes).shards(num_shards)
             )
             assert dealt == dict.fromkeys(range(num_shards), 1)
 
@@ -144,7 +144,7 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (share_of(4, 4), "--task-index 4 is no share of --num-tasks 4: .* the last is 3"),
+        (share_of(4, 4), "--task-index 4 is no task of --num-tasks 4: .* the last is 3"),
         (["--task-index", "0"], "--task-index and --num-tasks say only together .*: give both"),
         (["--num-tasks", "4"], "--task-index and --num-tasks say only together .*: give both"),
     ],
