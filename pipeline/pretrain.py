@@ -27,15 +27,13 @@ Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, 
 answer_loss_weight set answer_loss_nats, learning_rate, gradient_norm, tokens_per_second,
 model_flops_utilization and, every eval_interval steps, held_out_loss_nats_at_<context length>); and a
 folder step<N>-unsharded every save_interval steps and at the end, in OLMo's own layout, with the sizes and
-SHA-256 of its files (complete.json). The same command run again goes on from the last of them, to the same
-weights, or says that the run is finished; with another configuration or other data, or while another job
-runs there, it is refused. A damaged checkpoint is passed over for the one before it, and that is said. Each
-start reads the training tokens once and compares their SHA-256, which checkpoints record, each process its
-share of the files.
+SHA-256 of its files (complete.json). The same command run again goes on from the last whole one, to the same
+weights, or says that the run is finished. Another configuration, other data, or a folder in which another job
+runs is refused. Each start reads the training tokens once and compares their SHA-256.
 
 precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
-the precision that its checkpoint was trained in, and another one is refused. Dropout: each process draws its
-own masks; they go on with a run on as many processes, and a change of their number is said.
+the precision that its checkpoint was trained in. Dropout: each process draws its own masks; they go on with a
+run on as many processes.
 
 SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
 is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
@@ -60,16 +58,14 @@ import os
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, stage_parser
-from pipeline.training.loop import StopRequest, train_or_exit
+from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
 
 if TYPE_CHECKING:
-    from pipeline.training.config import DataFacts, PretrainConfig
+    from pipeline.text.folder import TokenizedData
+    from pipeline.training.config import DataFacts, PretrainConfig, Schedule
+    from pipeline.training.data import TrainingBatches
 
 logger = logging.getLogger("pipeline")
-_LESS_MEMORY = (
-    "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
-    " activation_checkpointing=whole_layer"
-)
 
 
 def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
@@ -88,17 +84,24 @@ def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
     return config
 
 
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether the run has come to its end; a folder that holds another run is refused."""
+def _opened(
+    arguments: argparse.Namespace,
+) -> "tuple[TokenizedData, PretrainConfig, TrainingBatches, Schedule]":
+    """The data and the run that the arguments describe."""
     from pipeline.text.folder import TokenizedData
     from pipeline.training.config import Schedule, load_config
     from pipeline.training.data import TrainingBatches
-    from pipeline.training.loop import has_finished
 
     data = TokenizedData.open(arguments.data)
     config = load_config(arguments.config, arguments.overrides, data)
     config.save_folder = str(arguments.save_folder)
-    schedule = Schedule(config, TrainingBatches.from_config(config, data).steps_per_epoch)
+    batches = TrainingBatches.from_config(config, data)
+    return data, config, batches, Schedule(config, batches.steps_per_epoch)
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether the run has come to its end; a folder that holds another run is refused."""
+    _, config, _, schedule = _opened(arguments)
     return has_finished(arguments.save_folder, config, schedule.num_steps)
 
 
@@ -109,37 +112,29 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
-    # Imported late, for a --help at once.
-    from pipeline.text.folder import TokenizedData
-    from pipeline.text.planting import question_ids
-    from pipeline.training.config import Schedule, load_config
-    from pipeline.training.data import TrainingBatches, refuse_damaged_tokens
-    from pipeline.training.loop import has_finished, train
-    from pipeline.training.metrics import refuse_missing_trackers
-    from pipeline.training.trainer import held_out_loss_of
-
-    data, folder = TokenizedData.open(arguments.data), arguments.save_folder
-    config = load_config(arguments.config, arguments.overrides, data)
-    config.save_folder = str(folder)
-    batches = TrainingBatches.from_config(config, data)
-    schedule = Schedule(config, batches.steps_per_epoch)
-    if has_finished(folder, config, schedule.num_steps):
+    data, config, batches, schedule = _opened(arguments)
+    if has_finished(arguments.save_folder, config, schedule.num_steps):
         return True
+    # Imported late, for a --help at once.
+    from pipeline.text.planting import question_ids
+    from pipeline.training.data import refuse_damaged_tokens
+    from pipeline.training.metrics import refuse_missing_trackers
+    from pipeline.training.trainer import Trainer, held_out_loss_of
 
-    asking = [] if config.answer_loss_weight is None else question_ids(data)
+    questions = [] if config.answer_loss_weight is None else question_ids(data)
     passes = schedule.num_steps / batches.steps_per_epoch
     if passes > 1:
         logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
     refuse_missing_trackers(config)
     # torchrun and accelerate both number the processes so.
-    rank, num_ranks = (int(os.environ.get(name, given)) for name, given in (("RANK", 0), ("WORLD_SIZE", 1)))
-    refuse_damaged_tokens(data, rank, num_ranks)
-    from pipeline.training.trainer import Trainer
-
-    def make() -> Trainer:
-        return Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request, asking)
-
-    trainer = train(folder, config, _LESS_MEMORY, make)
+    refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    trainer = train(
+        arguments.save_folder,
+        config,
+        "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
+        " activation_checkpointing=whole_layer",
+        lambda: Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request, questions),
+    )
     logger.info("%s: %s", "finished" if trainer.has_finished else "saved", trainer.checkpoint)
     return trainer.has_finished
 

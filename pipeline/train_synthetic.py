@@ -45,7 +45,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, stage_parser
-from pipeline.training.loop import StopRequest, train_or_exit
+from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -78,8 +78,6 @@ def check(arguments: argparse.Namespace) -> "TaskConfig":
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    from pipeline.training.loop import has_finished
-
     config = check(arguments)
     return has_finished(arguments.save_folder, config, config.num_steps)
 
@@ -93,7 +91,6 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.training.loop import has_finished, train
 
     folder, config = arguments.save_folder, check(arguments)
     if has_finished(folder, config, config.num_steps):

@@ -15,13 +15,12 @@ one file serves all tasks. Flags and overrides win over both.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.cli import InputError, omegaconf_sentence, unknown_name
+from pipeline.cli import InputError, unknown_name
 from pipeline.synthetic.tasks import (
     COUPLED_SCHEMES,
     TASKS,
@@ -30,7 +29,8 @@ from pipeline.synthetic.tasks import (
     draw_batch,
     task_called,
 )
-from pipeline.training.config import (
+from pipeline.training.positions import POSITION_SCHEMES, position_scheme
+from pipeline.training.settings import (
     FINITE_FROM_ZERO,
     LEARNING_RATE,
     POSITIVE,
@@ -38,14 +38,13 @@ from pipeline.training.config import (
     SHARE_BELOW_ONE,
     Range,
     Relation,
-    merge_given,
+    merged_settings,
     read_overrides,
     read_yaml,
     refuse_bad_numbers,
     refuse_bad_relations,
-    refuse_unknown_fields,
+    settings_object,
 )
-from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 
 EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
 
@@ -343,7 +342,7 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     flags = {"task": task, "positions": positions}
     if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
         given.pop("spread_of_coupled_ids", None)
-    return _complete(path, merge_given(path, given, own, chosen, flags))
+    return _complete(path, given, OmegaConf.create(dict(own)), chosen, OmegaConf.create(flags))
 
 
 def _fields_of_task(path: Path, of_tasks: Any, task: str) -> Mapping[str, Any]:
@@ -374,13 +373,9 @@ def read_task_config(path: Path) -> TaskConfig:
     return _complete(path, read_yaml(path))
 
 
-def _complete(path: Path, given: Any) -> TaskConfig:
-    schema: DictConfig = OmegaConf.structured(TaskConfig)
-    try:
-        refuse_unknown_fields(cast(dict[str, Any], OmegaConf.to_container(given)), schema)
-        config = OmegaConf.to_object(merge_given(path, schema, given))
-    except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
-    assert isinstance(config, TaskConfig)
+def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
+    config: TaskConfig = settings_object(
+        path, merged_settings(path, OmegaConf.structured(TaskConfig), *parts)
+    )
     refuse_bad_values(config)
     return config

@@ -1,4 +1,4 @@
-"""Checkpoints in OLMo's unsharded layout, whole or absent.
+"""Checkpoints in OLMo's unsharded layout, whole or absent, and the settings that a run is known by.
 
 <run folder>/config.yaml    the run's settings, from its start on
 <run folder>/step1000-unsharded/
@@ -6,8 +6,6 @@
     optim.pt                  the optimizer's state
     train.pt                  step, tokens, random states, and what made them
     complete.json             sizes and SHA-256 of these (pipeline.models.checkpoint_files)
-
-What a run folder's run is known by: its settings, beside it from the start and in every checkpoint.
 """
 
 import logging
@@ -16,12 +14,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from pipeline.cli import InputError, is_out_of_memory
 from pipeline.models.checkpoint_files import (
@@ -33,19 +29,25 @@ from pipeline.models.checkpoint_files import (
     write_mark,
 )
 from pipeline.results.files import write_atomically
-from pipeline.training.config import plain_values
+from pipeline.training.settings import plain_values, read_yaml
 
 logger = logging.getLogger("pipeline")
+CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 
 
 class RunConfig(Protocol):
     """The settings of a run, whichever stage's: a dataclass of OmegaConf's kind."""
 
+    @property
+    def eval_interval(self) -> int:
+        """Steps between measurements."""
+
+    @property
+    def save_interval(self) -> int | None:
+        """Steps between checkpoints. None: at the end only."""
+
     def save(self, path: Path) -> None:
         """Write them as YAML."""
-
-
-CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
@@ -55,10 +57,9 @@ def checkpoint_folder(run_folder: Path, step: int) -> Path:
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
     """Step -> folder of every checkpoint that is whole by the sizes of its files, ascending."""
-    folders = step_folders(run_folder)
     return {
         step: folder
-        for step, folder in folders.items()
+        for step, folder in step_folders(run_folder).items()
         if damage_of(folder, RUN_FILES, reads_all=False) is None
     }
 
@@ -83,9 +84,8 @@ def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[
         for stem, content in state.items():
             _save(content, temporary / f"{stem}.pt")
         write_mark(temporary)
-        for path in temporary.iterdir():
+        for path in (*temporary.iterdir(), temporary):
             _sync(path)
-        _sync(temporary)
         temporary.rename(folder)
         _sync(run_folder)
     except BaseException:
@@ -113,26 +113,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def load_state(folder: Path) -> dict[str, dict[str, Any]]:
-    """The `state` given to `save_checkpoint`, its tensors on the CPU.
-
-    Raises:
-        InputError: a file is damaged, or holds something else than tensors and plain values.
-    """
-    return {stem: read_tensors(folder / f"{stem}.pt") for stem in ("model", "optim", "train")}
-
-
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
-    """The state of the newest whole checkpoint, to go on from; None where the run has none.
+    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; None without one.
 
     Raises:
-        InputError: a file of it is damaged.
+        InputError: a file of it is damaged, or holds something else than tensors and plain values.
     """
     newest = newest_whole(run_folder)
     if newest is None:
         return None
     logger.info("going on from %s", newest[1])
-    return load_state(newest[1])
+    return {stem: read_tensors(newest[1] / f"{stem}.pt") for stem in ("model", "optim", "train")}
 
 
 @contextmanager
@@ -161,17 +152,6 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
         shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
-# A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
-_CHANGEABLE = {
-    "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
-    "console_log_interval", "eval_interval", "eval_context_lengths", "eval_num_documents", "peak_flops",
-    "trackers", "device_train_microbatch_size", "device_train_microbatch_tokens", "distributed_strategy",
-    "compile", "activation_checkpointing",
-    "precision",  # train.pt says in which one the weights were trained; that is compared
-}  # fmt: skip
-_MOST_TOLD = 8  # changed settings in one sentence
-
-
 @contextmanager
 def recorded_run(run_folder: Path, config: RunConfig) -> Iterator[None]:
     """Write the run's settings, so that even a run without a checkpoint is known by them.
@@ -189,6 +169,16 @@ def recorded_run(run_folder: Path, config: RunConfig) -> Iterator[None]:
         raise
 
 
+# A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
+_CHANGEABLE = {
+    "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
+    "console_log_interval", "eval_interval", "eval_context_lengths", "eval_num_documents", "peak_flops",
+    "trackers", "device_train_microbatch_size", "device_train_microbatch_tokens", "distributed_strategy",
+    "compile", "activation_checkpointing",
+    "precision",  # train.pt says in which one the weights were trained; that is compared
+}  # fmt: skip
+
+
 def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     """Refuse a folder whose run had another configuration, or other data, by the newest record it has.
 
@@ -197,9 +187,8 @@ def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     """
     changes = changed_settings(run_folder, config)
     if changes:
-        more = f"; and {len(changes) - _MOST_TOLD} more" if len(changes) > _MOST_TOLD else ""
         raise InputError(
-            f"{run_folder} holds a run with other settings: {'; '.join(changes[:_MOST_TOLD])}{more};"
+            f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
             " choose another --save-folder, or repeat the earlier settings"
         )
 
@@ -212,20 +201,12 @@ def changed_settings(run_folder: Path, config: RunConfig) -> list[str]:
     """
     folders = [*checkpoints_of(run_folder).values(), run_folder]
     records = [path for folder in folders if (path := folder / CONFIG_FILE).is_file()]
-    return _differences(_read_record(records[-1]), plain_values(config)) if records else []
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
-        record = None
-    if not isinstance(record, dict) or not record:
-        raise InputError(
-            f"{path} is damaged: it does not hold the settings of a run; put back what was there, such as the"
-            f" {CONFIG_FILE} of the run's newest checkpoint"
-        )
-    return cast(dict[str, Any], record)
+    if not records:
+        return []
+    earlier = read_yaml(records[-1])
+    if not earlier:
+        raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
+    return _differences(OmegaConf.to_container(earlier), plain_values(config))
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:

@@ -1,19 +1,7 @@
-"""The order in which an epoch takes its sequences: a permutation that is never held as a whole.
+"""Which tokens, at which position IDs, each step trains on: a pure function of the seed and the step.
 
-C4's 156 billion tokens are 2.4 billion sequences of 64: their shuffled indices would take 19 GB on every
-rank. Beyond a size where that matters, the order is a keyed bijection that is computed for the few indices
-of a step: a Feistel network on the smallest power of two that holds them all, walked until it lands inside
-(Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"; as shuffle: Mitchell et al. 2021,
-arXiv 2106.06161). Dimension letter: N places of which the sequences are wanted.
-
-Whether the training tokens are those whose SHA-256 the run's configuration and checkpoints record.
-
-The next step's batch, made by a thread while the device computes this one.
-
-Which tokens, at which position IDs, each step trains on: a pure function of the seed and the step.
-
-So a resumed run needs no reader state, and any number of ranks sees the same global batches.
-Dimension letters: B sequences of one step over all ranks, S = train_context_length tokens.
+So a resumed run needs no reader state, and any number of ranks sees the same global batches. Dimension
+letters: B sequences of one step over all ranks, S = train_context_length tokens, N places of an epoch.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +24,13 @@ _NUM_ROUNDS = 8
 
 
 class EpochOrder:
-    """A permutation of 0 … num_sequences - 1, which `seed` decides."""
+    """A permutation of 0 … num_sequences - 1, which `seed` decides, and which is not held where it is large.
+
+    C4's 156 billion tokens are 2.4 billion sequences of 64: their shuffled indices would take 19 GB on every
+    rank. So a large order is a keyed bijection, computed for the few indices of a step: a Feistel network on
+    the smallest power of two that holds them all, walked until it lands inside (Black and Rogaway 2002,
+    "Ciphers with Arbitrary Finite Domains"; as shuffle: Mitchell et al. 2021, arXiv 2106.06161).
+    """
 
     def __init__(
         self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
@@ -66,16 +60,13 @@ class EpochOrder:
     def _permute(self, numbers_N: np.ndarray) -> np.ndarray:
         """One pass of the network, a bijection on the power of two."""
         left_width, right_width = self._half_widths
-        left_N, right_N = _split(numbers_N, right_width)
+        left_N = numbers_N >> np.uint64(right_width)
+        right_N = numbers_N & np.uint64((1 << right_width) - 1)
         for key in self._round_keys:
             # The halves, of unequal width where the number of bits is odd, change places every round.
             left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key) & np.uint64((1 << left_width) - 1))
             left_width, right_width = right_width, left_width
         return (left_N << np.uint64(right_width)) | right_N
-
-
-def _split(numbers_N: np.ndarray, right_width: int) -> tuple[np.ndarray, np.ndarray]:
-    return numbers_N >> np.uint64(right_width), numbers_N & np.uint64((1 << right_width) - 1)
 
 
 def _mix(numbers_N: np.ndarray) -> np.ndarray:
@@ -88,10 +79,7 @@ def _mix(numbers_N: np.ndarray) -> np.ndarray:
 def refuse_damaged_tokens(data: TokenizedData, rank: int = 0, num_ranks: int = 1) -> None:
     """Read the training files once and compare their SHA-256: what is recorded of a run must be true of it.
 
-    Args:
-        data: whose files are read.
-        rank: which of the run's processes this is.
-        num_ranks: how many there are; each reads its share of the files, so that none waits for long.
+    Each of the run's `num_ranks` processes reads its share of the files, so that none waits for long.
 
     Raises:
         InputError: a file is damaged.
@@ -114,7 +102,7 @@ Batch = TypeVar("Batch")
 
 
 class Prefetch(Generic[Batch]):
-    """Calls `make_batch(step)`, a pure function, one step ahead of where it is asked."""
+    """Calls `make_batch(step)`, a pure function, one step ahead, while the device computes."""
 
     def __init__(self, make_batch: Callable[[int], Batch]) -> None:
         self._make_batch = make_batch
@@ -158,31 +146,34 @@ class TrainingBatches:
             train_context_length: S, tokens of one sequence.
             batch_size: B, sequences of one step over all ranks.
             scheme: draws the position IDs.
-            seed: decides order and position IDs.
-            vocabulary_size: tokens are below it, which each batch is checked for; None: any will do.
+            seed: decides the order of the sequences and what the scheme draws.
+            vocabulary_size: of the tokens; None: any is taken.
 
         Raises:
-            InputError: the files hold fewer sequences than one step needs.
+            InputError: the files hold fewer sequences than one step takes.
         """
-        arrays = [_map_tokens(path, token_dtype) for path in paths]
-        lengths = [len(array) // train_context_length for array in arrays]
-        self._files = [
-            array[: length * train_context_length].reshape(length, train_context_length)
-            for array, length in zip(arrays, lengths, strict=True)
-        ]
-        self._starts = np.concatenate(
-            ([0], np.cumsum(lengths))
-        )  # index of each file's first sequence, and the end
         self._train_context_length, self._batch_size = train_context_length, batch_size
         self._scheme, self._seed = scheme, seed
         self._paths, self._vocabulary_size = list(paths), vocabulary_size
-        self.steps_per_epoch = int(sum(lengths)) // batch_size
+        self._files = []
+        for path in paths:
+            # A map that keeps no file open: C4 has thousands, and a process may often open 1,024.
+            num_tokens = path.stat().st_size // token_dtype.itemsize
+            dtype = getattr(torch, token_dtype.name)
+            tokens = torch.from_file(str(path), shared=False, size=num_tokens, dtype=dtype).numpy()
+            whole = num_tokens - num_tokens % train_context_length
+            self._files.append(tokens[:whole].reshape(-1, train_context_length))
+        lengths = [len(file) for file in self._files]
+        self._starts = np.cumsum([0, *lengths])  # index of each file's first sequence, and the end
+        self.steps_per_epoch = sum(lengths) // batch_size
         if self.steps_per_epoch == 0:
             raise InputError(
                 f"the training data holds {sum(lengths)} sequences of {train_context_length} tokens, but one"
                 f" step takes {batch_size}; tokenize more text or lower the batch"
             )
-        self._order_of_epoch = lru_cache(maxsize=1)(self._order)
+        self._order_of_epoch = lru_cache(maxsize=1)(
+            lambda epoch: EpochOrder(sum(lengths), [seed, _ORDER, epoch])
+        )
 
     @classmethod
     def from_config(cls, config: PretrainConfig, data: TokenizedData) -> Self:
@@ -197,9 +188,6 @@ class TrainingBatches:
             vocabulary_size=data.vocabulary_size,
         )
 
-    def _order(self, epoch: int) -> EpochOrder:
-        return EpochOrder(int(self._starts[-1]), [self._seed, _ORDER, epoch])
-
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
         epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
@@ -210,19 +198,14 @@ class TrainingBatches:
         """(token_ids_BS, position_ids_BS) of `step`, both int64.
 
         Raises:
-            InputError: one of the tokens is none of the vocabulary.
+            InputError: a token is beyond the vocabulary.
         """
         indices_B = self.sequence_indices(step)
         files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
         token_ids_BS = np.empty((self._batch_size, self._train_context_length), dtype=np.int64)
         for row, (file, index) in enumerate(zip(files_B, indices_B, strict=True)):
             token_ids_BS[row] = self._files[file][index - self._starts[file]]
-        self._refuse_foreign_tokens(token_ids_BS, files_B)
-        generator = np.random.default_rng([self._seed, _POSITIONS, step])
-        return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)
-
-    def _refuse_foreign_tokens(self, token_ids_BS: np.ndarray, files_B: np.ndarray) -> None:
-        """Here, and not in the model, where they are an index error, or on a GPU the end of its process."""
+        # Refused here: in the model it is an index error, or on a GPU the end of its process.
         largest_B = token_ids_BS.max(axis=1)
         row = int(largest_B.argmax())
         if self._vocabulary_size is not None and largest_B[row] >= self._vocabulary_size:
@@ -231,11 +214,5 @@ class TrainingBatches:
                 f" of {self._vocabulary_size}: they do not belong together; run pipeline/tokenize_c4.py again"
                 " as it was run for this folder, with --verify"
             )
-
-
-def _map_tokens(path: Path, token_dtype: np.dtype) -> np.ndarray:
-    """The file as a memory map that keeps no file open: C4 has thousands, a process may often open 1,024."""
-    num_tokens = path.stat().st_size // token_dtype.itemsize
-    return torch.from_file(
-        str(path), shared=False, size=num_tokens, dtype=getattr(torch, token_dtype.name)
-    ).numpy()
+        generator = np.random.default_rng([self._seed, _POSITIONS, step])
+        return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)

@@ -1,11 +1,8 @@
-"""A request to stop: SIGTERM or SIGUSR1, which a scheduler sends some time before it kills a job.
+"""The training loop, whatever is trained: steps, metrics, checkpoints, going on, and stopping when asked.
 
-The training loop: steps, metrics, checkpoints, going on and stopping, whatever is trained.
-
-What a step does, what is measured along the way and what a checkpoint holds is a subclass's: language models
-(pipeline/training/trainer.py) and models of synthetic tasks (pipeline/synthetic/train.py).
-
-What the training stages do alike around a run: ask whether it has finished; hold and record its folder.
+What a step does, what is measured along the way and what a checkpoint holds is a subclass's: language
+models (pipeline/training/trainer.py) and models of synthetic tasks (pipeline/synthetic/train.py). Heavy
+libraries are imported late, so that --help is quick and a request to stop is heard while they load.
 """
 
 import logging
@@ -14,48 +11,36 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
-
-import torch
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pipeline.cli import InputError
-from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
-from pipeline.results.files import FolderLock
-from pipeline.training.checkpoints import (
-    RunConfig,
-    checkpoint_folder,
-    checkpoints_of,
-    recorded_run,
-    refuse_another_run,
-)
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from pipeline.training.checkpoints import RunConfig
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
 
 logger = logging.getLogger("pipeline")
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While entered, the signals end nothing; they only make `signal_name` known."""
+    """While entered, SIGTERM and SIGUSR1, which schedulers send before they kill, only set `signal_name`."""
 
-    def __init__(self) -> None:
-        self.signal_name: str | None = None
-        """The signal that came, such as "SIGUSR1"; None as long as none did."""
-        self._handlers_before: dict[signal.Signals, Any] = {}
+    signal_name: str | None = None
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._handlers_before[number] = signal.signal(number, self._note)
+        numbers = (signal.SIGTERM, signal.SIGUSR1)
+        self._handlers_before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
@@ -76,21 +61,6 @@ def train_or_exit(train: Callable[[StopRequest], bool]) -> None:
         sys.exit(EXIT_STOPPED)
 
 
-class LoopConfig(Protocol):
-    """What the loop asks of a run's settings."""
-
-    @property
-    def eval_interval(self) -> int:
-        """Steps between measurements."""
-
-    @property
-    def save_interval(self) -> int | None:
-        """Steps between checkpoints. None: at the end only."""
-
-    def save(self, path: Path) -> None:
-        """Write them as YAML."""
-
-
 class Metrics(Protocol):
     """Where the metrics of steps go; each trainer has its own kind of file."""
 
@@ -98,32 +68,24 @@ class Metrics(Protocol):
         """Add those of one step, and show them."""
 
     def sync(self) -> None:
-        """Hand all of them to the disk, for what is saved next to stand on."""
+        """Hand all of them to the disk."""
 
 
 class TrainingLoop(ABC):
-    """One run, at `step` finished steps."""
+    """One run, at `step` finished steps of `num_steps`."""
 
     learning_rate_field: str
     """Of the configuration; named where training diverges."""
 
     def __init__(
-        self, config: LoopConfig, run_folder: Path, num_steps: int, stop_request: StopRequest
+        self, config: "RunConfig", run_folder: Path, num_steps: int, stop_request: StopRequest
     ) -> None:
-        """A run at its very start.
-
-        Args:
-            config: the run's.
-            run_folder: where its checkpoints and metrics are.
-            num_steps: of the whole run.
-            stop_request: asked in each step.
-        """
         self.step = 0
-        self._loop_config, self._run_folder = config, run_folder
+        self._run_config, self._run_folder = config, run_folder
         self._num_steps, self._stop_request = num_steps, stop_request
 
     def run(self) -> Path:
-        """Train to the end, or until a stop is requested, saving as the configuration says and then.
+        """Train to the end, or until a stop is requested, and save then and every `save_interval` steps.
 
         Returns:
             The folder of the last checkpoint. `step` says whether it is the end.
@@ -137,17 +99,21 @@ class TrainingLoop(ABC):
             while self.step < self._num_steps and not is_stopping:
                 metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
-                if self._is_due(self._loop_config.eval_interval):
+                if self._is_due(self._run_config.eval_interval):
                     metrics |= self._measure()
-                log.write(metrics)
-                if is_stopping or self._is_due(self._loop_config.save_interval):
-                    log.sync()  # a checkpoint never stands ahead of the metrics that lead to it
+                if log is not None:
+                    log.write(metrics)
+                if is_stopping or self._is_due(self._run_config.save_interval):
+                    if log is not None:
+                        log.sync()  # a checkpoint never stands ahead of the metrics that lead to it
                     self._save()
         return self.checkpoint
 
     @property
     def checkpoint(self) -> Path:
         """The folder of the checkpoint of `step`, which is there once `run` has returned."""
+        from pipeline.training.checkpoints import checkpoint_folder
+
         return checkpoint_folder(self._run_folder, self.step)
 
     @property
@@ -156,23 +122,16 @@ class TrainingLoop(ABC):
         return self.step == self._num_steps
 
     def _is_due(self, interval: int | None) -> bool:
-        """At the end, and every so many steps."""
         return self.has_finished or (interval is not None and self.step % interval == 0)
 
     def _update_weights(
-        self,
-        optimizer: torch.optim.Optimizer,
-        step: int,
-        learning_rate: float,
-        loss_nats: float,
-        gradient_norm: float,
+        self, optimizer: "Optimizer", step: int, learning_rate: float, loss_nats: float, gradient_norm: float
     ) -> None:
-        """The optimizer's step on the gradients that there are, which are spent by it.
+        """Take the optimizer's step, and clear the gradients.
 
         Raises:
-            InputError: loss or gradient are not finite.
+            InputError: loss or gradient are not finite; so no checkpoint ever holds what is not a number.
         """
-        # Asked before the optimizer's step, so that no checkpoint ever holds what is not a number.
         if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
             raise InputError(
                 f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"
@@ -184,8 +143,8 @@ class TrainingLoop(ABC):
         optimizer.zero_grad()
 
     @abstractmethod
-    def _open_metrics(self) -> AbstractContextManager[Metrics]:
-        """The metrics of the finished steps, to be gone on with."""
+    def _open_metrics(self) -> AbstractContextManager[Metrics | None]:
+        """The metrics of the finished steps, to be gone on with; None in a process that writes none."""
 
     @abstractmethod
     def _train_step(self, step: int) -> tuple[dict[str, Any], bool]:
@@ -193,7 +152,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _measure(self) -> dict[str, Any]:
-        """What is measured every `eval_interval` steps and at the end: further metrics of that step."""
+        """Further metrics, every `eval_interval` steps and at the end."""
 
     @abstractmethod
     def _save(self) -> None:
@@ -203,12 +162,14 @@ class TrainingLoop(ABC):
 _Loop = TypeVar("_Loop", bound=TrainingLoop)
 
 
-def has_finished(run_folder: Path, config: RunConfig, num_steps: int) -> bool:
-    """Whether a run has come to its end before, which is then said.
+def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
+    """Whether a run has come to its end before; if so, the log says it.
 
     Raises:
         InputError: the folder holds another run.
     """
+    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
+
     refuse_another_run(run_folder, config)
     last = checkpoints_of(run_folder).get(num_steps)
     if last is not None:
@@ -216,7 +177,7 @@ def has_finished(run_folder: Path, config: RunConfig, num_steps: int) -> bool:
     return last is not None
 
 
-def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[[], _Loop]) -> _Loop:
+def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callable[[], _Loop]) -> _Loop:
     """Make a training and run it to its end, or to a request to stop, alone in its folder.
 
     Args:
@@ -225,13 +186,21 @@ def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[
         less_memory: what the user may do where memory does not suffice.
         make: the training, at the newest checkpoint of the folder.
 
-    Returns:
-        The training, which has saved its last step.
-
     Raises:
         InputError: another program trains in the folder, or what `make` or the training refuses.
     """
-    with _alone(run_folder, config), out_of_memory_in_words(less_memory):
+    import torch
+
+    from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
+    from pipeline.results.files import FolderLock
+    from pipeline.training.checkpoints import recorded_run
+
+    with ExitStack() as stack:
+        # Of processes that train together, numbered so by torchrun and accelerate, the first does it for all.
+        if os.environ.get("RANK", "0") == "0":
+            stack.enter_context(FolderLock(run_folder, "--save-folder"))
+            stack.enter_context(recorded_run(run_folder, config))
+        stack.enter_context(out_of_memory_in_words(less_memory))
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
         # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-24). Set before
@@ -240,13 +209,3 @@ def train(run_folder: Path, config: RunConfig, less_memory: str, make: Callable[
         training = make()
         training.run()
     return training
-
-
-@contextmanager
-def _alone(run_folder: Path, config: RunConfig) -> Iterator[None]:
-    """Hold and record the run folder; of processes that train together, the first does it for all."""
-    if os.environ.get("RANK", "0") != "0":  # torchrun and accelerate both number them so
-        yield
-        return
-    with FolderLock(run_folder, "--save-folder"), recorded_run(run_folder, config):
-        yield

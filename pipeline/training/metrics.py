@@ -1,6 +1,6 @@
-"""The metrics of a run: JSON lines on disk, one a step, and a progress bar.
+"""The metrics of a run: JSON lines on disk, one a step, a progress bar, and TensorBoard or Weights & Biases.
 
-TensorBoard and Weights & Biases beside metrics.jsonl, through accelerate; neither needs a network.
+Trackers run through accelerate; neither needs a network.
 """
 
 import json
@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from accelerate import Accelerator
@@ -17,34 +16,28 @@ from pipeline.cli import InputError, progress_bar
 from pipeline.results.files import write_atomically
 from pipeline.training.config import PretrainConfig
 
+TRACKERS_FOLDER = "trackers"  # below the run folder
+
 
 class MetricsLog:
-    """Appends to `metrics.jsonl`, one object a step.
+    """Appends to `metrics.jsonl`, one object a step; pretrain.py's docstring names its keys.
 
-    Its keys: step; tokens (seen since the start); loss_nats (mean over the step's targets); where
-    answer_loss_weight is set, answer_loss_nats (mean over the planted answers alone); learning_rate;
-    gradient_norm (before clipping); tokens_per_second (of the step alone, over all devices);
-    model_flops_utilization (training.throughput); where it was measured after the step,
-    held_out_loss_nats_at_<context length> (training.held_out_loss).
+    `tokens` are counted since the start, `loss_nats` and `answer_loss_nats` are means over the step's
+    targets, `gradient_norm` is that before clipping, `tokens_per_second` of the step alone and over all
+    devices.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        step: int,
-        num_steps: int,
-        flush_interval: int,
-        track: Callable[..., object] | None = None,
+        self, path: Path, step: int, num_steps: int, flush_interval: int, track: Callable[..., object]
     ) -> None:
         """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
 
         Args:
-            path: the file; made where it is missing.
+            path: made where it is missing.
             step: finished steps.
-            num_steps: steps of the whole run.
+            num_steps: of the whole run.
             flush_interval: steps after which lines reach the disk.
-            track: called with the metrics and, as `step`, the step of each line; None: nothing is.
+            track: called with the metrics and, as `step`, the step of each line.
 
         Raises:
             InputError: the file is damaged, or lacks finished steps.
@@ -57,9 +50,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
         self._file.close()
 
@@ -67,33 +58,18 @@ class MetricsLog:
         """Add the line of one step and advance the bar."""
         self._file.write(json.dumps(metrics) + "\n")
         if metrics["step"] % self._flush_interval == 0:
-            self.flush()
+            self._file.flush()
         self._bar.set_postfix_str(
             f"loss {metrics['loss_nats']:.3f} nats, {metrics['tokens_per_second']:,.0f} tokens/s",
             refresh=False,
         )
         self._bar.update()
-        if self._track is not None:
-            self._track(metrics, step=metrics["step"])
+        self._track(metrics, step=metrics["step"])
 
-    def flush(self) -> None:
-        """Hand all lines to the file."""
+    def sync(self) -> None:
+        """Hand all lines to the disk."""
         self._file.flush()
-
-    def sync(self) -> None:
-        """Hand all lines to the disk itself, for what is saved next to stand on."""
-        self.flush()
         os.fsync(self._file.fileno())
-
-
-class NoMetrics:
-    """What stands for `MetricsLog` in the processes that write none."""
-
-    def write(self, metrics: dict[str, float]) -> None:
-        """See `MetricsLog.write`."""
-
-    def sync(self) -> None:
-        """See `MetricsLog.sync`."""
 
 
 def _keep_lines_until(path: Path, step: int) -> None:
@@ -116,9 +92,6 @@ def _keep_lines_until(path: Path, step: int) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
 
 
-FOLDER = "trackers"  # below the run folder
-
-
 def refuse_missing_trackers(config: PretrainConfig) -> None:
     """Refuse a tracker that is not installed.
 
@@ -137,5 +110,7 @@ def start_trackers(accelerator: Accelerator, config: PretrainConfig) -> None:
     # `wandb sync` sends an offline run later; compute nodes often have no network.
     os.environ.setdefault("WANDB_MODE", "offline")
     folder = Path(config.save_folder)
-    name = config.run_name or folder.resolve().name
-    accelerator.init_trackers(name, init_kwargs={"wandb": {"dir": str(folder / FOLDER)}})
+    accelerator.init_trackers(
+        config.run_name or folder.resolve().name,
+        init_kwargs={"wandb": {"dir": str(folder / TRACKERS_FOLDER)}},
+    )

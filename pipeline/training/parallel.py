@@ -1,12 +1,11 @@
-"""Each rank's own stream of random numbers, which dropout draws from: seeded, saved and restored.
-
-Ranks hold different sequences of one batch. With one stream for all, the sequences at the same place of each
-rank's share would get one mask.
-
-Models and optimizers over several ranks: replicated (DDP) or sharded (torch's FSDP2), saved whole.
+"""Several ranks: models and optimizers replicated (DDP) or sharded (torch's FSDP2), and saved whole.
 
 A checkpoint is the same whatever wrote it, so a run may go on with other ranks or another strategy. Sharding
 is called here and not through accelerate's plugin, which leaves it out on CPUs, where the tests run it.
+
+Each rank has its own stream of random numbers, which dropout draws from: ranks hold different sequences of
+one batch, and one stream for all would give one mask to the sequences at the same place of each rank's
+rows.
 """
 
 import logging
@@ -43,21 +42,12 @@ def stream_states(accelerator: Accelerator) -> list[dict[str, torch.Tensor | Non
 
 
 def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: ModelConfig, seed: int) -> None:
-    """Go on with this rank's stream where a checkpoint left it.
+    """Go on with this rank's stream where a checkpoint's train.pt, `saved`, left it.
 
-    With other ranks, or on another kind of device, there is no such stream: each rank begins one, and where
-    the model has dropout that is said, for the run then departs from the one it goes on from.
-
-    Args:
-        accelerator: of this rank.
-        saved: a checkpoint's train.pt.
-        model: whose dropout draws from the stream.
-        seed: of the run.
+    With other ranks, or on another kind of device, there is no such stream: each rank begins one. Where the
+    model has dropout the log says so: the run then departs from the one it goes on from.
     """
-    states = saved.get("random_states") or [
-        # Earlier checkpoints have the first rank's alone.
-        {"cpu": saved["cpu_random_state"], "cuda": saved["cuda_random_state"]}
-    ]
+    states = saved["random_states"]
     rank, on_gpu = accelerator.process_index, accelerator.device.type == "cuda"
     if len(states) == accelerator.num_processes and (states[0]["cuda"] is not None) == on_gpu:
         torch.set_rng_state(states[rank]["cpu"])
@@ -75,17 +65,14 @@ def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: Mo
         )  # fmt: skip
 
 
-def shard(model: OLMo, device: torch.device, num_ranks: int, mixed_precision: str) -> None:
+def shard(model: OLMo, accelerator: Accelerator) -> None:
     """Shard the parameters of `model` over all ranks, in place; each block is gathered when it is needed.
 
-    Args:
-        device: the kind of device decides how ranks talk: nccl or gloo.
-        num_ranks: of the run.
-        mixed_precision: "bf16" gathers weights in bfloat16; gradients are always summed in float32.
+    In bfloat16 runs weights are gathered in bfloat16; gradients are always summed in float32.
     """
-    mesh = init_device_mesh(device.type, (num_ranks,))
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     precision = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if mixed_precision == "bf16" else None,
+        param_dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # autocast decides, as without sharding
     )

@@ -28,8 +28,8 @@ def pose_position_ids(
 
     Each sequence is cut in two chunks, neither of them empty, at a place drawn uniformly; a skip drawn
     uniformly from 0 … target_length - S is added to the IDs of the second. The tokens stay adjacent;
-    only their IDs part. Over many draws every distance below `target_length` occurs, so a model sees
-    all of them while attending to S tokens only. With S = 4, cut 1 and skip 3: 0 4 5 6.
+    only their IDs do not. Over many draws every distance below `target_length` occurs, so a model sees
+    all of them while it attends to S tokens only. With S = 4, cut 1 and skip 3: 0 4 5 6.
 
     Args:
         num_sequences: B.
@@ -55,17 +55,8 @@ def randomized_position_ids(
     """Randomized positions (Ruoss et al. 2023, arXiv 2305.16843, section 3).
 
     Each sequence is given a subset of S of the IDs 0 … target_length - 1, every subset being as likely, in
-    ascending order. Ruoss et al. draw one subset for all sequences of a step; here each draws its own.
-    With S = 3 and target_length 8, say: 1 4 5.
-
-    Args:
-        num_sequences: B.
-        train_context_length: S, at least 1.
-        generator: the source of the subsets; B times target_length numbers are drawn.
-        target_length: position IDs stay below this number; at least S.
-
-    Returns:
-        position_ids_BS, int64, strictly increasing along S.
+    ascending order: position_ids_BS, int64. Ruoss et al. draw one subset for all sequences of a step; here
+    each draws its own. With S = 3 and target_length 8, say: 1 4 5.
     """
     assert 1 <= train_context_length <= target_length
     # The places of the S least of as many independent keys as there are IDs are a uniform random subset.
@@ -75,14 +66,13 @@ def randomized_position_ids(
 
 
 POSITION_SCHEMES = ("contiguous", "pose", "randomized")
-_WITH_TARGET_LENGTH = {"pose": pose_position_ids, "randomized": randomized_position_ids}
 
 
 def position_scheme(name: str, target_length: int | None = None) -> PositionScheme:
-    """The scheme called `name`.
+    """The scheme called `name`, one of `POSITION_SCHEMES`.
 
     Args:
-        name: one of `POSITION_SCHEMES`.
+        name: of the scheme.
         target_length: the length to generalize to in tokens, for PoSE and randomized positions; None for
             contiguous ones.
 
@@ -101,4 +91,5 @@ def position_scheme(name: str, target_length: int | None = None) -> PositionSche
         raise InputError(
             f"position_scheme '{name}' needs {name}_target_length, the length to generalize to in tokens"
         )
-    return partial(_WITH_TARGET_LENGTH[name], target_length=target_length)
+    scheme = pose_position_ids if name == "pose" else randomized_position_ids
+    return partial(scheme, target_length=target_length)

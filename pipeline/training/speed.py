@@ -1,47 +1,33 @@
-"""How much of what a device could compute the training uses: model-FLOPs utilization.
+"""How fast a training is and will be: model-FLOPs utilization, the precision that is faster, an estimate.
 
     utilization = tokens a second * FLOPs of a token / (peak FLOPs a second of a device * devices)
 
-FLOPs of a token are those a forward and a backward pass of the model need, after Chowdhery et al. 2022
-(PaLM, appendix B): 6 N + 12 L D S, with N the weights that multiply (a table that is only looked up does not
-count, one tied to the vocabulary projection does), L layers, D width and S tokens of a sequence. The second
-term is attention's, counted over all S keys though half of them are hidden, as usual; what activation
-checkpointing computes twice is not counted twice. A multiplication and an addition are two FLOPs.
-
-The precision a run asks for, the one that is faster here, and the one its checkpoint was trained in.
-
-What a run will need, before it runs: parameters, tokens, memory and hours, from its configuration alone.
-
-Assumptions, each a number below or a flag of study.py --dry-run:
-
-- a Chinchilla-optimal run sees 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556);
-- hours are FLOPs (training.throughput's 6 N + 12 L D S a token) over what the device does: its peak times a
-  model-FLOPs utilization, which is assumed and not measured;
-- memory is 18 bytes a parameter (float32 weights and gradients, AdamW's two moments, the bfloat16 copy that
-  autocast keeps) and, for each token of a micro-batch, what a backward pass keeps: in each layer 26 D + 4 F
-  bytes, D wide with an F wide SwiGLU input, and 10 bytes a logit; attention fused, nothing checkpointed.
+FLOPs of a token are those a forward and a backward pass need, after Chowdhery et al. 2022 (PaLM, appendix
+B): 6 N + 12 L D S, with N the weights that multiply (a table that is only looked up does not count, one
+tied to the vocabulary projection does), L layers, D width and S tokens of a sequence. The second term is
+attention's, counted over all S keys though half of them are hidden, as usual; what activation checkpointing
+computes twice is not counted twice. A multiplication and an addition are two FLOPs.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from olmo.config import ModelConfig
-from olmo.model import OLMo
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from pipeline.cli import InputError
 from pipeline.models.devices import supports_bfloat16
-from pipeline.training.config import PretrainConfig, counts_epochs, num_training_steps
+from pipeline.training.config import PretrainConfig, counts_epochs, model_without_weights, num_training_steps
 
 _CPU_MATRIX_SIZES, _GPU_MATRIX_SIZES = (256, 512, 1024), (1024, 4096, 8192)
 _NUM_REPETITIONS = 5
 _LONG_PRODUCT_SECONDS = 0.1
+_IN_WORDS = {"bf16": "bfloat16", "no": "float32"}
+_GIVING = {"bf16": "amp_bf16", "no": "fp32"}
+logger = logging.getLogger("pipeline")
 
 
 class Throughput:
@@ -50,55 +36,24 @@ class Throughput:
     def __init__(
         self, config: PretrainConfig, num_devices: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Count the model's FLOPs and, where `config.peak_flops` is not given, measure the device's.
+        """Count the model's FLOPs and, where `config.peak_flops` is not given, measure what `device` can do.
 
-        Args:
-            config: the run's configuration.
-            num_devices: that train together; all as fast as this one.
-            device: where the measurement runs.
-            dtype: of the run's matrix products.
+        All of the `num_devices` that train together are taken to be as fast, in products of `dtype`.
         """
-        peak_flops = config.peak_flops or measured_peak_flops(device, dtype)
         self._flops_per_token = flops_per_token(config.model, config.sequence_length)
-        self._peak_flops_of_all = peak_flops * num_devices
+        self._peak_flops_of_all = (config.peak_flops or measured_peak_flops(device, dtype)) * num_devices
 
     def utilization(self, tokens_per_second: float) -> float:
         """Model-FLOPs utilization, a fraction, at so many tokens a second over all devices."""
         return tokens_per_second * self._flops_per_token / self._peak_flops_of_all
 
 
-def num_multiplying_weights(model: nn.Module, config: ModelConfig) -> int:
-    """N: all parameters, without the embedding where it is not the vocabulary projection too."""
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if config.weight_tying:
-        return num_parameters
-    return num_parameters - (config.embedding_size or config.vocab_size) * config.d_model
-
-
 def flops_per_token(config: ModelConfig, context_length: int) -> int:
     """FLOPs of training on one token of a sequence of `context_length`; see the module's docstring."""
-    model = model_without_weights(config)
-    attention = 12 * config.n_layers * config.d_model * context_length
-    return 6 * num_multiplying_weights(model, config) + attention
-
-
-class _WithoutInitialValues(TorchFunctionMode):
-    """Leaves out drawing values for weights that have none: on "meta" that alone imports torch's compiler."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs.get("tensor", args[0] if args else None)
-        return func(*args, **kwargs)
-
-
-def model_without_weights(config: ModelConfig) -> OLMo:
-    """The model's modules and shapes, which take no memory."""
-    shapes_only = ModelConfig(**{**config.asdict(), "init_device": "meta"})
-    with _WithoutInitialValues():
-        return OLMo(shapes_only, init_params=False)
+    num_weights = sum(parameter.numel() for parameter in model_without_weights(config).parameters())
+    if not config.weight_tying:
+        num_weights -= (config.embedding_size or config.vocab_size) * config.d_model
+    return 6 * num_weights + 12 * config.n_layers * config.d_model * context_length
 
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -119,22 +74,12 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _seconds_of_product(first: torch.Tensor, second: torch.Tensor) -> float:
-    _wait_for(first.device)
+    wait = torch.cuda.synchronize if first.device.type == "cuda" else lambda device: None
+    wait(first.device)
     started = time.perf_counter()
     torch.matmul(first, second)
-    _wait_for(first.device)
+    wait(first.device)
     return time.perf_counter() - started
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-_IN_WORDS = {"bf16": "bfloat16", "no": "float32"}
-_GIVING = {"bf16": "amp_bf16", "no": "fp32"}
-
-logger = logging.getLogger("pipeline")
 
 
 @lru_cache
@@ -153,12 +98,7 @@ def faster_dtype(device: torch.device) -> torch.dtype:
 
 
 def warn_where_bfloat16_is_slow(device: torch.device, recommended: str) -> None:
-    """Say so where bfloat16 costs time and saves none.
-
-    Args:
-        device: that computes in bfloat16.
-        recommended: the setting that asks for float32, such as "precision=fp32".
-    """
+    """Say so where bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
     speedup = bfloat16_speedup(device)
     if speedup < 1:
         logger.warning(
@@ -172,10 +112,10 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
 
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16. `auto` is
     `amp_bf16` where that is faster on the device and `fp32` elsewhere; a run that goes on keeps what it had.
-    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which is said.
+    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which the log then says.
 
     Args:
-        precision: of `configuration.PRECISIONS`, or None.
+        precision: one of config.PRECISIONS, or None.
         device: where the run trains.
         saved: what the checkpoint that it goes on from was trained in; None: it starts.
 
@@ -184,37 +124,34 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
             device has.
     """
     if precision == "auto":
-        given = saved or ("bf16" if faster_dtype(device) == torch.bfloat16 else "no")
+        chosen = saved or ("bf16" if faster_dtype(device) == torch.bfloat16 else "no")
     else:
-        given = "bf16" if precision == "amp_bf16" else "no"
-    if given == "bf16" and not supports_bfloat16(device):
-        given = _without_bfloat16(device, saved)
-    if saved is not None and given != saved:
+        chosen = "bf16" if precision == "amp_bf16" else "no"
+    if chosen == "bf16" and not supports_bfloat16(device):
+        name = torch.cuda.get_device_name(device)
+        if saved == "bf16":
+            raise InputError(
+                f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer GPU,"
+                " or choose another --save-folder"
+            )
+        logger.warning("%s has no bfloat16; training in float32", name)
+        chosen = "no"
+    if saved is not None and chosen != saved:
         raise InputError(
             f"precision is {precision}, but the checkpoint was trained in {_IN_WORDS[saved]}; go on with"
             f" precision={_GIVING[saved]}, or choose another --save-folder"
         )
-    if given == "bf16":
+    if chosen == "bf16":
         warn_where_bfloat16_is_slow(device, "precision=fp32" if saved is None else "another machine")
     elif precision == "auto":
         logger.info("precision auto: training in float32")
-    return given
-
-
-def _without_bfloat16(device: torch.device, saved: str | None) -> str:
-    """float32, where no checkpoint was trained otherwise."""
-    name = torch.cuda.get_device_name(device)
-    if saved == "bf16":
-        raise InputError(
-            f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer GPU, or"
-            " choose another --save-folder"
-        )
-    logger.warning("%s has no bfloat16; training in float32", name)
-    return "no"
+    return chosen
 
 
 TOKENS_PER_PARAMETER = 20
+"""Of a Chinchilla-optimal run (Hoffmann et al. 2022, arXiv 2203.15556)."""
 _BYTES_PER_PARAMETER = 18
+"""float32 weights and gradients, AdamW's two moments, the bfloat16 copy that autocast keeps."""
 _BYTES_PER_LOGIT = 10
 
 
@@ -264,6 +201,10 @@ class Estimate:
 def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: int | None = None) -> Estimate:
     """What the run of `config` needs on one `device`.
 
+    Memory is what the parameters take and, for each token of a micro-batch, what a backward pass keeps:
+    attention fused, nothing checkpointed. Hours are FLOPs over the device's peak times its assumed
+    utilization.
+
     Args:
         config: of the run.
         device: where it runs.
@@ -277,19 +218,20 @@ def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: in
             f"max_duration '{config.max_duration}' counts epochs, and there is no data yet to count them of;"
             " give steps (1000) or tokens ('2e6T')"
         )
-    steps_per_epoch = (num_train_tokens or 0) // config.tokens_per_step
     model = model_without_weights(config.model)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    steps_per_epoch = (num_train_tokens or 0) // config.tokens_per_step
     num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
     num_tokens = num_steps * config.tokens_per_step
     flops = num_tokens * flops_per_token(config.model, config.sequence_length)
     micro_batch_tokens = config.micro_batch_size(num_ranks=1) * config.sequence_length
+    bytes_of_logits = _BYTES_PER_LOGIT * (config.model.embedding_size or config.model.vocab_size)
     return Estimate(
         num_parameters=num_parameters,
         num_tokens=num_tokens,
         num_steps=num_steps,
         memory_bytes=_BYTES_PER_PARAMETER * num_parameters
-        + micro_batch_tokens * (layer_bytes_per_token(config) + _logit_bytes_per_token(config)),
+        + micro_batch_tokens * (layer_bytes_per_token(config) + bytes_of_logits),
         flops=flops,
         seconds=flops / (device.peak_flops * device.utilization),
     )
@@ -302,7 +244,3 @@ def layer_bytes_per_token(config: PretrainConfig) -> int:
     # Two float32 inputs of norms; in bfloat16 two of projections, the queries, keys and values before and
     # after RoPE, attention's output twice; of the feed-forward layer its input, gate and product.
     return model.n_layers * (26 * model.d_model + 4 * feed_forward_width)
-
-
-def _logit_bytes_per_token(config: PretrainConfig) -> int:
-    return _BYTES_PER_LOGIT * (config.model.embedding_size or config.model.vocab_size)

@@ -1,30 +1,9 @@
-"""The loss of predicting the next token: the one place in training where the one-position shift stands.
+"""The training of a language model: OLMo's model, optimizer and scheduler, at the position IDs of a scheme.
 
-Dimension letters: B sequences, S tokens of a sequence, V vocabulary.
-
-The loss on held-out text at several context lengths, so that length generalization shows while training.
-
-A monitor and not a measurement: within a sequence a target sees whatever stands before it, so the mean is
-over contexts of every length up to the sequence's. length_losses.py measures at exactly so many tokens.
-Dimension letters: D documents, L the longest context length, W sequences, S of a sequence, V vocabulary.
-
-Attention of short sequences in bfloat16 on a processor, as plain products.
-
-torch's fused kernel is slow there, most of all backward: sequences of 64 tokens took 5 times as long as with
-plain products, of 256 tokens 1.3 to 2 times (AMD EPYC, AVX512-BF16, one thread). In float32, and above 512
-tokens, the fused kernel is the faster one. Scores are rounded to bfloat16, so that the error is some
-three times the fused kernel's: half a percent of what is gathered. `tests/benchmarks/training.py` times the
-whole step.
-
-Shapes: B sequences, H heads, S tokens, E head width.
-
-Model and optimizer of a run, put together as its configuration asks, on this rank's device.
-
-The training of a language model: OLMo's model, optimizer and scheduler on accelerate, at the position IDs
-of a scheme.
-
-ai2-olmo 0.6's own Trainer runs on CUDA only and knows no position IDs; this is its loop without what this
-project does not use. Dimension letters: B sequences, S = train_context_length tokens, V vocabulary.
+ai2-olmo 0.6's own Trainer runs on CUDA only and knows no position IDs; this is its loop on accelerate,
+without what this project does not use. Dimension letters: B sequences, S = train_context_length tokens, V
+vocabulary; of held-out text W sequences, D documents, L the longest context length; of attention H heads, E
+head width.
 """
 
 import logging
@@ -43,7 +22,7 @@ from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from olmo.config import DistributedStrategy, OptimizerType
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.optim import Optimizer
 
 from pipeline.cli import InputError, is_out_of_memory
@@ -61,7 +40,7 @@ from pipeline.training.checkpoints import (
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.loop import Metrics, StopRequest, TrainingLoop
-from pipeline.training.metrics import FOLDER, MetricsLog, NoMetrics, start_trackers
+from pipeline.training.metrics import TRACKERS_FOLDER, MetricsLog, start_trackers
 from pipeline.training.parallel import (
     gather,
     load_optimizer,
@@ -73,6 +52,8 @@ from pipeline.training.parallel import (
     whole,
 )
 from pipeline.training.speed import Throughput, mixed_precision_of
+
+logger = logging.getLogger("pipeline")
 
 _NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
@@ -87,7 +68,8 @@ def next_token_loss(
 ) -> torch.Tensor:
     """Cross-entropy in nats of each sequence's tokens but the first, computed in float32.
 
-    EOS tokens are targets like any other, as in OLMo; so are the tokens after one, in the same sequence.
+    The one place in training where the one-position shift stands. EOS tokens are targets like any other, as
+    in OLMo; so are the tokens after one, in the same sequence.
 
     Args:
         logits_BSV: what the model says at each token.
@@ -97,34 +79,35 @@ def next_token_loss(
             where none does. None: all are.
     """
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
-    targets = torch.nn.functional.pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
+    targets = pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     logits = logits_BSV.flatten(0, 1)
     if behind is not None:
-        is_asked = torch.isin(token_ids_BS.flatten(), behind) & (targets != _NO_TARGET)
-        logits, targets = logits[is_asked], targets[is_asked]
+        is_behind = torch.isin(token_ids_BS.flatten(), behind) & (targets != _NO_TARGET)
+        logits, targets = logits[is_behind], targets[is_behind]
     on_cpu = logits.device.type == "cpu"
     tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
-    pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
-    total = torch.stack([_summed(piece, piece_targets) for piece, piece_targets in pieces]).sum()
+    sums = [
+        cross_entropy(piece.float(), piece_targets, ignore_index=_NO_TARGET, reduction="sum")
+        for piece, piece_targets in zip(
+            logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True
+        )
+    ]
+    total = torch.stack(sums).sum()
     return total if reduction == "sum" else total / (targets != _NO_TARGET).sum().clamp(min=1)
 
-
-def _summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.float(), targets, ignore_index=_NO_TARGET, reduction="sum")
-
-
-logger = logging.getLogger("pipeline")
 
 LogitsAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(token_ids_WS, position_ids_1S) -> logits_WSV."""
 
 
 class HeldOutLoss:
-    """The same tokens at every context length: the first L tokens of the first D documents that have so many.
+    """The loss on held-out text at several context lengths: length generalization shows while training.
 
-    At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at position
-    IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of its sequence:
-    that of training, at contiguous positions. Documents stand in the order of their IDs, which are hashes.
+    The same tokens at every context length: the first L tokens of the first D documents that have so many.
+    At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at
+    position IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of its
+    sequence: that of training, at contiguous positions. So a target sees contexts of every length up to c,
+    and this monitors and does not measure; length_losses.py measures at exactly so many tokens.
     """
 
     def __init__(
@@ -141,7 +124,6 @@ class HeldOutLoss:
             context_lengths: in tokens; each divides the longest.
             num_documents: D; fewer are taken where fewer are long enough.
             tokens_per_batch: the most tokens in one forward pass, one sequence at least.
-
         """
         longest = max(context_lengths)
         chosen = [
@@ -159,19 +141,17 @@ class HeldOutLoss:
             logits_at: the model, in evaluation mode and without gradients.
             device: where it takes its inputs.
         """
-        return {
-            f"held_out_loss_nats_at_{length}": self._mean_loss(logits_at, device, length)
-            for length in self._context_lengths
-        }
-
-    def _mean_loss(self, logits_at: LogitsAt, device: torch.device, context_length: int) -> float:
-        token_ids_WS = self._token_ids_DL.reshape(-1, context_length).to(device)
-        position_ids_1S = torch.arange(context_length, device=device)[None]
-        sums = [
-            next_token_loss(logits_at(batch_WS, position_ids_1S), batch_WS, reduction="sum")
-            for batch_WS in token_ids_WS.split(max(1, self._tokens_per_batch // context_length))
-        ]
-        return float(torch.stack(sums).sum()) / (len(token_ids_WS) * (context_length - 1))
+        losses = {}
+        for length in self._context_lengths:
+            token_ids_WS = self._token_ids_DL.reshape(-1, length).to(device)
+            position_ids_1S = torch.arange(length, device=device)[None]
+            sums = [
+                next_token_loss(logits_at(batch_WS, position_ids_1S), batch_WS, reduction="sum")
+                for batch_WS in token_ids_WS.split(max(1, self._tokens_per_batch // length))
+            ]
+            num_targets = len(token_ids_WS) * (length - 1)
+            losses[f"held_out_loss_nats_at_{length}"] = float(torch.stack(sums).sum()) / num_targets
+        return losses
 
 
 def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss | None:
@@ -190,12 +170,19 @@ def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss
     return HeldOutLoss(documents, lengths, config.eval_num_documents, tokens_per_batch)
 
 
-_LONGEST = 512
+_LONGEST_COMPOSED = 512
 """Tokens of a sequence; beyond, its scores no longer fit the caches."""
 
 
 def compose_short_attention(model: OLMo) -> None:
-    """Let each block of `model` take the faster of the two where it attends in training."""
+    """Let each block of `model` attend by plain products where they are faster: in short bfloat16 on a CPU.
+
+    torch's fused kernel is slow there, most of all backward: sequences of 64 tokens took 5 times as long as
+    with plain products, of 256 tokens 1.3 to 2 times (AMD EPYC, AVX512-BF16, one thread). In float32, and
+    above 512 tokens, the fused kernel is the faster one. Scores are rounded to bfloat16, so that the error
+    is some three times the fused kernel's: half a percent of what is gathered.
+    `tests/benchmarks/training.py` times the whole step.
+    """
     for block in blocks_of(model):
         fused = cast("Callable[..., torch.Tensor]", block._scaled_dot_product_attention)
         block._scaled_dot_product_attention = cast("torch.nn.Module", partial(_attention, fused))
@@ -217,7 +204,7 @@ def _attention(
         query_BHSE.device.type == "cpu"
         and query_BHSE.dtype == torch.bfloat16
         and query_BHSE.shape == key_BHSE.shape
-        and query_BHSE.shape[2] <= _LONGEST
+        and query_BHSE.shape[2] <= _LONGEST_COMPOSED
         and is_causal
         and dropout_p == 0.0
     )
@@ -243,15 +230,12 @@ _BYTES_PER_WEIGHT = 16
 """Itself, its gradient and AdamW's two moments, in float32; activations come on top."""
 
 
-def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
+def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
     """Accelerate's view of ranks, devices and precision.
 
     Args:
         config: the run's configuration.
         saved_precision: what the checkpoint that the run goes on from was trained in; None: it starts.
-
-    Raises:
-        InputError: that is another precision than the configuration asks for, or the GPU cannot be used.
     """
     # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
     on_cpu = not torch.accelerator.is_available()
@@ -260,7 +244,7 @@ def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Acc
     ranks = PartialState(cpu=on_cpu)
     # One rank's measurement decides for all.
     chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
-    folder = str(Path(config.save_folder) / FOLDER)
+    folder = str(Path(config.save_folder) / TRACKERS_FOLDER)
     return Accelerator(
         mixed_precision=chosen[0],
         cpu=on_cpu,
@@ -269,12 +253,8 @@ def make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Acc
     )
 
 
-def build_model(config: PretrainConfig) -> OLMo:
-    """OLMo with its initial weights, on the CPU.
-
-    Raises:
-        InputError: it does not fit the memory.
-    """
+def _build_model(config: PretrainConfig) -> OLMo:
+    """OLMo with its initial weights, on the CPU."""
     # OLMo draws its initial weights from the global generator.
     torch.manual_seed(config.seed)
     try:
@@ -291,14 +271,10 @@ def build_model(config: PretrainConfig) -> OLMo:
     return model.train()
 
 
-def distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
+def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
     """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
 
     The parameters keep their names, so checkpoints stay OLMo's.
-
-    Raises:
-        InputError: what training keeps of each weight is more than the device has free, or blocks could not
-            be compiled.
     """
     is_sharded = accelerator.num_processes > 1 and config.distributed_strategy == DistributedStrategy.fsdp
     num_weights = sum(weight.numel() for weight in model.parameters())
@@ -310,24 +286,20 @@ def distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) ->
     )
     if config.compile is not None:
         # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
-        with refusing_failed_compilation(config):
+        with _refusing_failed_compilation(config):
             for block in blocks_of(model):
                 block.compile(**config.compile.asdict())
     if not is_sharded:
         return accelerator.prepare_model(model)
     model.to(accelerator.device)
-    shard(model, accelerator.device, accelerator.num_processes, accelerator.mixed_precision)
+    shard(model, accelerator)
     # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
     return accelerator.prepare_model(model, evaluation_mode=True)
 
 
 @contextmanager
-def refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
-    """Turn the failure of torch.compile, which may show only in the first step, into a sentence.
-
-    Raises:
-        InputError: blocks could not be compiled.
-    """
+def _refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
+    """Turn the failure of torch.compile, which may show only in the first step, into a sentence."""
     if config.compile is None:
         yield
         return
@@ -340,11 +312,11 @@ def refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
         raise InputError(f"compile: torch.compile failed ({reason}); set compile to null") from error
 
 
-def make_optimizer(config: PretrainConfig, model: OLMo) -> Optimizer:
+def _make_optimizer(config: PretrainConfig, model: OLMo) -> Optimizer:
     """OLMo's optimizer over the parameters of a model that has been distributed.
 
-    AdamW's step is one fused kernel a device, where OLMo's own variants (which record or mask the update) are
-    not asked for.
+    AdamW's step is one fused kernel a device, unless OLMo's own variants (which record or mask the update)
+    are asked for.
     """
     optimizer = build_optimizer(config, model)
     settings = config.optimizer
@@ -389,52 +361,52 @@ class Trainer(TrainingLoop):
         self._held_out_loss = held_out_loss
         self._answer_weight = config.answer_loss_weight
         saved = newest_state(self._run_folder)
-        self._accelerator = make_accelerator(
+        self._accelerator = accelerator = _make_accelerator(
             config, None if saved is None else saved["train"].get("mixed_precision")
         )
         self._num_positions = config.position_target_length or config.sequence_length
-        self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
-        self._olmo = build_model(config)
+        self._micro_batch_size = config.micro_batch_size(accelerator.num_processes)
+        self._olmo = _build_model(config)
         self._rotary = use_position_ids(self._olmo)
-        self._model = distribute(self._olmo, config, self._accelerator)
-        self._optimizer = make_optimizer(config, self._olmo)
-        dtype = torch.bfloat16 if self._accelerator.mixed_precision == "bf16" else torch.float32
-        self._throughput = Throughput(
-            config, self._accelerator.num_processes, self._accelerator.device, dtype
-        )
-        self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=self._accelerator.device)
-        seed_stream(config.seed, self._accelerator.process_index)
+        self._model = _distribute(self._olmo, config, accelerator)
+        self._optimizer = _make_optimizer(config, self._olmo)
+        dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+        self._throughput = Throughput(config, accelerator.num_processes, accelerator.device, dtype)
+        self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=accelerator.device)
+        seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
-            self._go_on_from(saved)
+            with refusing_another_state(self._run_folder):
+                self.step = saved["train"]["step"]
+                load_weights(self._olmo, saved["model"])
+                load_optimizer(self._optimizer, saved["optim"])
+                restore_stream(accelerator, saved["train"], config.model, config.seed)
 
     @contextmanager
-    def _open_metrics(self) -> Iterator[Metrics]:
+    def _open_metrics(self) -> Iterator[Metrics | None]:
         start_trackers(self._accelerator, self._config)
         if self._accelerator.is_main_process:
             path, interval = self._run_folder / METRICS_FILE, self._config.console_log_interval
-            with MetricsLog(
-                path,
-                step=self.step,
-                num_steps=self._num_steps,
-                flush_interval=interval,
-                track=self._accelerator.log,
-            ) as log:
+            with MetricsLog(path, self.step, self._num_steps, interval, self._accelerator.log) as log:
                 yield log
         else:
-            yield NoMetrics()
+            yield None
         self._accelerator.end_training()
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
-        with refusing_failed_compilation(self._config):
+        with _refusing_failed_compilation(self._config):
             rank_loss, rank_answer_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
         loss, answer_loss, share_asked = self._accelerator.reduce(
             torch.stack((rank_loss, rank_answer_loss, is_asked)), reduction="mean"
         )
-        gradient_norm = self._clip_gradients(step)
+        max_norm = self._schedule.max_grad_norm(step)
+        norm = self._accelerator.clip_grad_norm_(
+            self._model.parameters(), math.inf if max_norm is None else max_norm
+        )
+        gradient_norm = float(whole(norm))  # before clipping, over all ranks
         loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
         is_stopping = float(share_asked) > 0
@@ -451,35 +423,34 @@ class Trainer(TrainingLoop):
         }
         return metrics, is_stopping
 
-    def _clip_gradients(self, step: int) -> float:
-        """Scale the gradients down to the step's threshold; their norm before, over all ranks."""
-        max_norm = self._schedule.max_grad_norm(step)
-        norm = self._accelerator.clip_grad_norm_(
-            self._model.parameters(), math.inf if max_norm is None else max_norm
-        )
-        return float(whole(norm))
-
     def _accumulate_gradients(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward over this rank's micro-batches of the step.
+
+        Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
+        that of the whole batch.
 
         Returns:
             The mean loss of all tokens and that of planted answers, in nats; 0 where these have no weight of
             their own.
-
-        Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
-        that of the whole batch.
         """
-        micro_batches = list(self._micro_batches(step))
-        total, of_answers = (torch.zeros((), device=self._accelerator.device) for _ in range(2))
-        for index, (token_ids_BS, position_ids_BS) in enumerate(micro_batches):
-            is_last = index == len(micro_batches) - 1
+        device = self._accelerator.device
+        rank_batch_size = self._config.global_train_batch_size // self._accelerator.num_processes
+        first = self._accelerator.process_index * rank_batch_size
+        token_ids, position_ids = (
+            torch.from_numpy(array[first : first + rank_batch_size]).to(device).split(self._micro_batch_size)
+            for array in self._batch_of(step)
+        )
+        num_micro_batches = len(token_ids)
+        total, of_answers = (torch.zeros((), device=device) for _ in range(2))
+        for index, (token_ids_BS, position_ids_BS) in enumerate(zip(token_ids, position_ids, strict=True)):
+            is_last = index == num_micro_batches - 1
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
                 self._rotary.set_position_ids(position_ids_BS, self._num_positions)
                 logits_BSV = self._model(token_ids_BS).logits
-                loss = objective = next_token_loss(logits_BSV, token_ids_BS) / len(micro_batches)
+                loss = objective = next_token_loss(logits_BSV, token_ids_BS) / num_micro_batches
                 if self._answer_weight is not None:
                     answers = next_token_loss(logits_BSV, token_ids_BS, behind=self._question_ids)
-                    answers = answers / len(micro_batches)
+                    answers = answers / num_micro_batches
                     objective = loss + self._answer_weight * answers
                     of_answers += answers.detach()
                 self._accelerator.backward(objective)
@@ -487,12 +458,13 @@ class Trainer(TrainingLoop):
         return total, of_answers
 
     @torch.no_grad()
-    def held_out_losses(self) -> dict[str, float]:
+    def _measure(self) -> dict[str, float]:
         """The held-out loss at each context length, in the run's precision, without dropout.
 
         Every rank measures the same: sharded models need all ranks, and it is little beside the training.
         """
-        assert self._held_out_loss is not None
+        if self._held_out_loss is None:
+            return {}
 
         def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
             self._rotary.set_position_ids(position_ids_1S, position_ids_1S.shape[1])
@@ -500,39 +472,14 @@ class Trainer(TrainingLoop):
 
         self._model.eval()
         # Other lengths than training's would have the blocks compiled again.
-        eagerly = torch.compiler.set_stance("force_eager") if self._config.compile else nullcontext()
-        with eagerly:
+        with torch.compiler.set_stance("force_eager") if self._config.compile else nullcontext():
             losses = self._held_out_loss(logits_at, self._accelerator.device)
         self._model.train()
         return losses
 
-    def _micro_batches(self, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(token_ids_BS, position_ids_BS) of every micro-batch in this rank's share of the step."""
-        rank, device = self._accelerator.process_index, self._accelerator.device
-        share = self._config.global_train_batch_size // self._accelerator.num_processes
-        token_ids_BS, position_ids_BS = (torch.from_numpy(array) for array in self._batch_of(step))
-        for first in range(rank * share, (rank + 1) * share, self._micro_batch_size):
-            rows = slice(first, first + self._micro_batch_size)
-            yield token_ids_BS[rows].to(device), position_ids_BS[rows].to(device)
-
-    def _measure(self) -> dict[str, float]:
-        return {} if self._held_out_loss is None else self.held_out_losses()
-
     def _save(self) -> None:
         is_main = self._accelerator.is_main_process
-        state = {
-            "model": gather(self._olmo.state_dict(), is_main),
-            "optim": gather(self._optimizer.state_dict(), is_main),
-            "train": self._train_state(),
-        }
-        if is_main:
-            save_checkpoint(self._run_folder, self.step, self._config, state)
-            if self._config.save_num_unsharded_checkpoints_to_keep > 0:
-                drop_old_checkpoints(self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep)
-        self._accelerator.wait_for_everyone()
-
-    def _train_state(self) -> dict[str, Any]:
-        return {
+        train: dict[str, Any] = {
             "step": self.step,
             "tokens": self.step * self._config.tokens_per_step,
             "random_states": stream_states(self._accelerator),
@@ -542,10 +489,13 @@ class Trainer(TrainingLoop):
             "git_commit": git_commit(),
             "packages": package_versions(),
         }
-
-    def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
-        with refusing_another_state(self._run_folder):
-            self.step = saved["train"]["step"]
-            load_weights(self._olmo, saved["model"])
-            load_optimizer(self._optimizer, saved["optim"])
-            restore_stream(self._accelerator, saved["train"], self._config.model, self._config.seed)
+        state = {
+            "model": gather(self._olmo.state_dict(), is_main),
+            "optim": gather(self._optimizer.state_dict(), is_main),
+            "train": train,
+        }
+        if is_main:
+            save_checkpoint(self._run_folder, self.step, self._config, state)
+            if self._config.save_num_unsharded_checkpoints_to_keep > 0:
+                drop_old_checkpoints(self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep)
+        self._accelerator.wait_for_everyone()

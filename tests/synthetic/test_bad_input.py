@@ -31,7 +31,7 @@ MISSING = "synthetic_training.parquet is missing or damaged"
 )  # fmt: skip
 def test_a_value_is_refused_by_its_fields_name(override: str) -> None:
     field = override.partition("=")[0].removeprefix("model.")
-    with pytest.raises(InputError, match=field or "unknown configuration field"):
+    with pytest.raises(InputError, match=field):
         load_task_config(CONFIG, [override], task="copy", positions="predicted")
 
 
@@ -96,8 +96,11 @@ def without_mark(checkpoint: Path, name: str, content: object) -> None:
             ),
             "does not hold the metrics of steps 1 to 4",
         ),
-        (lambda run: (run / "config.yaml").write_bytes(b""), "config.yaml is damaged"),
-        (lambda run: (run / "config.yaml").write_bytes(bytes(range(256))), "config.yaml is damaged"),
+        (lambda run: (run / "config.yaml").write_bytes(b""), "config.yaml is (damaged|not a readable)"),
+        (
+            lambda run: (run / "config.yaml").write_bytes(bytes(range(256))),
+            "config.yaml is (damaged|not a readable)",
+        ),
         (lambda run: without_mark(run / "step4-unsharded", "model.pt", [1]), "holds a list"),
         (
             lambda run: without_mark(run / "step4-unsharded", "model.pt", {"a": torch.zeros(1)}),

@@ -88,6 +88,6 @@ def test_dropout_is_off_and_position_ids_are_contiguous(make_trainer: MakeTraine
         held_out_loss=monitor,
     )  # fmt: skip
     trainer._train_step(1)
-    first, second = trainer.held_out_losses(), trainer.held_out_losses()
+    first, second = trainer._measure(), trainer._measure()
     assert first == second
     assert trainer._model.training

@@ -1,0 +1,150 @@
+"""The settings of a run: a YAML file, overrides from the command line, and the ranges their numbers lie in.
+
+Training of language models (config.py) and of synthetic tasks (pipeline/synthetic/config.py) use it.
+OmegaConf's structured merge refuses unknown names and wrong types. A number is compared with its range
+before any data is read: None means "off" or "by default" and is not looked at, and nan lies in no range.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipeline.cli import InputError, omegaconf_sentence
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `least` to `most`."""
+
+    least: float
+    most: float = math.inf
+    leaves_least_out: bool = False
+    leaves_most_out: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        is_above = value > self.least if self.leaves_least_out else value >= self.least
+        is_below = value < self.most if self.leaves_most_out else value <= self.most
+        return is_above and is_below
+
+    def __str__(self) -> str:
+        lower = f"{'above' if self.leaves_least_out else 'at least'} {self.least}"
+        if self.most == math.inf:
+            return f"{lower} and finite" if self.leaves_most_out else lower
+        return f"{lower} and {'below' if self.leaves_most_out else 'at most'} {self.most}"
+
+
+SEED = Range(0, 2**63 - 1)  # what a result's column of seeds holds
+SHARE_BELOW_ONE = Range(0, 1, leaves_most_out=True)
+POSITIVE = Range(0, leaves_least_out=True)
+FINITE_FROM_ZERO = Range(0, leaves_most_out=True)
+LEARNING_RATE = Range(0, 1000, leaves_least_out=True)  # beyond, a step overflows
+
+Relation = tuple[Callable[[Any], bool], str]
+"""What must hold between the fields of a configuration, and the sentence where it does not."""
+
+
+def refuse_bad_numbers(config: Any, ranges: Mapping[str, Range]) -> None:
+    """Refuse a number outside of its range.
+
+    Args:
+        config: has the fields of `ranges`.
+        ranges: field -> where its number lies, or each number of its list.
+
+    Raises:
+        InputError: names the field, its value and what would be right.
+    """
+    for field, allowed in ranges.items():
+        value = attrgetter(field)(config)
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if number is not None and number not in allowed:
+                raise InputError(f"{field} is {number}; it must be {allowed}")
+
+
+def refuse_bad_relations(config: Any, relations: Sequence[Relation]) -> None:
+    """Refuse fields that do not go together, their numbers all being in range.
+
+    Raises:
+        InputError: says which, and why.
+    """
+    for holds, sentence in relations:
+        if not holds(config):
+            raise InputError(sentence.format(config))
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """What a configuration file says.
+
+    Raises:
+        InputError: there is none, or it does not hold fields.
+    """
+    try:
+        file = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise InputError(f"no configuration file {path}") from error
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        raise InputError(f"{path} is not a readable YAML file: {error}") from error
+    if not isinstance(file, DictConfig):
+        raise InputError(f"{path} does not hold the fields of a training configuration")
+    return file
+
+
+def read_overrides(overrides: Sequence[str]) -> DictConfig:
+    """What `field.subfield=value` words of a command line say.
+
+    Raises:
+        InputError: names the word that cannot be read.
+    """
+    for override in overrides:
+        if "=" not in override:
+            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
+        try:
+            OmegaConf.from_dotlist([override])
+        except (YAMLError, OmegaConfBaseException) as error:
+            raise InputError(
+                f"override '{override}' is not readable: behind '=' stands a value as YAML has it, such as"
+                " seed=1 or betas=[0.9,0.95]"
+            ) from error
+    return OmegaConf.from_dotlist(list(overrides))
+
+
+def merged_settings(path: Path, schema: DictConfig, *parts: DictConfig) -> DictConfig:
+    """The fields of `schema`, set as the parts say; later parts win.
+
+    Raises:
+        InputError: a field is unknown, or of another type; names it, and `path`, where most of them stand.
+    """
+    merged = cast(DictConfig, OmegaConf.merge(schema))
+    for part in parts:
+        for name in part:  # one by one: OmegaConf does not always name the field
+            try:
+                merged.merge_with(OmegaConf.masked_copy(part, str(name)))
+            except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
+                field = getattr(error, "full_key", None) or str(name)
+                raise InputError(f"{path}: {field}: {str(error).splitlines()[0]}") from error
+    return merged
+
+
+def settings_object(path: Path, settings: DictConfig) -> Any:
+    """The dataclass of a structured configuration, its interpolations resolved.
+
+    Raises:
+        InputError: a field is missing, or its interpolation leads nowhere.
+    """
+    try:
+        return OmegaConf.to_object(settings)
+    except OmegaConfBaseException as error:
+        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
+
+
+def plain_values(config: Any) -> dict[str, Any]:
+    """A dataclass as it is written to YAML: nested dicts and lists, enums by name."""
+    # Through YAML itself: a config in memory has tuples and enums, one that was read back has not.
+    text = OmegaConf.to_yaml(OmegaConf.structured(config))
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
