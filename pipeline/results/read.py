@@ -143,7 +143,7 @@ class Source:
     @property
     def is_export(self) -> bool:
         """Whether the file holds other models' rows too, which its column `model` distinguishes."""
-        return "model" in self.columns
+        return self.path.parent.name != f"model={self.model}"
 
     @property
     def place(self) -> str:

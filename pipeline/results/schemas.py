@@ -63,8 +63,8 @@ SELECTION_COLUMNS = [
            " document's far context as within the own one, or 'mimicry', to reproduce the prediction from"
            " the own far context; null of the own far context, and in the oldest results, where it is"
            " selection", nullable=True),
-    column("num_candidates", pa.int32(), "of earlier results: tokens that each step of the search tried, those"
-           " that a screen put first; null in all others", nullable=True),
+    column("num_candidates", pa.int32(), "of earlier results: tokens that each step of the search tried,"
+           " those that a screen put first; null in all others", nullable=True),
 ]
 JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: the one that the"
                " tokens were chosen with, or one of --judge-with; null in the oldest results, which have the"
