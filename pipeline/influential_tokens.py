@@ -70,7 +70,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 
 from pipeline.cli import (
-    InputError,
     finite_float,
     fraction,
     positive_int,
@@ -91,9 +90,7 @@ from pipeline.measuring.rules import (
     NUM_SUBSETS,
     RULES,
     SUBSTITUTE,
-    find_rule,
-    refuse_intervention,
-    refuse_subsets,
+    refuse_rules,
     studied_numbers,
 )
 from pipeline.text.folder import TokenizedData, UnigramDistribution
@@ -160,21 +157,14 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
     arguments.k = sorted(set(arguments.k))
-    smallest_far_context = int(lengths.num_far_tokens_T[0])
-    if arguments.k[-1] > smallest_far_context:
-        raise InputError(
-            f"--k {arguments.k[-1]} is more than the {smallest_far_context} far-context tokens of the first"
-            " target; choose a smaller k, a longer long context or fewer targets a chunk"
-        )
-    for rule in arguments.rules:
-        find_rule(rule)
-    refuse_intervention(arguments.rules, arguments.intervention)
-    refuse_subsets(arguments.rules, arguments.num_subsets, arguments.k[-1])
-    if arguments.num_backgrounds > 1 and arguments.intervention != BACKGROUND:
-        raise InputError(
-            f"--num-backgrounds {arguments.num_backgrounds} would change nothing: it is of --intervention"
-            " background; add that, or leave it out"
-        )
+    refuse_rules(
+        arguments.rules,
+        intervention=arguments.intervention,
+        largest_k=arguments.k[-1],
+        smallest_far_context=int(lengths.num_far_tokens_T[0]),
+        num_subsets=arguments.num_subsets,
+        num_backgrounds=arguments.num_backgrounds,
+    )
     return lengths
 
 

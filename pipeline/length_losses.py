@@ -83,12 +83,12 @@ def main(arguments: argparse.Namespace) -> None:
     context_lengths = arguments.context_lengths
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import measured_windows, own_context, read_everything
+    from pipeline.measuring.contexts import full_pass, measured_windows, own_context
     from pipeline.measuring.stage import evaluate_checkpoints
 
     def measure(loaded: "LoadedModel", chunk: "Chunk", _: "Sequence[LoadedModel]") -> "dict[str, Columns]":
         chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
-        long = read_everything(loaded.model, own_context(chunk_L, lengths)).predictions
+        long = full_pass(loaded.model, own_context(chunk_L, lengths)).predictions
         measured = [
             measured_windows(loaded.model, chunk_L, targets_T, context_length, loaded.batching, long)
             for context_length in context_lengths

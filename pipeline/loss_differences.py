@@ -105,9 +105,9 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.contexts import (
         Measurement,
+        full_pass,
         measured_in_sequence,
         own_context,
-        read_everything,
         windowed_losses,
     )
     from pipeline.measuring.far_context import FarContext
@@ -132,7 +132,7 @@ def main(arguments: argparse.Namespace) -> None:
             columns["reference_divergence"] = [0.0] * lengths.targets_per_chunk
         for other in references:
             try:
-                predictions = read_everything(other.model, sequence).predictions
+                predictions = full_pass(other.model, sequence).predictions
             except NotFiniteLossError as error:
                 error.model_name = other.name
                 raise

@@ -25,7 +25,8 @@ from pipeline import influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring import rules
 from pipeline.measuring import stage as attention_heads
-from pipeline.measuring.contexts import Batching, leave_each_out, own_context
+from pipeline.measuring.contexts import Batching, own_context
+from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES
 from pipeline.models.olmo import OLMoCausalLM

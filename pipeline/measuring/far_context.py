@@ -1,43 +1,25 @@
-"""What a token does on average over random contexts: its Banzhaf value, by sampling.
+"""One far context of a chunk, and everything a selection rule may ask about it, measured when first asked.
 
-The Banzhaf value of far token i is the mean, over all subsets of the other far tokens, of what adding i
-changes (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"). It is estimated here from N subsets,
-each token in or out by the toss of a coin, shared by all targets of a chunk and by all tokens: the mean over
-the subsets without i less the mean over those with it ("maximum sample reuse"). A choice by it cannot be
-fitted to a single context. Subsets come in pairs, one and the rest, so that every token is in half of them.
-Of subsets of one size the mean would not be the value: with i in it, one holds fewer of the others.
+Leaving out is done once for all targets together: one pass over a sequence without row r gives
+loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
+(target, token) pair. Rows before r are as they were, so they are read once and shared. Under the intervention
+`substitute` row r holds another token instead. Rules share what they need: the leave-one-out passes are run
+once, or not at all where no rule asks for them.
 
-Every target sees the tokens of a subset that lie in its own far context, and its own short context: the
-packed sequence of the null, the rows outside the subset left out, or another document's tokens in them.
-
-Shapes: L chunk, T targets, F far-context positions (of the last target), N subsets, V vocabulary, S rows.
-
-One far context of a chunk, and everything a selection rule may ask about it, measured when first asked.
-
-Several rules share what they need alike: the leave-one-out passes are run once, or not at all where no rule
-asks for them. Every pass tells losses and divergences both. A divergence is from the prediction under the
-chunk's own long context, but for `divergence_TF`.
-
-Shapes: L chunk, T targets, F far-context positions (of the last target), N contexts, K positions of a set,
-C context (K + s tokens).
-
-The intervention `background`: what is not there is another document's, and S_k is put among its tokens.
-
-The theory's own picture: all that is outside of S* is drawn from a background. What any far context gives is
+Under the intervention `background` what is not there is another document's, and S_k is put among its tokens.
+That is the theory's own picture: all outside of S* is drawn from a background. What any far context gives is
 there from the start, so that only what this document's tokens add is measured:
 
     loss(t | B)             every far token a foreign document's, the short context t's own: the baseline
-    loss(t | B with i)      one far token restored; one pass a token for all targets, as in leave-one-out
+    loss(t | B with i)      one far token restored; one pass a token for all targets
     loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 
-Of a null the restored tokens are those of a third document. Several foreign documents can be averaged over.
+Of a null the restored tokens are those of a third document. A divergence is from the prediction under the
+chunk's own long context, but for `divergence_TF`.
 
-Shapes: L chunk, T targets, F far-context positions (of the last target), N contexts, K positions of a set,
-B backgrounds.
-
-From far contexts to selections to sparse contexts, for a chunk's own far context and for its null.
-
-Shapes: L chunk, T targets, K largest k, J studied values of k, N rules times targets, B backgrounds.
+Shapes: L chunk, T targets, F far-context positions (of the last target), R removed rows, S rows, N contexts
+or subsets, K positions of a set or largest k, C context, J studied values of k, B backgrounds or sequences of
+a pass, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,20 +33,20 @@ import torch
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
-    Everything,
-    LeftOut,
+    FullPass,
     Measured,
     Measurement,
     PackedSequence,
-    far_context_only,
-    leave_each_out,
+    PassQueue,
+    Rows,
+    full_pass,
     measured_contexts,
     measured_in_foreign_context,
     measured_windows,
     null_contexts,
     own_context,
-    read_alone,
-    read_everything,
+    read_prefix,
+    read_without_context,
 )
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import find_rule
@@ -75,133 +57,9 @@ from pipeline.models.interface import (
     Predictions,
     Prefix,
     attention_mass,
-    losses_and_divergences,
+    to_device,
 )
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
-
-
-class SubsetEffects(NamedTuple):
-    """How much each far token lowers on average, float32 [T, F], nats; NaN beyond a target's far context."""
-
-    losses: np.ndarray
-    """Mean loss without the token less mean loss with it; positive = it helps."""
-    divergences: np.ndarray
-    """The same of the divergence."""
-
-    @classmethod
-    def over_subsets(
-        cls, measured_NT: Measured, kept_NF: np.ndarray, num_far_tokens_T: np.ndarray
-    ) -> "SubsetEffects":
-        """The average effects of all far tokens over the subsets."""
-        return cls(
-            *(
-                far_context_only(mean_differences(values_NT, kept_NF), num_far_tokens_T)
-                for values_NT in measured_NT
-            )
-        )
-
-
-def measured_in_subsets(
-    model: CausalLM,
-    far_token_ids_L: np.ndarray,
-    chunk_L: np.ndarray,
-    lengths: ContextLengths,
-    batching: Batching,
-    reference: Predictions,
-    kept_NF: np.ndarray,
-    background_L: np.ndarray | None = None,
-) -> Measured:
-    """Losses and divergences of every target under every subset: float32 [N, T], nats, one pass a subset.
-
-    Args:
-        far_token_ids_L: where the far tokens come from.
-        chunk_L: where short contexts and targets come from.
-        reference: what target t's predictions are compared with, at place t.
-        kept_NF: bool; whether each far position is in each subset.
-        background_L: tokens that stand where the subset has none; None: nothing stands there.
-    """
-    measured, first = [], 0
-    for sequence in null_contexts(chunk_L, far_token_ids_L, lengths):
-        targets = slice(first, first + len(sequence.target_ids_T))
-        measured.append(_measured(model, sequence, batching, reference.at(targets), kept_NF, background_L))
-        first = targets.stop
-    return Measured(*(np.concatenate(parts, axis=1) for parts in zip(*measured, strict=True)))
-
-
-def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Pairs of a random subset of the far positions and its complement, whether each is in: bool [N, F]."""
-    generator = np.random.default_rng([*seed, 3])
-    first_PF = generator.integers(2, size=(num_subsets // 2, num_far), dtype=np.int8).astype(bool)
-    return np.stack([first_PF, ~first_PF], axis=1).reshape(num_subsets, num_far)
-
-
-def mean_differences(values_NT: np.ndarray, kept_NF: np.ndarray) -> np.ndarray:
-    """Mean over the subsets without each token less the mean over those with it: float32 [T, F]."""
-    with_NF = kept_NF / kept_NF.sum(0)
-    without_NF = ~kept_NF / (~kept_NF).sum(0)
-    return (values_NT.T.astype(np.float64) @ (without_NF - with_NF)).astype(np.float32)
-
-
-def _measured(
-    model: CausalLM,
-    sequence: PackedSequence,
-    batching: Batching,
-    reference: Predictions,
-    kept_NF: np.ndarray,
-    background_L: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and divergences of the sequence's targets under every subset: float32 [N, T] each."""
-    num_far = int(sequence.num_far_tokens_T[-1])
-    results: list[list[np.ndarray]] = [[], []]
-    start = 0
-    while start < len(kept_NF):
-        num_rows = len(sequence.token_ids_S)
-        size = max(1, batching.num_sequences(model, num_rows))
-        kept_BF = kept_NF[start : start + size, :num_far]
-        with batching.halved_where_memory_runs_out(len(kept_BF), num_rows):
-            for values, result in zip(
-                _one_pass(model, sequence, reference, kept_BF, background_L), results, strict=True
-            ):
-                result.append(values)
-            start += len(kept_BF)
-    losses, divergences = (np.concatenate(parts) for parts in results)
-    return losses, divergences
-
-
-def _one_pass(
-    model: CausalLM,
-    sequence: PackedSequence,
-    reference: Predictions,
-    kept_BF: np.ndarray,
-    background_L: np.ndarray | None,
-) -> list[np.ndarray]:
-    """[B, T] each."""
-    num_rows, num_far = len(sequence.token_ids_S), kept_BF.shape[1]
-    token_ids_BS = np.tile(sequence.token_ids_S, (len(kept_BF), 1))
-    assert sequence.visible_SS is not None
-    visible_BSS = np.broadcast_to(sequence.visible_SS, (len(kept_BF), num_rows, num_rows))
-    if background_L is None:
-        is_there_BS = np.concatenate([kept_BF, np.ones((len(kept_BF), num_rows - num_far), bool)], axis=1)
-        # A row outside the subset sees itself, for it must see something, and no other row sees it.
-        visible_BSS = visible_BSS & (is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool))
-    else:
-        token_ids_BS[:, :num_far] = np.where(kept_BF, token_ids_BS[:, :num_far], background_L[:num_far])
-    num_subsets = len(kept_BF)
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array, device=model.device)
-
-    both = losses_and_divergences(
-        model,
-        on_device(token_ids_BS),
-        on_device(sequence.position_ids_S)[None],
-        on_device(np.array(visible_BSS)),
-        on_device(sequence.query_rows_T).expand(num_subsets, -1),
-        on_device(sequence.target_ids_T).expand(num_subsets, -1),
-        reference,
-    )
-    return [values_BT.cpu().numpy() for values_BT in both]
-
 
 T = TypeVar("T")
 Inspect = Callable[
@@ -213,6 +71,134 @@ _LOOKED_INTO = (
     "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
     " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
 )
+
+
+class LeaveOneOut(NamedTuple):
+    """What leaving out each far-context token does to each target. NaN beyond a target's own far context."""
+
+    influence_TF: np.ndarray
+    """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
+    divergence_TF: np.ndarray
+    """KL(reference || p(.|long without i)): float32, nats; blind to the target."""
+
+
+def leave_each_out(
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    *,
+    full: FullPass | None = None,
+    reference: Predictions | None = None,
+    substitute_ids_L: np.ndarray | None = None,
+    removed_rows_R: np.ndarray | None = None,
+) -> LeaveOneOut:
+    """Leave out every far-context token in turn; F is the far context of the last target.
+
+    Args:
+        full: the pass that leaves nothing out, where it has been run already.
+        reference: what the sequence's predictions are compared with; None: those of the full pass.
+        substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
+            nothing does.
+        removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
+            None: all.
+    """
+    full = full or full_pass(model, sequence)
+    num_far_T = sequence.num_far_tokens_T
+    rows_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
+    queue = PassQueue(model, batching, reference or full.predictions)
+    _queue_removals(queue, model, sequence, batching, full.prefix, rows_R, substitute_ids_L)
+
+    def of_all(parts: list[np.ndarray]) -> np.ndarray:
+        """From batches of [R, T] of the last few targets."""
+        values_TF = np.full((len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
+        missing = [(0, len(num_far_T) - part.shape[1]) for part in parts]
+        whole = [
+            np.pad(part, ((0, 0), (num, none)), constant_values=np.nan)
+            for part, (none, num) in zip(parts, missing, strict=True)
+        ]
+        values_TF[:, rows_R] = np.concatenate(whole).T
+        return far_context_only(values_TF, num_far_T)
+
+    losses, divergences = queue.read()
+    return LeaveOneOut(
+        of_all([part - full.losses_T[-part.shape[1] :] for part in losses]), of_all(divergences)
+    )
+
+
+def _queue_removals(
+    queue: PassQueue,
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    prefix: Prefix,
+    rows_R: np.ndarray,
+    substitute_ids_L: np.ndarray | None,
+) -> None:
+    """Queue the passes that leave each of the rows out; nothing here waits for a GPU."""
+    target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
+    while len(rows_R):
+        start = int(rows_R[0])
+        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
+        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
+        # removed one, to an eighth.
+        num_near = int((rows_R < start + num_run // 4).sum())
+        batch_R = rows_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
+        if substitute_ids_L is None:
+            rows = _rows_without(sequence, batch_R)
+        else:
+            rows = _rows_with_substitutes(sequence, batch_R, substitute_ids_L)
+        # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
+        first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
+        shape = len(batch_R), num_targets - first
+        num_done = queue.run(
+            rows._replace(query_rows_BT=rows.query_rows_BT[:, first:]),
+            target_ids_T[first:].expand(shape),
+            torch.arange(first, num_targets).expand(shape),
+            prefix.first(start) if start else None,
+        )
+        rows_R = rows_R[num_done:]
+
+
+def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:
+    """The rows after the first removed one, less one each.
+
+    Where the removed row is a target's own query row, the entry is another row's; a query row is never far
+    context, so such entries are blanked.
+    """
+    start = removed_R[0]
+    rows_1S = np.arange(start, len(sequence.token_ids_S) - 1)[None]
+    kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
+    queries_1T = sequence.query_rows_T[None]
+    # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
+    # all before `start`, save for targets whose far context the removed row is not in, and those entries are
+    # blanked: one mask for all removals, and no mask for the prefix.
+    return Rows(
+        sequence.token_ids_S[kept_RS],
+        sequence.position_ids_S[kept_RS],
+        None if sequence.visible_SS is None else sequence.visible_SS[None, 1 + start :, 1 + start :],
+        (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0),
+    )
+
+
+def _rows_with_substitutes(
+    sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray
+) -> Rows:
+    """The rows from the first substituted one on, another token in one of them each."""
+    start = rows_R[0]
+    token_ids_RS = np.tile(sequence.token_ids_S[start:], (len(rows_R), 1))
+    token_ids_RS[np.arange(len(rows_R)), rows_R - start] = substitute_ids_L[rows_R]
+    return Rows(
+        token_ids_RS,
+        sequence.position_ids_S[None, start:],
+        None if sequence.visible_SS is None else sequence.visible_SS[None, start:, start:],
+        # A query row before `start` does not see what was replaced; its entry is blanked.
+        np.tile((sequence.query_rows_T - start).clip(min=0), (len(rows_R), 1)),
+    )
+
+
+def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
+    """The values, NaN in place of those of positions beyond a target's own far context."""
+    return np.where(np.arange(values_TF.shape[1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,25 +221,28 @@ class FarContext:
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
     own: Optional["FarContext"] = None
     """The chunk's own far context, of a null; None: this is it."""
-    _known: dict[bytes, tuple[np.float32, np.float32]] = field(default_factory=dict, init=False, repr=False)
+    _measured_sets: dict[bytes, tuple[np.float32, np.float32]] = field(default_factory=dict, init=False)
     """`_set_keys` -> loss and divergence of a set that is likely to be asked for again."""
-    _told: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def once(self, measure: Callable[["FarContext"], T]) -> T:
-        """What `measure` tells of this far context, measured when it is first asked for, and then kept.
-
-        So rules of a file of their own share what they need alike.
-        """
-        if measure not in self._told:
-            self._told[measure] = measure(self)
-        return self._told[measure]
+        """`measure` of this far context, kept for the rules that share it."""
+        if measure not in self._kept:
+            self._kept[measure] = measure(self)
+        return self._kept[measure]
 
     @property
-    def fills(self) -> Sequence[np.ndarray | None]:
-        """What stands where far tokens are taken away, chunks of tokens that means are taken over; None:
-        nothing does.
+    def replacements(self) -> Sequence[np.ndarray | None]:
+        """What stands where far tokens are taken away, chunks of tokens that means are taken over.
+
+        None: nothing does.
         """
         return (None,)
+
+    @property
+    def _stand_ins(self) -> Sequence[np.ndarray | None]:
+        """The same of single tokens that are left out of the long context."""
+        return (self.substitute_ids_L,)
 
     @property
     def model(self) -> CausalLM:
@@ -271,18 +260,18 @@ class FarContext:
         return self.lengths.num_far_tokens_T
 
     @cached_property
-    def _everything(self) -> list[Everything]:
-        return [read_everything(self.model, sequence) for sequence in self.sequences]
+    def _full_passes(self) -> list[FullPass]:
+        return [full_pass(self.model, sequence) for sequence in self.sequences]
 
     @property
     def long_losses_T(self) -> np.ndarray:
         """loss(t | this far context and short), nats."""
-        return np.concatenate([part.losses_T for part in self._everything])
+        return np.concatenate([part.losses_T for part in self._full_passes])
 
     @cached_property
     def predictions(self) -> Predictions:
         """What the model predicts from this far context and the short ones."""
-        return Predictions.together([part.predictions for part in self._everything])
+        return Predictions.together([part.predictions for part in self._full_passes])
 
     @property
     def reference(self) -> Predictions:
@@ -290,36 +279,33 @@ class FarContext:
         return (self.own or self).predictions
 
     @cached_property
-    def _left_out(self) -> LeftOut:
-        parts = [
-            leave_each_out(
-                self.model,
-                sequence,
-                self.measurement.batching,
-                everything=everything,
-                substitute_ids_L=self.substitute_ids_L,
+    def _leave_one_out(self) -> LeaveOneOut:
+        batching = self.measurement.batching
+        of_stand_ins = [
+            self._of_all_targets(
+                [
+                    leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
+                    for sequence, full in zip(self.sequences, self._full_passes, strict=True)
+                ]
             )
-            for sequence, everything in zip(self.sequences, self._everything, strict=True)
+            for stand_in_L in self._stand_ins
         ]
-        return LeftOut(
-            self._all_targets([part.influence_TF for part in parts]),
-            self._all_targets([part.divergence_TF for part in parts]),
-        )
+        return LeaveOneOut(*np.mean(of_stand_ins, axis=0))
 
     @property
     def influence_TF(self) -> np.ndarray:
         """loss(t | long without i) - loss(t | long), nats."""
-        return self._left_out.influence_TF
+        return self._leave_one_out.influence_TF
 
     @property
     def divergence_TF(self) -> np.ndarray:
         """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own far context."""
-        return self._left_out.divergence_TF
+        return self._leave_one_out.divergence_TF
 
     @property
     def every_influence_TF(self) -> np.ndarray | None:
         """`influence_TF` where something has asked for the leave-one-out passes, else None."""
-        return self.influence_TF if "_left_out" in self.__dict__ else None
+        return self.influence_TF if "_leave_one_out" in self.__dict__ else None
 
     @cached_property
     def attention_TF(self) -> np.ndarray:
@@ -329,7 +315,7 @@ class FarContext:
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
         """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
-        return self.look_inside("gradient", _gate_gradients)
+        return self.look_inside("gradient", lambda model, *inputs: model.gate_gradients(*inputs))
 
     @cached_property
     def gate_information_TF(self) -> np.ndarray:
@@ -339,7 +325,10 @@ class FarContext:
         Half of it is the divergence that closing the gate makes, to second order; the first order is 0.
         """
         squares = [
-            self.look_inside("gradient_divergence", _gate_gradients, answers_T) ** 2
+            self.look_inside(
+                "gradient_divergence", lambda model, *inputs: model.gate_gradients(*inputs), answers_T
+            )
+            ** 2
             for answers_T in sampled_answers(
                 self.predictions, self.measurement.num_sampled_answers, self.measurement.seed
             )
@@ -347,26 +336,67 @@ class FarContext:
         return np.mean(squares, axis=0, dtype=np.float32)
 
     @cached_property
-    def subset_effects(self) -> SubsetEffects:
-        """What each token does on average, over random subsets of the far context."""
+    def subset_effects(self) -> Measured:
+        """How much each token lowers loss and divergence on average, over random subsets: [T, F] each.
+
+        An estimate of its Banzhaf value (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"), by
+        maximum sample reuse: the mean over the subsets without the token less the mean over those with it.
+        """
         num_far_T = self.num_far_tokens_T
         kept_NF = random_subsets(int(num_far_T[-1]), self.measurement.num_subsets, self.measurement.seed)
-        return SubsetEffects.over_subsets(self.in_subsets(kept_NF), kept_NF, num_far_T)
+        weights_NF = ~kept_NF / (~kept_NF).sum(0) - kept_NF / kept_NF.sum(0)
+        return Measured(
+            *(
+                far_context_only((values_NT.T.astype(float) @ weights_NF).astype(np.float32), num_far_T)
+                for values_NT in self.in_subsets(kept_NF)
+            )
+        )
 
     def in_subsets(self, kept_NF: np.ndarray) -> Measured:
-        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, a row a subset.
+        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, one pass a subset.
 
         Args:
             kept_NF: bool; which far positions of the last target are kept, and so of those before it.
         """
-        of_fills = [
-            measured_in_subsets(
-                self.model, self.token_ids_L, self.chunk_L, self.lengths, self.measurement.batching,
-                self.reference, kept_NF, fill_L,
-            )
-            for fill_L in self.fills
-        ]  # fmt: skip
-        return Measured(*(np.mean(values, axis=0) for values in zip(*of_fills, strict=True)))
+        return Measured.mean(
+            [
+                Measured.joined(
+                    [
+                        self._in_subsets(sequence, kept_NF, replacement_L)
+                        for sequence in null_contexts(self.chunk_L, self.token_ids_L, self.lengths)
+                    ],
+                    axis=1,
+                )
+                for replacement_L in self.replacements
+            ]
+        )
+
+    def _in_subsets(
+        self, sequence: PackedSequence, kept_NF: np.ndarray, replacement_L: np.ndarray | None
+    ) -> Measured:
+        """The same of a sequence's targets."""
+        num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
+        batching, visible_SS = self.measurement.batching, sequence.visible_SS
+        assert visible_SS is not None
+        queue, start = PassQueue(self.model, batching, self.reference), 0
+        target_ids_T = to_device(sequence.target_ids_T, self.model.device)
+        while start < len(kept_NF):
+            kept_BF = kept_NF[start : start + batching.num_sequences(self.model, num_rows), :num_far]
+            token_ids_BS = np.tile(sequence.token_ids_S, (len(kept_BF), 1))
+            if replacement_L is None:
+                is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
+                # A row outside the subset sees itself, for it must see something, and no other row sees it.
+                visible_BSS = visible_SS & (is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool))
+            else:
+                token_ids_BS[:, :num_far] = np.where(
+                    kept_BF, token_ids_BS[:, :num_far], replacement_L[:num_far]
+                )
+                visible_BSS = visible_SS[None]
+            queries_BT = np.tile(sequence.query_rows_T, (len(kept_BF), 1))
+            rows = Rows(token_ids_BS, sequence.position_ids_S[None], visible_BSS, queries_BT)
+            index_BT = torch.arange(sequence.targets.start, sequence.targets.stop).expand(queries_BT.shape)
+            start += queue.run(rows, target_ids_T.expand(queries_BT.shape), index_BT)
+        return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property
     def short(self) -> Measured:
@@ -381,15 +411,10 @@ class FarContext:
         """loss(t | short and a foreign far context) and its divergence, where there is such a thing."""
         return None
 
-    @property
-    def no_tokens(self) -> np.ndarray:
-        """Nothing chosen: int64 [T, 0]."""
-        return np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64)
-
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
-        return self.measured_additions(self.no_tokens)
+        return self.measured_additions(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
         """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
@@ -398,7 +423,7 @@ class FarContext:
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        measured = self.measure_sets(target_index_N, sets_NK, self.alone)
+        measured = self.measure_sets(target_index_N, sets_NK, self.without_context)
         of_all_TF = []
         # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
         is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
@@ -409,13 +434,13 @@ class FarContext:
             is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
         keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
         kept = [values_N[is_kept_N] for values_N in measured]
-        self._known.update(zip(keys, zip(*kept, strict=True), strict=True))
+        self._measured_sets.update(zip(keys, zip(*kept, strict=True), strict=True))
         return Measured(*of_all_TF)
 
     @cached_property
-    def alone(self) -> Prefix:
+    def without_context(self) -> Prefix:
         """Each far token as it is wherever it comes first: row i of the prefix is the token at i."""
-        return read_alone(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
+        return read_without_context(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N] each.
@@ -428,25 +453,25 @@ class FarContext:
         """
         sets_NK = np.sort(positions_NK, axis=1)
         keys = _set_keys(target_index_N, sets_NK)
-        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._known}
+        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._measured_sets}
         if row_of_unknown:
             rows = list(row_of_unknown.values())
             measured = self.measure_sets(target_index_N[rows], sets_NK[rows])
-            self._known.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
-        values_2N = np.array([self._known[key] for key in keys], dtype=np.float32).T
+            self._measured_sets.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
+        values_2N = np.array([self._measured_sets[key] for key in keys], dtype=np.float32).T
         return Measured(*values_2N)
 
     def measure_sets(
-        self, target_index_N: np.ndarray, sets_NK: np.ndarray, alone: Prefix | None = None
+        self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
     ) -> Measured:
         """`measured_with` of sets in ascending order, each computed.
 
         Args:
-            alone: where the first token of each set is looked up; None: it is read anew.
+            first_tokens: where the first token of each set is looked up; None: it is read anew.
         """
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
-        rest_NK = sets_NK if alone is None else sets_NK[:, 1:]
+        rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
         return measured_contexts(
             self.model,
             np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),
@@ -455,8 +480,8 @@ class FarContext:
             self.measurement.batching,
             self.reference,
             target_index_N,
-            prefix=alone,
-            prefix_rows_N=None if alone is None else sets_NK[:, 0],
+            first_tokens,
+            None if first_tokens is None else sets_NK[:, 0],
         )
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
@@ -476,39 +501,42 @@ class FarContext:
                 f"rule '{rule}' looks inside the model, which {type(model).__name__} does not offer;"
                 " leave it out of --rules"
             )
-        parts, num_before = [], 0
+        parts = []
         for sequence in self.sequences:
-            num_targets = len(sequence.target_ids_T)
-            of_sequence = slice(num_before, num_before + num_targets)
-            inputs = (
-                self._on_device(sequence.token_ids_S)[None],
-                self._on_device(sequence.position_ids_S)[None],
-                None if sequence.visible_SS is None else self._on_device(sequence.visible_SS)[None],
-                self._on_device(sequence.query_rows_T),
-                self._on_device(sequence.target_ids_T if answers_T is None else answers_T[of_sequence]),
-            )
+            tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
+            ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
+            inputs = tokens_1S, positions_1S, visible_1SS, queries_1T[0], to_device(ids_T, model.device)
             try:
                 values_TS = inspect(model, *inputs)
             except NotInspectableError as error:
                 raise InputError(f"{error}; leave rule '{rule}' out of --rules: {_LOOKED_INTO}") from error
             num_far_T = sequence.num_far_tokens_T
-            parts.append(far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T))
-            num_before += num_targets
-        return self._all_targets(parts)
+            parts.append((far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T),))
+        return self._of_all_targets(parts)[0]
 
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array, device=self.model.device)
+    def _of_all_targets(self, parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+        """[T, F] of all targets, of each kind of values, from sequences that hold a few targets each."""
+        num_far = self.num_far_tokens_T[-1]
+        return [
+            np.concatenate(
+                [
+                    np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan)
+                    for part in values
+                ]
+            )
+            for values in zip(*parts, strict=True)
+        ]
 
-    def _all_targets(self, parts: list[np.ndarray]) -> np.ndarray:
-        """[T, F] of all targets, from sequences that hold a few each."""
-        num_far = parts[-1].shape[1]  # the last target's far context is the longest
-        return np.concatenate(
-            [np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan) for part in parts]
-        )
 
+def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
+    """Pairs of a random subset of the far positions and its complement, whether each is in: bool [N, F].
 
-def _gate_gradients(model: InspectableLM, *inputs: Any) -> torch.Tensor:
-    return model.gate_gradients(*inputs)
+    So every token is in half of them, by the toss of a coin each. Of subsets of one size the mean would not
+    be the value: with i in it, one holds fewer of the others.
+    """
+    generator = np.random.default_rng([*seed, 3])
+    first_PF = generator.integers(2, size=(num_subsets // 2, num_far), dtype=np.int8).astype(bool)
+    return np.stack([first_PF, ~first_PF], axis=1).reshape(num_subsets, num_far)
 
 
 def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:
@@ -536,73 +564,59 @@ class FarContextInBackground(FarContext):
     """A far context whose tokens stand among those of other documents, which replace what is left out."""
 
     background_ids_BL: np.ndarray
-    """Chunks of other documents, whose tokens fill all that is left out: int64."""
+    """Chunks of other documents, whose tokens stand for all that is left out: int64."""
 
     @property
-    def fills(self) -> Sequence[np.ndarray | None]:
+    def replacements(self) -> Sequence[np.ndarray | None]:
         """Other documents' tokens."""
         return tuple(self.background_ids_BL)
 
-    @cached_property
-    def _left_out(self) -> LeftOut:
-        parts = [
-            leave_each_out(
-                self.model, sequence, self.measurement.batching,
-                everything=everything, substitute_ids_L=background_L,
-            )
-            for background_L in self.background_ids_BL
-            for sequence, everything in zip(self.sequences, self._everything, strict=True)
-        ]  # fmt: skip
-        return LeftOut(
-            self._mean_over_backgrounds([part.influence_TF for part in parts]),
-            self._mean_over_backgrounds([part.divergence_TF for part in parts]),
-        )
+    _stand_ins = replacements
 
     @cached_property
     def background(self) -> Measured:
         """loss(t | B) and its divergence: [T] each."""
-        of_backgrounds = [
-            measured_in_foreign_context(self.model, self.chunk_L, background_L, self.lengths, self.reference)
-            for background_L in self.background_ids_BL
-        ]
-        return Measured(*(np.mean(values, axis=0) for values in zip(*of_backgrounds, strict=True)))
+        return Measured.mean(
+            [
+                measured_in_foreign_context(
+                    self.model, self.chunk_L, background_L, self.lengths, self.reference
+                )
+                for background_L in self.background_ids_BL
+            ]
+        )
 
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | B with i) and its divergence: [T, F] each."""
-        losses, divergences = [], []
+        of_backgrounds = []
         for background_L in self.background_ids_BL:
-            first = 0
+            parts = []
             for sequence in null_contexts(self.chunk_L, background_L, self.lengths):
-                targets = slice(first, first + len(sequence.target_ids_T))
-                everything = read_everything(self.model, sequence)
+                full = full_pass(self.model, sequence)
                 restored = leave_each_out(
-                    self.model, sequence, self.measurement.batching, everything=everything,
-                    reference=self.reference.at(targets), substitute_ids_L=self.token_ids_L,
+                    self.model, sequence, self.measurement.batching, full=full,
+                    reference=self.reference.at(sequence.targets), substitute_ids_L=self.token_ids_L,
                 )  # fmt: skip
-                losses.append(everything.losses_T[:, None] + restored.influence_TF)
-                divergences.append(restored.divergence_TF)
-                first = targets.stop
-        return Measured(self._mean_over_backgrounds(losses), self._mean_over_backgrounds(divergences))
+                parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
+            of_backgrounds.append(self._of_all_targets(parts))
+        return Measured(*np.mean(of_backgrounds, axis=0))
 
     def measure_sets(
-        self, target_index_N: np.ndarray, sets_NK: np.ndarray, alone: Prefix | None = None
+        self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
     ) -> Measured:
-        """See `FarContext.measure_sets`; nothing is ever alone."""
-        of_backgrounds = [
-            self._restored(background_L, foreign, target_index_N, sets_NK)
-            for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)
-        ]
-        return Measured(*(np.mean(values, axis=0) for values in zip(*of_backgrounds, strict=True)))
+        """See `FarContext.measure_sets`; here a set's first token always has context."""
+        return Measured.mean(
+            [
+                self._restored(background_L, foreign, target_index_N, sets_NK)
+                for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)
+            ]
+        )
 
     @cached_property
     def _foreign_rows(self) -> list[Prefix]:
         """Each background's far tokens, read once: all targets and sets share those before a first token."""
-        far_1F = torch.arange(int(self.num_far_tokens_T[-1]), device=self.model.device)[None]
-        return [
-            self.model.read(self._on_device(background_L)[far_1F], far_1F, None, far_1F[:, -1:])[1]
-            for background_L in self.background_ids_BL
-        ]
+        num_far = int(self.num_far_tokens_T[-1])
+        return [read_prefix(self.model, background_L[:num_far]) for background_L in self.background_ids_BL]
 
     def _restored(
         self, background_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
@@ -614,8 +628,8 @@ class FarContextInBackground(FarContext):
         """
         first_N, num_rows = sets_NK[:, 0], self.lengths.long_context_length - 1
         batching = self.measurement.batching
-        measured = Measured(*(np.empty(len(sets_NK), dtype=np.float32) for _ in Measured._fields))
-        rest_N = np.argsort(first_N, kind="stable")
+        queue, rest_N = PassQueue(self.model, batching, self.reference), np.argsort(first_N, kind="stable")
+        order: list[np.ndarray] = []
         while len(rest_N):
             start = int(first_N[rest_N[0]])
             num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
@@ -626,23 +640,16 @@ class FarContextInBackground(FarContext):
             is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
             tokens_BC = np.where(is_far_BC, background_L[positions_C], self.chunk_L[positions_C])
             np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
-            of_batch = measured_contexts(
-                self.model, tokens_BC, np.tile(positions_C, (len(batch_B), 1)), self.chunk_L[targets_B],
-                batching, self.reference, index_B,
-                query_rows_N=targets_B - 1 - start, prefix=foreign.first(start) if start else None,
-            )  # fmt: skip
-            for values_N, values_B in zip(measured, of_batch, strict=True):
-                values_N[batch_B] = values_B
-            rest_N = rest_N[len(batch_B) :]
-        return measured
-
-    def _mean_over_backgrounds(self, parts: list[np.ndarray]) -> np.ndarray:
-        """[T, F], of parts for each background after another that hold a few targets each."""
-        num_parts = len(parts) // len(self.background_ids_BL)
-        of_each = [
-            self._all_targets(parts[first : first + num_parts]) for first in range(0, len(parts), num_parts)
-        ]
-        return np.mean(of_each, axis=0)
+            num_done = queue.run(
+                Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
+                self.chunk_L[targets_B, None],
+                index_B[:, None],
+                foreign.first(start) if start else None,
+            )
+            order.append(batch_B[:num_done])
+            rest_N = rest_N[num_done:]
+        place_N = np.argsort(np.concatenate(order))
+        return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
 
 
 def far_contexts(
@@ -683,7 +690,7 @@ def selected_positions(far_context: FarContext, rule: str, max_k: int, seed: Seq
 
     The same seed draws the same positions in the own far context and in its null.
     """
-    return find_rule(rule)(far_context, max_k, np.random.default_rng(seed))
+    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
 
 
 def sparse_contexts(
@@ -699,7 +706,7 @@ def sparse_contexts(
         numbers_of_rule: rule -> J numbers of tokens added to the short context, at most K.
     """
     num_targets = far_context.lengths.targets_per_chunk
-    of_rule_and_k: dict[tuple[str, int], Measured] = {}
+    of_rule_and_k: dict[tuple[str, int], np.ndarray] = {}
     for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
         # All rules at once: they often choose the same.
         rules = [rule for rule in positions_of_rule if k in numbers_of_rule[rule]]
@@ -707,12 +714,9 @@ def sparse_contexts(
             np.tile(np.arange(num_targets), len(rules)),
             np.concatenate([positions_of_rule[rule][:, :k] for rule in rules]),
         )
-        for place, rule in enumerate(rules):
-            of_rule = slice(place * num_targets, (place + 1) * num_targets)
-            of_rule_and_k[rule, k] = Measured(measured.losses[of_rule], measured.divergences[of_rule])
+        of_rules = np.reshape(measured, (2, len(rules), num_targets)).swapaxes(0, 1)
+        of_rule_and_k |= {(rule, k): values_2T for rule, values_2T in zip(rules, of_rules, strict=True)}
     return {
-        rule: Measured(
-            *(np.stack([of_rule_and_k[rule, k][field] for k in numbers], axis=1) for field in range(2))
-        )
+        rule: Measured(*np.stack([of_rule_and_k[rule, k] for k in numbers], axis=-1))
         for rule, numbers in numbers_of_rule.items()
     }

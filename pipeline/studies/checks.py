@@ -18,11 +18,9 @@ from pipeline.measuring.flags import DTYPES, ContextLengths
 from pipeline.measuring.rules import (
     DEFAULT_INTERVENTION,
     INTERVENTIONS,
-    MOST_SUBSETS,
     NUM_SUBSETS,
     find_rule,
-    refuse_intervention,
-    refuse_subsets,
+    refuse_rules,
 )
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Tokenizing, Training
 from pipeline.studies.costs import Configs, SyntheticForecast, TaskConfigs, TextForecast, data_facts
@@ -150,24 +148,14 @@ def _refuse_measuring(stage: str, evaluation: Evaluation) -> None:
     lengths = ContextLengths(short, evaluation.long_context_length, evaluation.targets_per_chunk)
     if stage != "influential_tokens":
         return
-    fewest = int(lengths.num_far_tokens_T[0])
-    if max(evaluation.k) > fewest:
-        raise InputError(f"k {max(evaluation.k)} is more than the {fewest} far tokens of the first target")
-    for rule in evaluation.rules:
-        find_rule(rule)
-    _refuse_intervention(evaluation)
-
-
-def _refuse_intervention(evaluation: Evaluation) -> None:
-    """Refuse an intervention that there is not, or that makes no sense for the rules; and odd subsets."""
-    intervention = evaluation.intervention or DEFAULT_INTERVENTION
-    if intervention not in INTERVENTIONS:
-        raise unknown_name("intervention", intervention, INTERVENTIONS)
-    refuse_intervention(evaluation.rules, intervention)
-    num_subsets = evaluation.num_subsets or NUM_SUBSETS
-    if num_subsets > MOST_SUBSETS:
-        raise InputError(f"num_subsets {num_subsets}: choose at most {MOST_SUBSETS}")
-    refuse_subsets(evaluation.rules, num_subsets, max(evaluation.k))
+    refuse_rules(
+        evaluation.rules,
+        intervention=evaluation.intervention or DEFAULT_INTERVENTION,
+        largest_k=max(evaluation.k),
+        smallest_far_context=int(lengths.num_far_tokens_T[0]),
+        num_subsets=evaluation.num_subsets or NUM_SUBSETS,
+        num_backgrounds=evaluation.num_backgrounds or 1,
+    )
 
 
 def _refuse_unknown_dtype(dtype: str | None) -> None:

@@ -30,9 +30,9 @@ def test_the_worked_example_is_a_method(
     written: dict[str, Any] = {}
     exec(code, written)  # noqa: S102
     monkeypatch.setattr(methods, name, written[name], raising=False)
-    (rule,) = re.findall(r'`_method\("(\w+)", "(\w+)"\)` in `RULES`', PAGE)
-    assert rule[0] == name
-    monkeypatch.setitem(rules.RULES, name, rules._method(*rule))
+    (row,) = re.findall(r"`(_method\(.*\))`", PAGE)
+    monkeypatch.setitem(rules.RULES, name, eval(row, vars(rules)))  # noqa: S307
+    assert rules.RULES[name].name == name
     # The token before target 10 is 7, and before target 11 it is 5. Behind a 7 stand the places 2 and 6,
     # behind a 5 the places 4 and 9, but 9 is in the short context.
     own = np.array([1, 7, 3, 5, 3, 7, 3, 2, 5, 7, 5, 1])

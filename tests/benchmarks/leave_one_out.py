@@ -49,7 +49,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 from matrix_product_peak import DTYPES, machine, peak_flops, seconds_of, use_threads
 
 from pipeline.cli import InputError, positive_int, run_stage, stage_parser
-from pipeline.measuring.contexts import Batching, leave_each_out, own_context, read_everything
+from pipeline.measuring.contexts import Batching, full_pass, own_context
+from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import keep_freed_memory
 from pipeline.models.interface import causal_visibility, target_losses
@@ -125,7 +126,7 @@ class Way:
         self.problem, self.dtype, self.note = problem, dtype, ""
         self.olmo = problem.size.model(problem.lengths.long_context_length, dtype, problem.device)
         self.lm = OLMoCausalLM(self.olmo, problem.lengths.long_context_length)
-        self.long_losses_T = read_everything(self.lm, own_context(problem.chunk_L, problem.lengths)).losses_T
+        self.long_losses_T = full_pass(self.lm, own_context(problem.chunk_L, problem.lengths)).losses_T
 
     @property
     def evaluations(self) -> float:

@@ -14,8 +14,14 @@ from naive_predictions import Stock, naive_losses, stock_olmo
 from olmo.model import OLMo
 from on_devices import on_a_gpu, on_devices
 
-from pipeline.measuring.contexts import Batching, Measurement, _queue_removals, own_context, read_everything
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.contexts import Batching, Measurement, PassQueue, full_pass, own_context
+from pipeline.measuring.far_context import (
+    FarContext,
+    _queue_removals,
+    far_contexts,
+    selected_positions,
+    sparse_contexts,
+)
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import usable_device
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
@@ -155,16 +161,15 @@ def test_no_removal_waits_for_the_gpu(
 ) -> None:
     model = model_on(device, "olmo", make_olmo, dtype)
     sequence = own_context(CHUNKS[0], LENGTHS)
-    everything = read_everything(model, sequence)
+    full = full_pass(model, sequence)
+    queue = PassQueue(model, Batching(400), full.predictions)
     rows_R = np.arange(sequence.num_far_tokens_T[-1])
     torch.cuda.set_sync_debug_mode("error")
     try:
-        queued = _queue_removals(
-            model, sequence, Batching(400), everything.prefix, everything.predictions, rows_R, None
-        )
+        _queue_removals(queue, model, sequence, Batching(400), full.prefix, rows_R, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(queued.read()[0]) > 3
+    assert len(queue.read()[0]) > 3
 
 
 @on_a_gpu

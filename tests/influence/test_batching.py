@@ -14,8 +14,8 @@ from olmo.model import OLMo
 
 from pipeline.cli import InputError
 from pipeline.measuring import contexts as batching
-from pipeline.measuring.contexts import Batching, Measurement, leave_each_out, null_contexts, own_context
-from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.contexts import Batching, Measurement, null_contexts, own_context
+from pipeline.measuring.far_context import far_contexts, leave_each_out, selected_positions, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.olmo import OLMoCausalLM
 

@@ -23,11 +23,11 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import (
     Batching,
     Measurement,
+    full_pass,
     measured_in_foreign_context,
     measured_in_sequence,
     measured_windows,
     own_context,
-    read_everything,
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
@@ -153,7 +153,7 @@ def test_leaving_one_out_is_compared_with_the_same_far_context(
 
 def test_a_foreign_far_context(implementation: tuple[Stock, CausalLM], chunks: Chunks) -> None:
     stock, lm = implementation
-    reference = read_everything(lm, own_context(chunks[0], LENGTHS)).predictions
+    reference = full_pass(lm, own_context(chunks[0], LENGTHS)).predictions
     found = measured_in_foreign_context(lm, *chunks, LENGTHS, reference)
     for index, target in enumerate(TARGETS):
         foreign = [(seen("other_document", chunks, target), range(target))]
@@ -169,7 +169,7 @@ def test_one_model_from_another(
     stock, lm = implementation
     other_stock, other_lm = witness_and_model("olmo", 9, make_olmo)
     sequence = own_context(chunks[0], LENGTHS)
-    reference = read_everything(other_lm, sequence).predictions
+    reference = full_pass(other_lm, sequence).predictions
     found = measured_in_sequence(lm, sequence, reference).divergences
     for index, target in enumerate(TARGETS):
         long = [(chunks[0], range(target))]
@@ -182,7 +182,7 @@ def test_no_divergence_from_itself_and_none_below_0(
     implementation: tuple[Stock, CausalLM], contexts: dict[str, FarContext], chunks: Chunks
 ) -> None:
     lm, sequence = implementation[1], own_context(chunks[0], LENGTHS)
-    reference = read_everything(lm, sequence).predictions
+    reference = full_pass(lm, sequence).predictions
     assert (measured_in_sequence(lm, sequence, reference).divergences == 0).all()
     # As a context of its own for each target, the long context is computed in another order.
     for index, target in enumerate(TARGETS):

@@ -9,8 +9,8 @@ from hugging_face_families import make_model
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.measuring.contexts import Batching, HeadWeights, LeftOut, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
+from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.methods import (
     attention_of_heads,
@@ -68,7 +68,7 @@ def test_planted_weights_are_found(make_olmo: Callable[..., OLMo]) -> None:
             np.where(is_far_TF, 7 + np.tensordot(weights_H, heads_HTF, axes=1), np.nan)
             for weights_H in (WEIGHTS_H, other_H)
         ]
-        context.__dict__["_left_out"] = LeftOut(*planted)
+        context.__dict__["_leave_one_out"] = LeaveOneOut(*planted)
     found = fitted_head_weights(contexts, "learned_attention")
     for found_H, planted_H in ((found.losses_H, WEIGHTS_H), (found.divergences_H, other_H)):
         assert np.corrcoef(found_H, planted_H)[0, 1] > 0.99

@@ -11,13 +11,13 @@ from olmo.model import OLMo
 
 from pipeline.measuring.contexts import (
     Batching,
-    QueuedPasses,
-    leave_each_out,
+    PassQueue,
+    full_pass,
     measured_contexts,
     null_contexts,
     own_context,
-    read_everything,
 )
+from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models import attention as log_sum_exp_attention
 from pipeline.models import attention as prefix_attention
@@ -58,10 +58,10 @@ def _predictions(lm: OLMoCausalLM, num_targets: int) -> Predictions:
 
 @pytest.fixture
 def reading_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: QueuedPasses) -> None:
+    def read(self: PassQueue) -> None:
         raise WaitedError(len(self._passes))
 
-    monkeypatch.setattr(QueuedPasses, "read", read)
+    monkeypatch.setattr(PassQueue, "read", read)
 
 
 @pytest.mark.usefixtures("reading_is_noted")
@@ -69,15 +69,13 @@ def reading_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_removal_waits_for_the_device(far_lm: OLMoCausalLM, substitute_ids_L: np.ndarray | None) -> None:
     for sequence in (own_context(CHUNKS[0], LENGTHS), *null_contexts(*CHUNKS, LENGTHS)):
         with pytest.raises(RuntimeError, match="meta"):  # reading the whole chunk is one wait
-            read_everything(far_lm, sequence)
+            full_pass(far_lm, sequence)
         num_targets = len(sequence.target_ids_T)
         tokens, positions = (torch.zeros(1, len(sequence.token_ids_S), dtype=torch.int64, device="meta"),) * 2
         _, prefix = far_lm.read(tokens, positions, None, None)
         everything = _Read(prefix, _predictions(far_lm, num_targets))
         with pytest.raises(WaitedError) as waited:
-            leave_each_out(
-                far_lm, sequence, Batching(60), everything=everything, substitute_ids_L=substitute_ids_L
-            )
+            leave_each_out(far_lm, sequence, Batching(60), full=everything, substitute_ids_L=substitute_ids_L)
         assert waited.value.args[0] > 5
 
 
@@ -107,16 +105,12 @@ def test_a_number_asked_for_within_a_pass_would_be_seen(far_lm: OLMoCausalLM) ->
 
 
 def test_the_first_number_that_is_not_finite_is_named() -> None:
-    queued = QueuedPasses()
+    queue = PassQueue(None, Batching(1), None)
     positions, queries = np.arange(30, 36)[None], np.array([[2, 5]])
     good, bad = torch.ones(2, 2), torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
-    queued.add(positions, queries, good, good)
-    queued.add(positions, queries, good, bad)
-    queued.add(positions, queries, bad, good)
+    queue._passes = [(positions, queries, values) for values in ((good, good), (good, bad), (bad, good))]
     with pytest.raises(NotFiniteLossError, match="the divergence at position 36 is inf") as error:
-        queued.read()
+        queue.read()
     assert error.value.sequence_index == 1
-    queued = QueuedPasses()
-    queued.add(positions, queries, 2 * good)
-    queued.add(positions, queries, good[:1])
-    assert [[values.tolist() for values in kind] for kind in queued.read()] == [[[[2, 2], [2, 2]], [[1, 1]]]]
+    queue._passes = [(positions, queries, (2 * good,)), (positions, queries, (good[:1],))]
+    assert [[values.tolist() for values in kind] for kind in queue.read()] == [[[[2, 2], [2, 2]], [[1, 1]]]]

@@ -11,12 +11,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from hand_made_models import exhaustive
 from olmo.model import OLMo
 
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import exhaustive
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 5

@@ -17,7 +17,7 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import RULES, RuleCosts, exhaustive, studied_numbers
+from pipeline.measuring.rules import RULES, RuleCosts, studied_numbers
 from pipeline.models.olmo import OLMoCausalLM
 
 NEEDS_CAPTUM = pytest.mark.skipif(find_spec("captum") is None, reason="captum is not installed")
@@ -39,10 +39,7 @@ def _measured(
     _ = own.predictions, own.short, own.background
     model.token_forwards = 23 if any(rule.startswith("leave_one_out") for rule in rules) else 0
     for rule in rules:
-        if rule == "exhaustive":
-            exhaustive(own, max_k)
-        else:
-            selected_positions(own, rule, max_k, seed=[0])
+        selected_positions(own, rule, max_k, seed=[0])
     return model
 
 
@@ -70,8 +67,6 @@ def _measured(
         pytest.param(["input_x_gradient"], 3, "input_x_gradient", marks=NEEDS_CAPTUM),
         pytest.param(["integrated_gradients"], 3, "integrated_gradients", marks=NEEDS_CAPTUM),
         (["gradient"], 3, "gradient"),
-        (["exhaustive"], 1, "exhaustive"),
-        (["exhaustive"], 2, "exhaustive"),
     ],
 )
 def test_token_forwards(make_olmo: Callable[..., OLMo], rules: list[str], max_k: int, dearest: str) -> None:
@@ -113,7 +108,6 @@ def test_the_formulas_by_hand() -> None:
         ("gradient", 3): 23,
         ("attention", 3): 23,
         ("nearest", 3): 0,
-        ("exhaustive", 2): (105 + 120 + 136 + 153 + 171) * (4 + 2),
     }
     assert {key: COSTS.token_forwards(*key) for key in by_hand} == by_hand
     assert COSTS.one_removal_a_pass(substitute=True) == removals + 19

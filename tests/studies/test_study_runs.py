@@ -268,7 +268,7 @@ def test_a_killed_study_takes_its_children_with_it(
     ("overrides", "sentence"),
     [
         (["evaluation.short_context_length=64"], "leaves no far context: it must be shorter than the long"),
-        (["evaluation.k=[53]"], "k 53 is more than the 52 far tokens of the first target"),
+        (["evaluation.k=[53]"], "k 53 is more than the 52 far-context tokens of the first"),
         (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
         (["evaluation.intervention=backgruond"], "did you mean 'background'"),
         (
