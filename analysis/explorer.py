@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from analysis.read import data_of
-from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
+from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import (
     NATS,
     Record,
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
-    add("--out", type=file_path, required=True, help="the page to write; one that is there is replaced")
+    add("--out", type=output_file, required=True, help="the page to write; one that is there is replaced")
     add(
         "--data",
         type=folder_path,

@@ -1,25 +1,11 @@
-"""Errors that are the user's to mend: one sentence saying what was wrong, where, and what would be right.
+"""How every program begins and ends: command line, progress, exit codes, signals, errors of one sentence.
 
-Ending when asked: Ctrl-C and SIGTERM end a program within two seconds, whatever it is doing.
-
-Python runs its own handlers between two of its instructions, so a signal waits while native code runs: a
-tokenizer that trains, a long query. A thread that the signal wakes at once ends the process where the main
-thread has not done so in time. Whoever saves first (training) sets handlers of its own, and is left alone.
-
-The ends of every program: what is no mistake of ours is one sentence on standard error and an exit code.
+`python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
+mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program within two seconds:
+Python runs its own handlers between two of its instructions, so a signal waits while native code runs (a
+tokenizer that trains, a long query); a thread that the signal wakes at once then ends the process.
 
 Only the standard library is imported here: this must run where nothing is installed.
-
-What every stage shares: its command line, its exit codes, its progress bar and its log.
-
-How every program begins: its streams made fit, signals listened to, its module imported and run.
-
-Whatever a user can mend or asked for, at any moment, imports included, is one line on standard error. Only
-the standard library is imported here: this must run where nothing is installed.
-
-The console command `sparsity`: every program as a subcommand.
-
-`sparsity query …` is `python pipeline/query.py …`, from any folder; `sparsity --help` lists the programs.
 """
 
 import argparse
@@ -36,7 +22,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,8 +32,39 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-
-_OF_PATHS = {
+PROGRAMS = (
+    "pipeline.study",
+    "pipeline.tokenize_c4",
+    "pipeline.pretrain",
+    "pipeline.loss_differences",
+    "pipeline.length_losses",
+    "pipeline.influential_tokens",
+    "analysis.run_notebooks",
+    "analysis.summary",
+    "analysis.explorer",
+    "analysis.measures",
+    "analysis.methods",
+    "analysis.planted_lengths",
+    "pipeline.explain",
+    "pipeline.query",
+    "pipeline.plant_needles",
+    "pipeline.plant_signs",
+    "pipeline.export_huggingface",
+    "pipeline.train_synthetic",
+    "pipeline.evaluate_synthetic",
+    "pipeline.found_dependencies",
+    "pipeline.sparse_functional_attention",
+)
+"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
+EXIT_BAD_INPUT = 2
+EXIT_NO_READER = (
+    141  # what a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence
+)
+SECONDS = 1.5
+"""From the signal to the end of the process, at most: many times what cleaning up takes."""
+LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
+_LONGEST_SHOWN = 40  # characters of a bad value
+_WRONG_PATHS = {
     errno.ENOENT: "does not exist",
     errno.ENOTDIR: "lies below a file, where a folder is wanted; name another path",
     errno.EEXIST: "is in the way and no folder; name another path, or move it away",
@@ -59,12 +76,14 @@ _OF_PATHS = {
     errno.EPERM: "is not yours to read or write; name another path, or have its permissions changed",
     errno.ESTALE: "has vanished from the file server; run the same command again",
     errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
+    errno.EIO: "could not be read or written: its device reports an error; check it, or name another path",
+    errno.EFBIG: "grew larger than a file may be here; raise `ulimit -f`, or name another path",
 }
 """What a path that the system refused is, and what would be right."""
-RENAMED = {"dependency_recovery": "found_dependencies", "plan_synthetic": "study"}
-"""What an earlier version called a program, its results and its notebook -> what they are called now."""
-_OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
+_MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
+Item = TypeVar("Item")
+logger = logging.getLogger("pipeline")
 
 
 class InputError(Exception):
@@ -82,15 +101,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _MEMORY_ERRORS)
 
 
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:
     """The error for a `kind` (such as "rule") called `name`, naming the nearest of `valid_names`."""
     from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong
 
-    if now := RENAMED.get(name.replace("-", "_")):
-        return InputError(f"unknown {kind} '{name}'; it is called '{now}' now")
     valid_names = sorted(valid_names)
     nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"
@@ -114,96 +131,62 @@ def os_error_sentence(error: OSError) -> str | None:
         )
     if error.errno == errno.EBADF and path is None:
         return "standard output is closed, so there is nowhere to write to; leave it open, or say > /dev/null"
-    if error.errno not in _OF_PATHS:
+    if error.errno not in _WRONG_PATHS:
         return None
-    # pyarrow names the path in its message only.
-    return f"{path} {_OF_PATHS[error.errno]}" if path else str(error)
-
-
-SECONDS = 1.5
-"""From the signal to the end of the process, at most: many times what cleaning up takes."""
-_SENTENCES = {
-    signal.SIGINT: "interrupted; run the same command again to go on",
-    signal.SIGTERM: "ended by SIGTERM; run the same command again to go on",
-}
-_is_ending = threading.Event()
-_has_ended = threading.Event()
+    if path is None and error.errno not in (errno.EIO, errno.EFBIG):
+        return str(error)  # pyarrow names the path in its message only
+    return f"{path or 'a file'} {_WRONG_PATHS[error.errno]}"
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM; like Ctrl-C it passes every `except Exception`, and `finally` cleans up."""
 
 
-def listen(program: str) -> None:
-    """From now on SIGINT and SIGTERM end this process in one sentence.
-
-    Args:
-        program: its name, as it was typed.
-    """
-    for number in _SENTENCES:
-        signal.signal(number, _raise)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_forget)
-    threading.Thread(target=_end_in_time, args=(reader, program), daemon=True).start()
-
-
-def finish() -> None:
-    """The work is done or given up; from now on signals interrupt the interpreter's own end no more."""
-    _is_ending.set()
-    _has_ended.set()
-    for number in _SENTENCES:  # the interpreter gives back to the system, at its end, all but ignored signals
-        if signal.getsignal(number) is _raise:
-            signal.signal(number, signal.SIG_IGN)
-
-
-def ending_of(interrupt: KeyboardInterrupt) -> tuple[int, str]:
-    """The exit code, 130 for SIGINT and 143 for SIGTERM as a shell has them, and the sentence."""
-    return _ending_of(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
-
-
-def _ending_of(number: signal.Signals) -> tuple[int, str]:
-    return 128 + number, _SENTENCES[number]
+_SIGNALS = {
+    signal.SIGINT: (KeyboardInterrupt, "interrupted; run the same command again to go on"),
+    signal.SIGTERM: (Terminated, "ended by SIGTERM; run the same command again to go on"),
+}
+_is_ending, _has_ended = threading.Event(), threading.Event()
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     if not _is_ending.is_set():  # a second Ctrl-C must not end the cleaning up that the first began
         _is_ending.set()
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        raise _SIGNALS[signal.Signals(number)][0]
 
 
-def _end_in_time(reader: int, program: str) -> None:
-    exit_code, sentence = _ending_of(_next_signal(reader))
-    time.sleep(SECONDS)
-    if not _has_ended.is_set():
-        # Not by sys.stderr, whose lock the main thread may hold.
-        os.write(2, f"{program}: {sentence}\n".encode(errors="backslashreplace"))
-    if "multiprocessing" in sys.modules:
-        for child in sys.modules["multiprocessing"].active_children():
-            child.kill()
-    os._exit(exit_code)
+def _listen(program: str) -> None:
+    """From now on SIGINT and SIGTERM end this process in one sentence.
 
+    Training sets handlers of its own, so that it saves first, and is left alone.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, _raise)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
-def _next_signal(reader: int) -> signal.Signals:
-    """Waits for a signal that is still ours to answer."""
-    while True:
+    def forget() -> None:  # in a forked child: its parent says when it is to end
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=forget)
+
+    def end_in_time() -> None:
         number = signal.Signals(os.read(reader, 1)[0])
-        if signal.getsignal(number) is _raise:
-            return number
+        while signal.getsignal(number) is not _raise:  # not ours to answer
+            number = signal.Signals(os.read(reader, 1)[0])
+        time.sleep(SECONDS)
+        if not _has_ended.is_set():
+            # Not by sys.stderr, whose lock the main thread may hold.
+            os.write(2, f"{program}: {_SIGNALS[number][1]}\n".encode(errors="backslashreplace"))
+        if "multiprocessing" in sys.modules:
+            for child in sys.modules["multiprocessing"].active_children():
+                child.kill()
+        os._exit(128 + number)
 
-
-def _forget() -> None:
-    """In a forked child: its parent says when it is to end."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-EXIT_BAD_INPUT = 2
-EXIT_NO_READER = 141
-"""What a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence."""
-_OURS = ("pipeline", "analysis")
+    threading.Thread(target=end_in_time, daemon=True).start()
 
 
 @contextmanager
@@ -211,7 +194,7 @@ def endings(program: str) -> Iterator[None]:
     """Turn what ends the block, where it is no mistake of ours, into one sentence and an exit code.
 
     Raises:
-        SystemExit: with that exit code; 2 for what the user can mend.
+        SystemExit: with that exit code; 2 for what the user can mend, 130 or 143 for a signal.
     """
     try:
         try:
@@ -219,11 +202,14 @@ def endings(program: str) -> Iterator[None]:
         finally:
             _flush_output()
     except KeyboardInterrupt as interrupt:
-        exit_code, said = ending_of(interrupt)
-        sys.stderr.write(f"{program}: {said}\n")
-        sys.exit(exit_code)
+        number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
+        sys.stderr.write(f"{program}: {_SIGNALS[number][1]}\n")
+        sys.exit(128 + number)
     except BrokenPipeError:
-        if not _reader_has_gone():
+        poll = select.poll()  # does nobody read standard output or error any more, as after `| head`?
+        for descriptor in (1, 2):
+            poll.register(descriptor, 0)  # errors are reported unasked
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
             raise
         sys.exit(EXIT_NO_READER)
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
@@ -240,7 +226,7 @@ def _sentence_of(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
-        return None if library in _OURS else _missing_library(library)
+        return None if library in ("pipeline", "analysis") else _missing_library(library)
     if is_out_of_memory(error):
         return (
             "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
@@ -272,21 +258,6 @@ def _flush_output() -> None:
         raise
 
 
-def _reader_has_gone() -> bool:
-    """Whether nobody reads standard output or standard error any more, as after `| head`."""
-    poll = select.poll()
-    for descriptor in (1, 2):
-        poll.register(descriptor, 0)  # errors are told unasked
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-Item = TypeVar("Item")
-LARGEST_INT = (1 << 63) - 1
-"""What a column of results, and every generator of random numbers, can hold."""
-_LONGEST_SHOWN = 40
-logger = logging.getLogger("pipeline")
-
-
 class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Keeps the docstring's own lines, and states each default."""
 
@@ -297,25 +268,14 @@ class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDe
         return super()._get_help_string(action)
 
 
-_RENAMED_FLAGS = {"--shard-index": "--task-index", "--num-shards": "--num-tasks"}
-
-
 class _Parser(argparse.ArgumentParser):
     """Refuses a command line in one sentence, without the usage before it."""
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse flags of earlier versions by their new names, then parse as argparse does."""
-        for word in sys.argv[1:] if args is None else args:
-            flag = word.partition("=")[0]
-            if flag in _RENAMED_FLAGS and _RENAMED_FLAGS[flag] in self._option_string_actions:
-                self.error(f"{flag} is called {_RENAMED_FLAGS[flag]} now")
-        return super().parse_known_args(args, namespace)
-
     def error(self, message: str) -> NoReturn:
         """Exit with code 2; argparse's own method, which it calls for whatever it refuses."""
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; --help explains every flag\n")
+        self.exit(
+            EXIT_BAD_INPUT, f"{self.prog}: error: {' '.join(message.split())}; --help explains every flag\n"
+        )
 
 
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
@@ -353,15 +313,13 @@ def progress_bar(
     from tqdm.auto import tqdm  # late, for a --help at once
 
     return tqdm(
-        items,
-        desc=description,
-        unit=f" {unit}",
-        total=total,
-        initial=initial,
-        mininterval=0.5 if sys.stderr.isatty() else 10,
-        dynamic_ncols=True,
-        smoothing=0.05,
-    )
+        items, desc=description, unit=f" {unit}", total=total, initial=initial,
+        mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True, smoothing=0.05,
+    )  # fmt: skip
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
@@ -381,39 +339,28 @@ def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
 
 
 positive_int = whole_number(1)
-"""An argparse type: a whole number of at least 1."""
 random_seed = whole_number(0)
-"""An argparse type: what every generator of random numbers takes, and a column of results holds."""
 
 
-def finite_float(text: str) -> float:
-    """An argparse type: a number, neither infinite nor nan."""
-    return _refused_unless(math.isfinite, text, "a finite number")
+def _number(wanted: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type: a finite number that `is_right`."""
+
+    def parsed(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and is_right(number)):
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is not {wanted}")
+        return number
+
+    return parsed
 
 
-def positive_float(text: str) -> float:
-    """An argparse type: a finite number above 0."""
-    return _refused_unless(lambda number: 0 < number < math.inf, text, "a finite number above 0")
-
-
-def positive_fraction(text: str) -> float:
-    """An argparse type: a number above 0, and at most 1."""
-    return _refused_unless(lambda number: 0 < number <= 1, text, "a number above 0 and at most 1")
-
-
-def fraction(text: str) -> float:
-    """An argparse type: a number from 0 to 1."""
-    return _refused_unless(lambda number: 0 <= number <= 1, text, "between 0 and 1")
-
-
-def _refused_unless(is_right: Callable[[float], bool], text: str, wanted: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan  # which no range holds
-    if not is_right(number):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not {wanted}")
-    return number
+finite_float = _number("a finite number", lambda _: True)
+positive_float = _number("a finite number above 0", lambda number: number > 0)
+positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 < number <= 1)
+fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1)
 
 
 def folder_path(text: str) -> Path:
@@ -421,6 +368,7 @@ def folder_path(text: str) -> Path:
     mode = _mode_of(text)
     if mode is not None and not stat.S_ISDIR(mode):
         raise argparse.ArgumentTypeError(f"{text} is a file, and a folder is wanted")
+    _refuse_tables(text)
     return Path(text)
 
 
@@ -430,6 +378,15 @@ def file_path(text: str) -> Path:
     if mode is not None and stat.S_ISDIR(mode):
         raise argparse.ArgumentTypeError(f"{text} is a folder, and a file is wanted")
     return Path(text)
+
+
+def output_file(text: str) -> Path:
+    """An argparse type: a file to write, replaced by a rename; no device or pipe, no table of results."""
+    path, mode = file_path(text), _mode_of(text)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise argparse.ArgumentTypeError(f"{text} is a device or a pipe, and a file is wanted")
+    _refuse_tables(text)
+    return path
 
 
 def _mode_of(path: str) -> int | None:
@@ -444,8 +401,17 @@ def _mode_of(path: str) -> int | None:
         raise argparse.ArgumentTypeError(os_error_sentence(error) or str(error)) from error
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+def _refuse_tables(text: str) -> None:
+    """Refuse a path within the tables of a results folder, which readers find whole or refuse."""
+    path = Path(text).resolve()
+    for results in path.parents:
+        is_export = (results / "exported.json").exists()
+        if not is_export and not (results / "_stages").is_dir():
+            continue
+        first, *below = path.relative_to(results).parts
+        is_table = first == "_stages" or any((results / first).glob("model=*"))
+        if is_table or (is_export and not below and first.endswith((".parquet", ".json"))):
+            raise argparse.ArgumentTypeError(f"{text} lies among the tables of {results}; name another path")
 
 
 def start(file: str) -> NoReturn:
@@ -458,36 +424,10 @@ def start(file: str) -> NoReturn:
 def prepare(program: str) -> None:
     """Make the process' streams fit for every character, and end it in a sentence when asked.
 
-    Args:
-        program: the program's name, as it was typed.
-    """
-    _use_utf8()
-    _open_closed_streams()
-    listen(program)
-
-
-def run_module(module_name: str, program: str) -> NoReturn:
-    """Import a program's module and run its `main` on the command line in `sys.argv`.
-
-    Args:
-        module_name: of a module with `parser()` and `main(arguments)`.
-        program: the program's name, as it was typed.
-    """
-    try:
-        with endings(program):
-            module = importlib.import_module(module_name)
-
-            run_stage(module.parser(), module.main)
-    finally:
-        finish()
-    sys.exit(0)
-
-
-def _use_utf8() -> None:
-    """Make every character of help, names and queries writable, and every file name readable.
-
     Where the locale says that file names are not UTF-8, Python starts once more in its UTF-8 mode, and the
-    terminal keeps its encoding. What an encoding lacks is written as a backslash and a number.
+    terminal keeps its encoding. What an encoding lacks is written as a backslash and a number. Streams that
+    were closed are filled, so that no file that is written becomes one: writing to a closed standard output
+    stays an error; what is said to a closed standard error is lost.
     """
     if sys.getfilesystemencoding() != "utf-8":
         os.environ["PYTHONUTF8"] = "1"  # of child processes
@@ -497,76 +437,56 @@ def _use_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-
-
-def _open_closed_streams() -> None:
-    """Fill the descriptors 0, 1 and 2 where they were closed, so that no file that is written becomes one.
-
-    Writing to a closed standard output stays an error; what is said to a closed standard error is lost.
-    """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)  # takes the lowest free one
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
+    _listen(program)
 
 
-COMMAND = "sparsity"
-PROGRAMS = (
-    "pipeline.study",
-    "pipeline.tokenize_c4",
-    "pipeline.pretrain",
-    "pipeline.loss_differences",
-    "pipeline.length_losses",
-    "pipeline.influential_tokens",
-    "analysis.run_notebooks",
-    "analysis.summary",
-    "analysis.explorer",
-    "analysis.measures",
-    "analysis.methods",
-    "analysis.planted_lengths",
-    "pipeline.explain",
-    "pipeline.query",
-    "pipeline.plant_needles",
-    "pipeline.plant_signs",
-    "pipeline.export_huggingface",
-    "pipeline.train_synthetic",
-    "pipeline.evaluate_synthetic",
-    "pipeline.found_dependencies",
-    "pipeline.sparse_functional_attention",
-)
-"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
+def run_module(module_name: str, program: str) -> NoReturn:
+    """Import a module, run its `main(arguments)` on the command line, and end the process.
+
+    Args:
+        module_name: of a module with `parser()` and `main(arguments)`.
+        program: the program's name, as it was typed.
+    """
+    try:
+        with endings(program):
+            module = importlib.import_module(module_name)
+            run_stage(module.parser(), module.main)
+    finally:  # from now on signals interrupt the interpreter's own end no more
+        _is_ending.set()
+        _has_ended.set()
+        for (
+            number
+        ) in _SIGNALS:  # the interpreter gives back to the system, at its end, all but ignored signals
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def main() -> NoReturn:
-    """Run the program that the first word names, on the words behind it."""
+    """The command `sparsity`: run the program that the first word names, on the words behind it."""
     words = sys.argv[1:]
-    typed = " ".join([COMMAND, *words[:1]])
+    typed = " ".join(["sparsity", *words[:1]])
+    modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
     prepare(typed)
-    with endings(COMMAND):
+    with endings("sparsity"):
         if not words or words[0] in ("-h", "--help"):
-            sys.stdout.write(listing())
-            sys.exit(0 if words else 2)
-        modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
+            sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
+            width = max(map(len, modules))
+            sys.stdout.writelines(f"  {name:{width}}  {_title(module)}\n" for name, module in modules.items())
+            sys.exit(0 if words else EXIT_BAD_INPUT)
         if words[0] not in modules:
             raise unknown_name("program", words[0], modules)
     sys.argv = [typed, *words[1:]]
     run_module(modules[words[0]], typed)
 
 
-def listing() -> str:
-    """The programs, a line each: the first line of their manual."""
-    names = [module.rpartition(".")[2] for module in PROGRAMS]
-    width = max(map(len, names))
-    lines = [
-        f"  {name:{width}}  {_first_line(module)}\n" for name, module in zip(names, PROGRAMS, strict=True)
-    ]
-    return f"usage: {COMMAND} PROGRAM …; {COMMAND} PROGRAM --help is its manual\n\n{''.join(lines)}"
-
-
-def _first_line(module: str) -> str:
-    """Read, not imported: a list is there at once."""
+def _title(module: str) -> str:
+    """The first line of a program's manual: read, not imported, so that the list is there at once."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
     manual = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    assert manual is not None
-    return manual.partition("\n")[0]
+    return (manual or "").partition("\n")[0]

@@ -42,7 +42,15 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, file_path, logger, positive_int, random_seed, stage_parser
+from pipeline.cli import (
+    InputError,
+    file_path,
+    logger,
+    output_file,
+    positive_int,
+    random_seed,
+    stage_parser,
+)
 from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.rules import EXPLAIN_KS, EXPLAIN_RULES, EXPLAIN_SHORT_CONTEXT_LENGTH, RULES, Asked
 from pipeline.results.files import refuse_folder, write_atomically
@@ -65,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
     add(
         "--out",
-        type=file_path,
+        type=output_file,
         default=Path(PAGE),
         help="the page; one that is there is replaced",
     )

@@ -46,10 +46,11 @@ from pipeline.cli import (
     positive_int,
     progress,
     stage_parser,
+    unknown_name,
     whole_number,
 )
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.planted_class import CONDITIONS, Condition, Lengths, condition_called
+from pipeline.synthetic.planted_class import CONDITIONS, Condition, Lengths
 
 if TYPE_CHECKING:
     from pipeline.synthetic.theory import FitSettings, Measurement
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
 _LONGEST, _MOST = 65_536, 1_000_000  # what is more is a slip of the hand
-_LARGEST_LEARNING_RATE = 1000.0
 _LARGEST_SEED = (1 << 31) - 1  # what the column of seeds holds
 
 
@@ -108,11 +108,21 @@ def main(arguments: argparse.Namespace) -> None:
     lengths = Lengths(
         arguments.train_context_length, arguments.local_length, tuple(arguments.length_multiples)
     )
-    conditions = {name: condition_called(name) for name in arguments.conditions}
-    _refuse_sparsity(arguments.sparsity, lengths)
-    _refuse_seeds(arguments.seeds)
-    if arguments.learning_rate > _LARGEST_LEARNING_RATE:
-        raise InputError(f"--learning-rate {arguments.learning_rate} is above {_LARGEST_LEARNING_RATE}")
+    for name in arguments.conditions:
+        if name not in CONDITIONS:
+            raise unknown_name("condition", name, CONDITIONS)
+    conditions = {name: CONDITIONS[name] for name in arguments.conditions}
+    for k in arguments.sparsity:
+        if k > lengths.local_length:
+            raise InputError(
+                f"--sparsity {k}: k tokens do not stand within --local-length {lengths.local_length}"
+            )
+        if k > _MOST_TOKENS:
+            raise InputError(
+                f"--sparsity {k}: keys and subsets grow with the k-th power; k is 1 to {_MOST_TOKENS}"
+            )
+    if len(set(arguments.seeds)) < len(arguments.seeds):
+        raise InputError(f"--seeds {' '.join(map(str, arguments.seeds))}: each seed stands once")
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.synthetic.theory import VOCABULARY_SIZE, FitSettings, fit, num_keys
 
@@ -151,23 +161,6 @@ def main(arguments: argparse.Namespace) -> None:
             _log_fit(f"{name}, k = {k}, seed {seed}", lengths, measurements)
     for output in outputs.values():
         logger.info(output.state())
-
-
-def _refuse_sparsity(sparsities: Sequence[int], lengths: Lengths) -> None:
-    for k in sparsities:
-        if k > lengths.local_length:
-            raise InputError(
-                f"--sparsity {k}: k tokens do not stand within --local-length {lengths.local_length}"
-            )
-        if k > _MOST_TOKENS:
-            raise InputError(
-                f"--sparsity {k}: keys and subsets grow with the k-th power; k is 1 to {_MOST_TOKENS}"
-            )
-
-
-def _refuse_seeds(seeds: Sequence[int]) -> None:
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {' '.join(map(str, seeds))}: each seed stands once")
 
 
 def _columns(

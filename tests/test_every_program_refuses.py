@@ -5,18 +5,27 @@ The damages are derived from each program's own parser, so a new program or flag
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline.cli import PROGRAMS, run_stage
+from pipeline.cli import (
+    PROGRAMS,
+    finite_float,
+    fraction,
+    positive_float,
+    positive_fraction,
+    run_stage,
+)
+from pipeline.measuring.flags import gibibytes
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
 NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)
 """None is a size, a count or a seed in any program."""
-FLOATS = ("finite_float", "positive_float", "positive_fraction", "fraction", "gibibytes")
+FLOATS = (finite_float, positive_float, positive_fraction, fraction, gibibytes)
 
 
 def paths(folder: Path) -> dict[str, list[str]]:
@@ -24,10 +33,15 @@ def paths(folder: Path) -> dict[str, list[str]]:
     (folder / "file").write_text("x")
     (folder / "folder").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
+    os.mkfifo(folder / "pipe")
+    (folder / "results/_stages").mkdir(parents=True)
+    (folder / "results/losses/model=a").mkdir(parents=True)
+    table = str(folder / "results/losses/new")
     anywhere = [str(folder / "file/below"), str(folder / "loop"), str(folder / "loop/below"), "", "x" * 5000]
     return {
-        "folder_path": [*anywhere, str(folder / "file")],
+        "folder_path": [*anywhere, str(folder / "file"), table],
         "file_path": [*anywhere, str(folder / "folder")],
+        "output_file": [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null", table],
     }
 
 
@@ -48,7 +62,7 @@ def damages(parser: argparse.ArgumentParser, bad_paths: dict[str, list[str]]) ->
             for path in bad_paths[kind]:
                 yield [*flag_of(action), path]
         elif action.type is not None and kind not in ("str", "_model_and_length"):
-            for number in NO_NUMBERS if kind in FLOATS else NO_WHOLE_NUMBERS:
+            for number in NO_NUMBERS if action.type in FLOATS else NO_WHOLE_NUMBERS:
                 # "=": -inf alone would be read as a flag
                 yield [f"{action.option_strings[0]}={number}"] if action.option_strings else [number]
 

@@ -14,175 +14,144 @@ import pytest
 
 from pipeline import query
 from pipeline.cli import InputError
-from pipeline.results import files as marks
-from pipeline.results.export import write_manifest
+from pipeline.results import files
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
+SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"
+
+
+def write(results: Path, model: str, losses: list[float], num_shards: int = 1, **settings: Any) -> None:
+    """Rows of one model made with these settings, the same in each shard."""
+    output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=num_shards)
+    count = len(losses)
+    columns = {
+        "document_id": ["d"] * count, "chunk_index": [0] * count, "context_length": [16] * count,
+        "num_targets": [4] * count, "mean_loss": losses,
+    }  # fmt: skip
+    for shard_index in range(num_shards):
+        output.write_shard(shard_index, {"length_losses": columns})
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     # The folder's name holds what a glob and SQL would each take for their own.
     results = tmp_path / "it's [a] folder"
-    for model, losses in {"a": [1.0, 3.0], "2": [5.0]}.items():
-        columns = {
-            "document_id": [f"document {index}" for index in range(len(losses))],
-            "chunk_index": [0] * len(losses),
-            "context_length": [16] * len(losses),
-            "num_targets": [4] * len(losses),
-            "mean_loss": losses,
-        }
-        output = StageOutput(results, "length_losses", model, settings={}, inputs={}, num_shards=1)
-        output.write_shard(0, {"length_losses": columns})
+    write(results, "a", [1.0, 3.0])
+    write(results, "2", [5.0])
     return results
 
 
-def test_models_are_a_column_of_text(results: Path) -> None:
+def test_models_are_a_column_of_text_and_other_files_are_joined(results: Path, tmp_path: Path) -> None:
     sql = "SELECT model, avg(mean_loss) AS loss FROM length_losses GROUP BY model ORDER BY model"
     names, rows = query.run_query(query.connect(results), sql, max_rows=9)
     assert (names, rows) == (["model", "loss"], [("2", 5.0), ("a", 2.0)])
+    other = tmp_path / "other.parquet"
+    query.export(query.connect(results), sql, "parquet", other)
+    joined = f"SELECT count(*) FROM length_losses JOIN '{other}' USING (model)"
+    assert query.run_query(query.connect(results), joined, 9)[1] == [(3,)]
 
 
 def test_views_are_listed_with_rows_and_columns(results: Path) -> None:
-    names, ((view, num_rows, columns),) = query.views(query.connect(results))
-    assert names == ["view", "rows", "columns"]
-    assert (view, num_rows) == ("length_losses", 3)
-    assert (
-        columns == "document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence, model"
-    )
+    columns = "document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence, model"
+    assert query.views(query.connect(results)) == (
+        ["view", "rows", "columns"], [("length_losses", 3, columns)]
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("sql", "sentence"),
-    [
-        ("SELECT * FROM influences", "no results 'influences' in this folder; it holds length_losses$"),
-        ("SELECT * FROM length_loses", "unknown view 'length_loses'; did you mean 'length_losses'"),
-        ("SELECT loss FROM length_losses", "unknown column 'loss'; did you mean 'mean_loss'"),
-        ('SELECT 1 FROM length_losses WHERE model = "a"', "column 'a'; .*; text stands in single quotes$"),
-        ("SELECT avgg(mean_loss) FROM length_losses", 'avgg does not exist! Did you mean "avg"'),
-        (
-            "SELECT sum(model) FROM length_losses",
-            r"'sum\(VARCHAR\)'. You might need to add explicit type casts.$",
-        ),
-        ("SELECT 'x'::INT", "^Could not convert string 'x' to INT32$"),
-        ("SELEC 1", 'syntax error at or near "SELEC"'),
-        ("-- nothing", "the SQL is empty"),
-    ],
-)
-def test_wrong_sql_is_one_sentence(results: Path, sql: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence) as error:
-        query.run_query(query.connect(results), sql, max_rows=9)
-    assert "\n" not in str(error.value)
-    assert "LINE" not in str(error.value)
+NO_QUERIES = [
+    ("SELECT 1 FROM length_loses", 'does not exist! Did you mean "length_losses"'),
+    ("SELECT loss FROM length_losses", 'column "loss" not found in FROM clause! Candidate'),
+    ("SELECT avgg(mean_loss) FROM length_losses", 'avgg does not exist! Did you mean "avg"'),
+    ("SELECT sum(model) FROM length_losses", r"'sum\(VARCHAR\)'. You might need to .* casts.$"),
+    ("SELECT 'x'::INT", "Could not convert string 'x' to INT32$"),
+    ("SELEC 1", 'syntax error at or near "SELEC"'),
+    ("-- nothing", "the SQL is empty"),
+    ("FROM query_table('length' || '_losses')", "the query is not seen to read length_losses"),
+    ("SELECT 1; SELECT 2", "the SQL has 2 statements; give one query"),
+    ("PIVOT length_losses ON model USING sum(mean_loss)", "write the values of PIVOT out"),
+    ("SELECT * FROM 'http://127.0.0.1/a.parquet'", "requires the extension httpfs"),
+    *((sql, "the SQL is no query but [A-Z]+; only a SELECT is run here") for sql in (
+        "COPY length_losses TO 'written.csv'", "ATTACH 'written.db'", "EXPORT DATABASE 'written'",
+        "INSTALL httpfs", "SET threads = 1", "CREATE TABLE t AS SELECT 1", "CALL pragma_version()",
+        "EXPLAIN ANALYZE COPY length_losses TO 'written.csv'",
+    )),
+]  # fmt: skip
 
 
-def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no results"):
-        query.connect(tmp_path)
-
-
-def write(results: Path, model: str, **settings: Any) -> Path:
-    """Ten rows of one model made with these settings, in two shards; returns the second's file."""
-    output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=2)
-    columns = {
-        "document_id": ["d"] * 5, "chunk_index": [0] * 5, "context_length": [16] * 5,
-        "num_targets": [4] * 5, "mean_loss": [1.0] * 5,
-    }  # fmt: skip
-    for shard_index in range(2):
-        output.write_shard(shard_index, {"length_losses": columns})
-    return results / "length_losses" / f"model={model}" / "00001-of-00002.parquet"
+@pytest.mark.parametrize(("sql", "sentence"), NO_QUERIES, ids=[sql for sql, _ in NO_QUERIES])
+def test_what_is_no_query_is_one_sentence_and_writes_nothing(
+    results: Path, sql: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for run in (
+        lambda connection: query.run_query(connection, sql, max_rows=9),
+        lambda connection: query.export(connection, sql, "csv", tmp_path / "out.csv"),
+    ):
+        with pytest.raises(InputError, match=sentence) as error:
+            run(query.connect(results, sql))
+        assert "\n" not in str(error.value) and "LINE" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_models_measured_in_two_ways_are_refused_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, "a", targets_per_chunk=16, context_lengths=[8], dtype="float32")
-    write(tmp_path, "b", targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
+    write(tmp_path, "a", [1.0], targets_per_chunk=16, context_lengths=[8], dtype="float32")
+    write(tmp_path, "b", [1.0], targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
     sql = "SELECT count(*) FROM length_losses"
     named = (
-        "alike: targets_per_chunk is 16 in model=a/00000-of-00002.parquet and 32 in model=b/00000.*parquet;"
+        "alike: targets_per_chunk is 16 in model=a/00000-of-00001.parquet and 32 in model=b/00000.*parquet;"
     )
     with pytest.raises(InputError, match=named):
         query.connect(tmp_path, sql)
     connection = query.connect(tmp_path, sql, allow_mixed=True)
     assert "targets_per_chunk is 16 in model=a" in caplog.text
-    assert query.run_query(connection, sql, 9)[1] == [(20,)]
+    assert query.run_query(connection, sql, 9)[1] == [(2,)]
     query.connect(tmp_path, "SELECT 1")  # a query that does not read them
-
-
-def test_files_of_two_configurations_or_versions_of_one_model_are_refused_by_name(tmp_path: Path) -> None:
-    other = write(tmp_path / "other", "a", seed=1)
-    ours = write(tmp_path / "ours", "a", seed=0)
-    shutil.copy(other, ours)
-    with pytest.raises(InputError, match=r"00001-of-00002.parquet was written by another run, .* seed was 1"):
-        query.connect(tmp_path / "ours")
-    shutil.rmtree(tmp_path / "ours" / "_stages")  # nothing but the files themselves can tell
-    write_manifest(tmp_path / "ours")
-    with pytest.raises(InputError, match=r"seed is 0 in model=a/00000-of-.* and 1 in model=a/00001-of"):
-        query.connect(tmp_path / "ours")
-    table = pq.read_table(write(tmp_path / "old", "a"))
-    older = table.schema.metadata | {b"schema_version": b"0"}
-    pq.write_table(table.replace_schema_metadata(older), tmp_path / "old/length_losses/model=a/old.parquet")
-    with pytest.raises(InputError, match=r"model=a/old.parquet is none of the 2 shards of model 'a'"):
-        query.connect(tmp_path / "old")
-    shutil.rmtree(tmp_path / "old" / "_stages")
-    write_manifest(tmp_path / "old")
-    with pytest.raises(InputError, match=r"schema_version is 2 in model=a/00000-.* and 0 in model=a/old"):
-        query.connect(tmp_path / "old")
-
-
-def test_a_part_of_a_file_is_refused_by_name(results: Path) -> None:
-    path = next(results.glob("length_losses/model=2/*.parquet"))
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"model=2/00000-of-00001.parquet is damaged: it has .* bytes, its"):
-        query.connect(results)
 
 
 @pytest.mark.parametrize(("condition", "num_files"), [("model = 'm3'", 2), ("true", 20)])
 def test_only_the_partition_asked_for_is_read(tmp_path: Path, condition: str, num_files: int) -> None:
     for index in range(10):
-        write(tmp_path, f"m{index}")
+        write(tmp_path, f"m{index}", [1.0], num_shards=2)
     sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
-    ((_, plan),) = query.run_query(query.connect(tmp_path), sql, 9)[1]
+    ((_, plan),) = query.connect(tmp_path).execute(sql).fetchall()
     assert sum(map(int, re.findall(r"Total Files Read: (\d+)", plan))) == num_files
 
 
 def test_every_file_that_is_read_was_compared_with_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, compared = set(), set()
     for index in range(3):
-        files |= {str(path) for path in write(tmp_path, f"m{index}").parent.iterdir()}
+        write(tmp_path, f"m{index}", [1.0], num_shards=2)
+    written = set(map(str, tmp_path.glob("length_losses/*/*.parquet")))
+    compared = set()
 
     def sha256(*paths: Path) -> str:
         compared.update(map(str, paths))
         return sha256_of_files(*paths)
 
-    monkeypatch.setattr(marks, "sha256_of_files", sha256)
+    monkeypatch.setattr(files, "sha256_of_files", sha256)
+    files._sha256.cache_clear()
     connection = query.connect(tmp_path, "SELECT * FROM length_losses")
-    assert compared == files and len(files) == 6
+    assert compared == written and len(written) == 6
     ((view,),) = connection.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
-    assert set(re.findall(r"'([^']+\.parquet)'", view)) == files
-
-
-SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"
+    assert set(re.findall(r"'([^']+\.parquet)'", view)) == written
 
 
 def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
-    connection, answers = query.connect(results), {}
-    for file_format in query.EXPORTS:
-        answers[file_format] = tmp_path / f"answer.{file_format}"
-        sql = f"SET threads = 1; {SELECT}"
-        assert query.export(query.connect(results), sql, file_format, answers[file_format]) == 3
+    answers = {file_format: tmp_path / f"answer.{file_format}" for file_format in query.EXPORTS}
+    for file_format, path in answers.items():
+        assert query.export(query.connect(results), SELECT, file_format, path) == 3
     assert answers["csv"].read_text() == "model,mean_loss,nothing\na,1.0,\na,3.0,\n2,5.0,\n"
     expected = [
         {"model": m, "mean_loss": x, "nothing": None} for m, x in [("a", 1.0), ("a", 3.0), ("2", 5.0)]
     ]
     assert json.loads(answers["json"].read_text()) == expected
     assert pq.read_table(answers["parquet"]).to_pylist() == expected
-    assert connection.execute("SELECT 1").fetchall() == [(1,)]
 
 
 def test_a_failed_export_leaves_the_earlier_file(results: Path, tmp_path: Path) -> None:
@@ -202,43 +171,53 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_runs_as_a_file_from_any_directory(results: Path, tmp_path: Path) -> None:
-    sql = "SELECT mean_loss FROM length_losses ORDER BY 1"
-    done = run("--results", results.name, "--max-rows", "2", sql, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path, tmp_path: Path) -> None:
+    flags = "--results", results.name
+    done = run(*flags, "--max-rows", "2", "SELECT mean_loss FROM length_losses ORDER BY 1", cwd=tmp_path)
+    assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout == "mean_loss\n   1.0000\n   3.0000\n(the first 2 rows; --max-rows shows more)\n"
-
-
-def test_without_sql_it_lists_the_views(results: Path, tmp_path: Path) -> None:
-    assert run("--results", results, cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
-        "length_losses",
-        "3",
-    ]
-
-
-def test_errors_exit_with_code_two(results: Path, tmp_path: Path) -> None:
-    done = run("--results", results, "SELECT 1 FROM nothing", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("query.py: error: ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_json_goes_to_standard_output_and_parquet_does_not(results: Path, tmp_path: Path) -> None:
     (tmp_path / "q.sql").write_text(SELECT)
-    done = run("--results", results, "--sql-file", "q.sql", "--format", "json", cwd=tmp_path)
+    done = run(*flags, "--sql-file", "q.sql", "--format", "json", cwd=tmp_path)
     assert [row["mean_loss"] for row in json.loads(done.stdout)] == [1.0, 3.0, 5.0]
-    done = run("--results", results, "--sql-file", "q.sql", "--format", "parquet", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "query.py: error: --format parquet needs --out FILE\n"
-
-
-def test_an_empty_selection_names_the_models(results: Path, tmp_path: Path) -> None:
-    done = run("--results", results, "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "a\n(0 rows)\n")
+    done = run(*flags, "--format", "csv", "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "a\n")
     assert done.stderr == "query: no rows; the models here are 2, a\n"
+    assert run(*flags, cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["length_losses", "3"]
 
 
-def test_no_progress_bar_is_drawn_among_the_rows(results: Path) -> None:
-    connection = query.connect(results)
-    sql = "SELECT current_setting('enable_progress_bar')"
-    assert query.run_query(connection, sql, 9)[1] == [(False,)]
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.cli import run_stage
+
+    (tmp_path / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    shutil.copytree(results, tmp_path / "cut")
+    path = next((tmp_path / "cut").glob("length_losses/model=2/*.parquet"))
+    path.write_bytes(path.read_bytes()[:-9])
+    monkeypatch.chdir(tmp_path)
+    csv = ["SELECT 1", "--format", "csv", "--out"]
+    for words, sentence in (
+        (["SELECT 1 FROM nothing"], "nothing does not exist"),
+        (["SELECT 1", "--sql-file", "latin.sql"], "both SQL and --sql-file are given"),
+        (["--sql-file", "latin.sql"], "--sql-file latin.sql is no text in UTF-8"),
+        (["--sql-file", "none.sql"], "none.sql does not exist"),
+        (["SELECT 1", "--results", "empty"], "empty holds no results"),
+        (["FROM length_losses", "--results", "cut"], "parquet is damaged, or not the file that was marked"),
+        (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),
+        (["SELECT 1", "--out", "a.csv"], "--out needs --format"),
+        (["--format", "csv"], "--format csv needs a query"),
+        ([*csv, "pipe"], "pipe is a device or a pipe, and a file is wanted"),
+        ([*csv, "/dev/null"], "/dev/null is a device or a pipe"),
+        ([*csv, f"{results}/length_losses/a.csv"], "lies among the tables of"),
+        ([*csv, f"{results}/_stages/a.csv"], "lies among the tables of"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), *words])
+        with pytest.raises(SystemExit) as stopped:
+            run_stage(query.parser(), query.main)
+        captured = capsys.readouterr()
+        assert (stopped.value.code, captured.out) == (2, ""), words
+        assert captured.err.count("\n") == 1 and captured.err.startswith("query.py: error: "), words
+        assert sentence in captured.err, captured.err
+    assert not (tmp_path / "a.csv").exists()

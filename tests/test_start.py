@@ -50,8 +50,6 @@ def test_the_console_command_names_itself_as_it_was_typed() -> None:
     assert sparsity("query", "--help").stdout.startswith(b"usage: sparsity query [-h]")
     refused = sparsity("quary")
     assert refused.stderr == b"sparsity: error: unknown program 'quary'; did you mean 'query'?\n"
-    renamed = sparsity("dependency-recovery")
-    assert b"'dependency-recovery'; it is called 'found_dependencies' now" in renamed.stderr
     assert refused.returncode == 2
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.flags import ContextLengths
-from pipeline.results.schemas import EARLIER_RULES, MIMICRY, SELECTION
+from pipeline.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
@@ -385,8 +385,6 @@ def find_rule(name: str) -> Rule:
     Raises:
         InputError: there is none; names the nearest. Or what it needs is not installed.
     """
-    if name in EARLIER_RULES:
-        raise InputError(f"rule '{name}' is called '{EARLIER_RULES[name]}' now")
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if not RULES[name].is_installed:

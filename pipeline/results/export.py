@@ -1,43 +1,31 @@
-"""Exports: results put together for others to read, which one manifest, exported.json, vouches for.
+"""Exports: the results of several folders in one file an artefact, for others to read.
 
     python -m pipeline.results.export RESULTS ... --out FOLDER [--artefacts NAME ...]
-    python -m pipeline.results.export RESULTS ...
 
-The first writes one Parquet file an artefact into FOLDER: the rows of all models of all these results
-folders, with the column `model` first, in the order of models and then of shards. The file's metadata holds,
-for each model, that of the files which its rows are from. What lies below analysis/reference was made so.
-The second lists the files of folders that were put together by hand, as they lie there.
-
-Whoever calls it says that the folder holds all that there is: readers then refuse it once a file is missing,
-changed or added.
+FOLDER gets the rows of all models of all these results folders, with the column `model` first, in the order
+of models and then of shards. A file's metadata holds, for each model, that of the files its rows are from.
+`exported.json`, written last, holds the SHA-256 of the files: readers refuse one that is missing or changed.
+What lies below analysis/reference was made so.
 """
 
 import argparse
-import sys
+import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.cli import InputError, unknown_name
-from pipeline.results.files import (
-    MANIFEST,
-    SETTINGS_FILE,
-    FileRecord,
-    exported_name,
-    read_footer,
-    signed,
-    write_json,
-    write_small_parquet,
-)
+from pipeline.cli import InputError, folder_path, run_stage, stage_parser, unknown_name
+from pipeline.results.files import MANIFEST, exported_name, file_record, write_json, write_small_parquet
 from pipeline.results.read import (
-    FileOrigin,
+    MODELS,
+    Source,
     artefacts_in,
     differences_within_models,
-    metadata_of_models,
     missing_artefact,
-    origins,
     rows_of_files,
+    sources,
     whole_files,
 )
 from pipeline.results.schemas import SCHEMAS
@@ -52,8 +40,8 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         artefacts: names of `SCHEMAS`; all that the folders hold where None.
 
     Raises:
-        InputError: a folder holds no results, or some that are not complete, whole and of one schema version;
-            the same model's rows are in two; `out` holds results; an artefact is in none of the folders.
+        InputError: a folder holds no results, or some that are not complete and whole; the same model's rows
+            are in two; `out` holds results; an artefact is in none of the folders.
     """
     if artefacts_in(out):
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
@@ -68,19 +56,30 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
             files[artefact] = _files_to_export(holding, artefact)
         elif artefacts:
             raise missing_artefact(folders[0], artefact)
+    records = {}
     for artefact, of_artefact in files.items():
-        fields = [pa.field("model", pa.string()), *SCHEMAS[artefact]]
-        schema = pa.schema(fields, metadata=metadata_of_models(of_artefact))
-        write_small_parquet(out / exported_name(artefact), rows_of_files(of_artefact, artefact).cast(schema))
-    return write_manifest(out)
+        parts, metadata = [], {}
+        for model, of_model in groupby(of_artefact, lambda file: file.model):
+            first, *_ = of_this_model = list(of_model)
+            parts.append(rows_of_files(of_this_model, artefact, only={"model": [model]}))
+            metadata[model] = {key.decode(): value.decode() for key, value in first.metadata.items()}
+        schema = pa.schema(
+            [pa.field("model", pa.string()), *SCHEMAS[artefact]], metadata={MODELS: json.dumps(metadata)}
+        )
+        path = out / exported_name(artefact)
+        rows = pa.concat_tables(parts).cast(schema)
+        write_small_parquet(path, rows)
+        records[path.name] = file_record(path, rows.num_rows)
+    write_json(out / MANIFEST, {"files": records})
+    return out / MANIFEST
 
 
-def _files_to_export(folders: Sequence[Path], artefact: str) -> list[FileOrigin]:
+def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
-    files: list[FileOrigin] = []
+    files: list[Source] = []
     folder_of_model: dict[str, Path] = {}
     for folder in folders:
-        of_folder = origins(whole_files(folder, artefact), artefact)
+        of_folder = sources(whole_files(folder, artefact))
         for model in {file.model for file in of_folder}:
             earlier = folder_of_model.setdefault(model, folder)
             if earlier is not folder:
@@ -90,73 +89,27 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[FileOrigin]
         files += of_folder
     if mixture := differences_within_models(files):
         raise InputError(f"{artefact} mixes results: {'; '.join(mixture)}; export them apart")
-    return sorted(files, key=_model_folder)
-
-
-def _model_folder(file: FileOrigin) -> str:
-    return f"model={file.model}"
-
-
-def write_manifest(results: Path) -> Path:
-    """Write `exported.json` of all artefacts and settings files of a folder; its path.
-
-    Raises:
-        InputError: the folder holds no artefact, a stage's completion marks, or a file that is not Parquet.
-    """
-    if any(results.glob("_stages/*/model=*/*.done")):
-        raise InputError(f"{results} has the completion marks of its stages: they say what is complete")
-    files = {}
-    for artefact in SCHEMAS:
-        parts = sorted((results / artefact).glob("model=*/*.parquet"))
-        for path in (*results.glob(exported_name(artefact)), *parts):
-            files[path.relative_to(results).as_posix()] = FileRecord.of(path, read_footer(path).num_rows)
-    if not files:
-        raise InputError(f"{results} holds no results")
-    for path in sorted(results.glob(f"_stages/*/model=*/{SETTINGS_FILE}")):
-        files[path.relative_to(results).as_posix()] = FileRecord.of(path)
-    listed = {name: record.as_json() for name, record in files.items()}
-    write_json(results / MANIFEST, signed({"files": listed}))
-    return results / MANIFEST
+    return sorted(files, key=lambda file: f"model={file.model}")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Export, or vouch for what is there.
-
-    Raises:
-        InputError: of what it is to export or to vouch for.
-    """
+    """Export what the command line names."""
     for name in arguments.artefacts or ():
         if name not in SCHEMAS:
             raise unknown_name("artefact", name, SCHEMAS)
-    if arguments.out is not None:
-        export(arguments.results, arguments.out, arguments.artefacts)
-        return
-    if arguments.artefacts is not None:
-        raise InputError("--artefacts chooses what goes into --out, which is not given")
-    for folder in arguments.results:
-        write_manifest(folder)
+    export(arguments.results, arguments.out, arguments.artefacts)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    program = argparse.ArgumentParser(
-        "python -m pipeline.results.export",
-        None,
-        __doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    program = stage_parser(__doc__)
+    program.prog = "python -m pipeline.results.export"
     add = program.add_argument
-    add("results", type=Path, nargs="+", help="results folders")
-    add(
-        "--out", type=Path, help="write one file an artefact into this folder; list the files where not given"
-    )
+    add("results", type=folder_path, nargs="+", help="results folders")
+    add("--out", type=folder_path, required=True, help="write one file an artefact into this folder")
     add("--artefacts", nargs="+", metavar="NAME", help="of these only; all that are there if not given")
     return program
 
 
 if __name__ == "__main__":
-    try:
-        main(parser().parse_args())
-    except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    run_stage(parser(), main)

@@ -1,14 +1,4 @@
-"""Rows of results on their way to a file, column by column.
-
-Words that results tell and several rooms know.
-
-Columns that several artefacts have alike.
-
-What is planted in texts: the truth beside a data folder, not a stage's results.
-
-What the analysis makes of results and writes beside its figures: one file each.
-
-The Arrow schema of every artefact, each column with its meaning and unit.
+"""The Arrow schema of every artefact, each column with its meaning and unit; words that results hold.
 
 `pipeline/RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > pipeline/RESULTS.md`
 writes it, a test keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens
@@ -20,6 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
+# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
+# older files read as null there, and a run that an older version began goes on.
+SCHEMA_VERSION = 2
+OWN, OTHER_DOCUMENT = "own", "other_document"
+"""Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
+SELECTION, MIMICRY = "selection", "mimicry"
+"""Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
+it chooses that document's tokens to reproduce the prediction from the own far context."""
+LOSS, DIVERGENCE = "loss", "divergence"
+"""Criteria of k*."""
+ATTENTION_HEADS = "attention_heads"
+"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
+influential_tokens fits them before it measures."""
 Columns = dict[str, list[Any]]
 """Column -> values, one a row."""
 
@@ -32,54 +35,9 @@ def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> N
             table[name].extend(values)
 
 
-OWN, OTHER_DOCUMENT = "own", "other_document"
-"""Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
-SELECTION, MIMICRY = "selection", "mimicry"
-"""Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
-it chooses that document's tokens to reproduce the prediction from the own far context."""
-LOSS, DIVERGENCE = "loss", "divergence"
-"""Criteria of k*."""
-EARLIER_RULES = {"divergence": "leave_one_out_divergence"}
-"""Selection rules of schema version 1 -> their names now, by which their rows are read."""
-ATTENTION_HEADS = "attention_heads"
-"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
-influential_tokens fits them before it measures."""
-
-
 def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
     """A column with its meaning, unit included."""
     return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
-
-
-TARGET_COLUMNS = [
-    column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
-    column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
-    column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
-]
-SELECTION_COLUMNS = [
-    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
-    column(
-        "far_context",
-        pa.string(),
-        "'own', or 'other_document': the null, where the far context is another document's tokens"
-        " at the same positions",
-    ),
-    column(
-        "null_kind",
-        pa.string(),
-        "how the null's tokens are chosen: 'selection', within the other document's far context as within the"
-        " own one, or 'mimicry', to reproduce the prediction from the own far context; null of the own far"
-        " context, and in results of version 1: selection",
-        nullable=True,
-    ),
-    column(
-        "num_candidates",
-        pa.int32(),
-        "of earlier results: tokens that each step of the search tried, those that a screen put first;"
-        " null in all others",
-        nullable=True,
-    ),
-]
 
 
 def with_interval(name: str, meaning: str) -> list[pa.Field]:
@@ -91,78 +49,44 @@ def with_interval(name: str, meaning: str) -> list[pa.Field]:
     ]
 
 
-JUDGE = column(
-    "judge",
-    pa.string(),
-    "the model whose losses and divergences these are: the one that the tokens were chosen with, or one of"
-    " --judge-with; null in results of version 1, which have the former only",
-    nullable=True,
-)
-SHORT_DIVERGENCE = column(
-    "short_context_divergence",
-    pa.float32(),
-    "KL(p(.|long) || p(.|short context)), nats: the gain that the long context is expected to have; it does"
-    " not see the target",
-    nullable=True,
-)
-FURTHER_SPARSITY_COLUMNS = [
-    column(
-        "rationale_size",
-        pa.int32(),
-        "of earlier results: least number of the rule's first tokens, beside the short context, with which"
-        " the most likely next token is that of the long context (Vafa et al. 2021); null in all others",
-        nullable=True,
-    ),
-    column(
-        "minimum_context_length",
-        pa.int32(),
-        "least number of nearest tokens, those of the short context among them, that recovers the recovery"
-        " fraction of the gain (Vakilian et al. 2025): short_context_length and k* of the rule nearest, by"
-        " the same criterion, on its grid of powers of two; the same for all rules of a target; null where"
-        " nearest was not run, the gain is below the minimum, or the grid does not reach it",
-        nullable=True,
-    ),
+# fmt: off
+TARGET_COLUMNS = [
+    column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+    column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
+    column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
 ]
+SELECTION_COLUMNS = [
+    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
+    column("far_context", pa.string(), "'own', or 'other_document': the null, where the far context is"
+           " another document's tokens at the same positions"),
+    column("null_kind", pa.string(), "how the null's tokens are chosen: 'selection', within the other"
+           " document's far context as within the own one, or 'mimicry', to reproduce the prediction from"
+           " the own far context; null of the own far context, and in the oldest results, where it is"
+           " selection", nullable=True),
+    column("num_candidates", pa.int32(), "of earlier results: tokens that each step of the search tried,"
+           " those that a screen put first; null in all others", nullable=True),
+]
+JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: the one that the"
+               " tokens were chosen with, or one of --judge-with; null in the oldest results, which have the"
+               " former only", nullable=True)
+SHORT_DIVERGENCE = column("short_context_divergence", pa.float32(), "KL(p(.|long) || p(.|short context)),"
+                          " nats: the gain that the long context is expected to have; it does not see the"
+                          " target", nullable=True)
 LOSS_COLUMNS = [
     column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
     column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
-]
-
-HEAD_COLUMNS = [
-    column("head_index", pa.int32(), "the head, of all layers one after another, from 0"),
-    column(
-        "loss_weight",
-        pa.float64(),
-        "its weight in the rule learned_attention, fitted to influences on training tokens; only proportions"
-        " matter",
-    ),
-    column(
-        "divergence_weight",
-        pa.float64(),
-        "its weight in the rule learned_attention_divergence, fitted to divergences",
-    ),
 ]
 SYNTHETIC_COLUMNS = [
     column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks.py"),
     column("positions", pa.string(), "the position scheme that the model was trained with"),
     column("seed", pa.int64(), "of the training run"),
     column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
-    column(
-        "largest_train_sparsity",
-        pa.int32(),
-        "K_train: k was uniform on 1 to this; null where the task has none",
-        nullable=True,
-    ),
+    column("largest_train_sparsity", pa.int32(), "K_train: k was uniform on 1 to this; null where the task"
+           " has none", nullable=True),
     column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
     column("size", pa.int32(), "of the test examples, in the task's own unit"),
-    column(
-        "sparsity",
-        pa.int32(),
-        "k of the test examples; null where the task has none",
-        nullable=True,
-    ),
+    column("sparsity", pa.int32(), "k of the test examples; null where the task has none", nullable=True),
 ]
-
 FINDING_COLUMNS = [
     *SYNTHETIC_COLUMNS,
     column("example_index", pa.int32(), "which test example, from 0"),
@@ -171,431 +95,266 @@ FINDING_COLUMNS = [
     column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
     column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
     column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
-    column(
-        "intervention",
-        pa.string(),
-        "what stands where a token is left out: remove, substitute or background, as in"
-        " influential_tokens; null of rules that it does not matter to",
-        nullable=True,
-    ),
+    column("intervention", pa.string(), "what stands where a token is left out: remove, substitute or"
+           " background, as in influential_tokens; null of rules that it does not matter to", nullable=True),
     column("rank", pa.int32(), "1 for the token that the rule ranks first"),
     column("context_position", pa.int32(), "place of the selected token in the example"),
     column("context_token", pa.string(), "its name, as the task's docstring shows it"),
     column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
-    column(
-        "effect",
-        pa.float32(),
-        "what leaving it out does, nats: to the loss (leave_one_out), or as the divergence that it makes"
-        " (leave_one_out_divergence); null of other rules, and in older results",
-        nullable=True,
-    ),
+    column("effect", pa.float32(), "what leaving it out does, nats: to the loss (leave_one_out), or as the"
+           " divergence that it makes (leave_one_out_divergence); null of other rules, and in older results",
+           nullable=True),
 ]
-TRAINING_COLUMNS = [
-    column("step", pa.int32(), "finished optimizer steps"),
-    column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
-    column(
-        "position_id_loss",
-        pa.float64(),
-        "mean cross-entropy of the response's position IDs, nats; null where they are not predicted",
-        nullable=True,
-    ),
-    column("learning_rate", pa.float64(), "of the step"),
-    column("gradient_norm", pa.float64(), "before clipping"),
-    column(
-        "exact_match",
-        pa.float64(),
-        "share of responses, as in training, that are wholly right; null at steps where it was not measured",
-        nullable=True,
-    ),
-]
-
-
-PLANTED_SCHEMAS: dict[str, pa.Schema] = {
-    "needles": pa.schema(
-        [
-            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
-            column("source_document_id", pa.string(), "the document that the haystack was cut from"),
-            column("context_length", pa.int32(), "tokens of the document, its answer included"),
-            column(
-                "depth",
-                pa.float64(),
-                "part of the haystack before the needle, as asked for; null for the control, which has none",
-                nullable=True,
-            ),
-            column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
-            column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
-            column(
-                "needle_answer_positions", pa.list_(pa.int32()), "places of the answer's tokens in the needle"
-            ),
-            column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
-            column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
-            column("answer", pa.string(), "its text, without the space before it"),
-        ]
-    ),
-    "planted_signs": pa.schema(
-        [
-            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's tokens"),
-            column("target_position", pa.int32(), "place of the answer"),
-            column("num_planted", pa.int32(), "signs that decide the answer: its true dependency sparsity"),
-            column("planted_positions", pa.list_(pa.int32()), "places of the signs, in order"),
-        ]
-    ),
-}
-
-
-DERIVED_SCHEMAS: dict[str, pa.Schema] = {
-    "methods": pa.schema(
-        [
-            column("model", pa.string(), "the model that chose the tokens"),
-            SELECTION_COLUMNS[0],
-            column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
-            column("intervention", pa.string(), "what stands where a token is left out"),
-            column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
-            column("k", pa.int32(), "number of influential tokens"),
-            column("num_targets", pa.int32(), "targets of the text"),
-            column("num_documents", pa.int32(), "documents they are from"),
-            *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
-            *with_interval(
-                "loss_effect",
-                "what k tokens recover of it beyond the null; of rules that fit neither answer nor prediction"
-                " what they recover; nats",
-            ),
-            *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
-            *with_interval("divergence_effect", "the same effect by the divergence, nats"),
-            *with_interval(
-                "behind_first",
-                "what the first method is worth beyond this one by the divergence, target by target, nats;"
-                " the first is that of the largest divergence_effect at k = 4 under the same intervention",
-            ),
-            *with_interval(
-                "found_dependencies",
-                "share of the true dependencies of synthetic examples among the first as many tokens; NaN"
-                " where not measured; its interval is over examples",
-            ),
-            *with_interval(
-                "found_signs", "share of the planted signs among the first as many tokens; NaN likewise"
-            ),
-            column("token_forwards_per_target", pa.float64(), "of the choice, for one far context"),
-            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
-            column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
-        ]
-    ),
-    "measures": pa.schema(
-        [
-            SELECTION_COLUMNS[0],
-            column("intervention", pa.string(), "what stands where a token is left out"),
-            column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
-            column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
-            column("num_targets", pa.int32(), "targets of the real text"),
-            column("num_documents", pa.int32(), "documents they are from"),
-            *with_interval("gain", "what is to be recovered on the real text, nats"),
-            *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
-            *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
-            *with_interval("found", "share of the planted signs among the first as many tokens"),
-            *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
-            *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
-            column("num_agreement_targets", pa.float64(), "targets that agreement is of", nullable=True),
-            column("censored", pa.float64(), "share of their k* that no studied k reaches", nullable=True),
-            column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
-            column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
-            column("helps", pa.bool_(), "the interval of excess lies above 0"),
-            column(
-                "documents_of_the_old",
-                pa.float64(),
-                "documents that leave_one_out, by the loss of the model that chose, needs for an interval of"
-                " excess as narrow",
-            ),
-            column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
-        ]
-    ),
-    "planted_lengths": pa.schema(
-        [
-            column("model", pa.string(), "the model's name"),
-            column("num_planted", pa.int32(), "planted tokens that decide the answer"),
-            column("test_length", pa.int32(), "tokens of the document; the shortest is the trained length"),
-            column("num_targets", pa.int32(), "answers"),
-            column("num_documents", pa.int32(), "documents they are from, one a text"),
-            *with_interval("loss", "mean loss of the answer in the whole document, nats"),
-            *with_interval("right_share", "share of answers given more than half of the probability"),
-        ]
-    ),
-    "selection_rules": pa.schema(
-        [
-            column("model", pa.string(), "the model's name"),
-            SELECTION_COLUMNS[0],
-            column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
-            column("k", pa.int32(), "number of influential tokens added to the short context"),
-            column("num_targets", pa.int32(), "targets averaged over"),
-            column("num_documents", pa.int32(), "documents they are from"),
-            *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
-            *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
-            *with_interval("null_recovered_loss", "the same for the null, nats"),
-            *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-            *with_interval(
-                "excess_fraction",
-                "excess_loss / loss_difference, a ratio of sums; NaN where the latter's interval reaches 0",
-            ),
-            column(
-                "token_forwards_per_target",
-                pa.float64(),
-                "tokens run through the network to choose the first k, own far context, a target",
-            ),
-            column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
-        ]
-    ),
-}
-
-
-# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
-# older files read as null there, and a run that an older version began goes on.
-SCHEMA_VERSION = 2
-AS_IN_VERSION_1 = frozenset({"sparse_functional_attention", "synthetic_accuracy"})
-"""Artefacts that version 2 left as they were: files of the two may be read together."""
-
 SCHEMAS: dict[str, pa.Schema] = {
-    "evaluation_documents": pa.schema(
-        [
-            column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
-            column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
-            column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
-            column("num_tokens", pa.int32(), "length of token_ids"),
-        ]
-    ),
-    **PLANTED_SCHEMAS,
-    "loss_differences": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
-            column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
-            *LOSS_COLUMNS,
-            column(
-                "loss_difference",
-                pa.float32(),
-                "short_context_loss - long_context_loss, nats; positive = the long context helps",
-            ),
-            column(
-                "windowed_short_context_loss",
-                pa.float32(),
-                "loss(t | the short context as LongPPL's code approximates it), nats: one window shared by"
-                " windowed_stride targets, which see short_context_length to short_context_length"
-                " + windowed_stride - 1 tokens, position IDs from 0 in each; null where not asked for",
-                nullable=True,
-            ),
-            SHORT_DIVERGENCE,
-            column(
-                "foreign_context_loss",
-                pa.float32(),
-                "loss(t | another document's tokens as the far context, and the short one), nats",
-                nullable=True,
-            ),
-            column(
-                "specific_gain",
-                pa.float32(),
-                "foreign_context_loss - long_context_loss, nats: what only this document's far tokens give",
-                nullable=True,
-            ),
-            column(
-                "foreign_context_divergence",
-                pa.float32(),
-                "KL(p(.|long) || p(.|foreign far context, short context)), nats: the specific gain that is"
-                " expected",
-                nullable=True,
-            ),
-            column(
-                "reference_divergence",
-                pa.float32(),
-                "KL(p_ref(.|long) || p(.|long)), p_ref of --reference-model, nats; null where not asked for",
-                nullable=True,
-            ),
-        ]
-    ),
-    "influential_tokens": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            *SELECTION_COLUMNS,
-            column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
-            column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
-            column("distance", pa.int32(), "target_position - context_position"),
-            column(
-                "context_token_id",
-                pa.int32(),
-                "vocabulary ID of the selected token (of the other document's, for the null)",
-            ),
-            column(
-                "influence",
-                pa.float32(),
-                "loss(t | long without the token) - loss(t | long), nats, whatever the rule;"
-                " positive = the token helps; null where it was not measured: the run has neither of the"
-                " rules leave_one_out and leave_one_out_divergence. Under the interventions 'substitute' and"
-                " 'background' (see `settings`) the token is replaced, not removed",
-                nullable=True,
-            ),
-        ]
-    ),
-    "influences": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            SELECTION_COLUMNS[1],
-            column(
-                "influences",
-                pa.list_(pa.float32()),
-                "influence of every far-context token, nats; entry i is the token at chunk start + i."
-                " No such rows where the run has neither of the rules leave_one_out and"
-                " leave_one_out_divergence",
-            ),
-        ]
-    ),
-    "attention_heads": pa.schema(HEAD_COLUMNS),
-    "sparse_context_losses": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            *SELECTION_COLUMNS,
-            JUDGE,
-            column("k", pa.int32(), "number of influential tokens added to the short context"),
-            *LOSS_COLUMNS,
-            column(
-                "sparse_context_loss",
-                pa.float32(),
-                "loss(t | short context and S_k only), nats; under the intervention 'background' a foreign"
-                " document's tokens are the rest of the far context",
-            ),
-            SHORT_DIVERGENCE,
-            column(
-                "sparse_context_divergence",
-                pa.float32(),
-                "KL(p(.|long) || p(.|short context and S_k)), nats: what k tokens leave missing",
-                nullable=True,
-            ),
-            column(
-                "background_loss",
-                pa.float32(),
-                "loss(t | a foreign far context, short context), nats, what S_k is added to under the"
-                " intervention 'background'; null under another",
-                nullable=True,
-            ),
-            column(
-                "background_divergence",
-                pa.float32(),
-                "KL(p(.|long) || p(.|foreign far context, short context)), nats; null as background_loss",
-                nullable=True,
-            ),
-        ]
-    ),
-    "dependency_sparsity": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            SELECTION_COLUMNS[0],
-            JUDGE,
-            column(
-                "criterion",
-                pa.string(),
-                "what k* is of, 'loss' or 'divergence'; null in results of version 1: the loss",
-                nullable=True,
-            ),
-            column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
-            column(
-                "gain",
-                pa.float32(),
-                "what is to be recovered, nats: loss_difference or short_context_divergence by the criterion;"
-                " under the intervention 'background' background_loss - long_context_loss or"
-                " background_divergence; null in results of version 1",
-                nullable=True,
-            ),
-            column(
-                "dependency_sparsity",
-                pa.int32(),
-                "k*: the least studied k recovering the recovery fraction of the gain; null where the gain"
-                " is below the minimum, or no studied k reaches it",
-                nullable=True,
-            ),
-            column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
-            *FURTHER_SPARSITY_COLUMNS,
-        ]
-    ),
-    **DERIVED_SCHEMAS,
-    "token_categories": pa.schema(
-        [
-            *TARGET_COLUMNS,
-            column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
-            column(
-                "word_kind",
-                pa.string(),
-                "of the word that the token is part of: 'number', 'function word', 'capitalized name' or"
-                " 'content word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/kinds.py",
-            ),
-            column(
-                "repetition",
-                pa.string(),
-                "'repeated trigram', 'repeated bigram' or 'repeated token' of the far context, 'short context"
-                " only', 'new'; the first that fits, by vocabulary ID within the chunk",
-            ),
-            column(
-                "part_of_speech",
-                pa.string(),
-                "by HanTa, in classes of analysis/tokens/kinds.py; null where it is not installed",
-                nullable=True,
-            ),
-        ]
-    ),
-    "length_losses": pa.schema(
-        [
-            *TARGET_COLUMNS[:2],
-            column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
-            column("num_targets", pa.int32(), "targets of the chunk"),
-            column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
-            column(
-                "mean_divergence",
-                pa.float32(),
-                "mean over these targets of KL(p(.|long) || p(.|context of this length)), nats",
-                nullable=True,
-            ),
-        ]
-    ),
+    "evaluation_documents": pa.schema([
+        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+        column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
+        column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
+        column("num_tokens", pa.int32(), "length of token_ids"),
+    ]),
+    # What is planted in texts: the truth beside a data folder, not a stage's results.
+    "needles": pa.schema([
+        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+        column("source_document_id", pa.string(), "the document that the haystack was cut from"),
+        column("context_length", pa.int32(), "tokens of the document, its answer included"),
+        column("depth", pa.float64(), "part of the haystack before the needle, as asked for; null for the"
+               " control, which has none", nullable=True),
+        column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
+        column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
+        column("needle_answer_positions", pa.list_(pa.int32()),
+               "places of the answer's tokens in the needle"),
+        column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
+        column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
+        column("answer", pa.string(), "its text, without the space before it"),
+    ]),
+    "planted_signs": pa.schema([
+        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's tokens"),
+        column("target_position", pa.int32(), "place of the answer"),
+        column("num_planted", pa.int32(), "signs that decide the answer: its true dependency sparsity"),
+        column("planted_positions", pa.list_(pa.int32()), "places of the signs, in order"),
+    ]),
+    "loss_differences": pa.schema([
+        *TARGET_COLUMNS,
+        column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
+        column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
+        *LOSS_COLUMNS,
+        column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats; positive = the"
+               " long context helps"),
+        column("windowed_short_context_loss", pa.float32(), "loss(t | the short context as LongPPL's code"
+               " approximates it), nats: one window shared by windowed_stride targets, which see"
+               " short_context_length to short_context_length + windowed_stride - 1 tokens, position IDs"
+               " from 0 in each; null where not asked for", nullable=True),
+        SHORT_DIVERGENCE,
+        column("foreign_context_loss", pa.float32(), "loss(t | another document's tokens as the far context,"
+               " and the short one), nats", nullable=True),
+        column("specific_gain", pa.float32(), "foreign_context_loss - long_context_loss, nats: what only this"
+               " document's far tokens give", nullable=True),
+        column("foreign_context_divergence", pa.float32(), "KL(p(.|long) || p(.|foreign far context, short"
+               " context)), nats: the specific gain that is expected", nullable=True),
+        column("reference_divergence", pa.float32(), "KL(p_ref(.|long) || p(.|long)), p_ref of"
+               " --reference-model, nats; null where not asked for", nullable=True),
+    ]),
+    "influential_tokens": pa.schema([
+        *TARGET_COLUMNS,
+        *SELECTION_COLUMNS,
+        column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
+        column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
+        column("distance", pa.int32(), "target_position - context_position"),
+        column("context_token_id", pa.int32(), "vocabulary ID of the selected token (of the other document's,"
+               " for the null)"),
+        column("influence", pa.float32(), "loss(t | long without the token) - loss(t | long), nats, whatever"
+               " the rule; positive = the token helps; null where it was not measured: the run has neither of"
+               " the rules leave_one_out and leave_one_out_divergence. Under the interventions 'substitute'"
+               " and 'background' (see `settings`) the token is replaced, not removed", nullable=True),
+    ]),
+    "influences": pa.schema([
+        *TARGET_COLUMNS,
+        SELECTION_COLUMNS[1],
+        column("influences", pa.list_(pa.float32()), "influence of every far-context token, nats; entry i is"
+               " the token at chunk start + i. No such rows where the run has neither of the rules"
+               " leave_one_out and leave_one_out_divergence"),
+    ]),
+    "attention_heads": pa.schema([
+        column("head_index", pa.int32(), "the head, of all layers one after another, from 0"),
+        column("loss_weight", pa.float64(), "its weight in the rule learned_attention, fitted to influences"
+               " on training tokens; only proportions matter"),
+        column("divergence_weight", pa.float64(), "its weight in the rule learned_attention_divergence,"
+               " fitted to divergences"),
+    ]),
+    "sparse_context_losses": pa.schema([
+        *TARGET_COLUMNS,
+        *SELECTION_COLUMNS,
+        JUDGE,
+        column("k", pa.int32(), "number of influential tokens added to the short context"),
+        *LOSS_COLUMNS,
+        column("sparse_context_loss", pa.float32(), "loss(t | short context and S_k only), nats; under the"
+               " intervention 'background' a foreign document's tokens are the rest of the far context"),
+        SHORT_DIVERGENCE,
+        column("sparse_context_divergence", pa.float32(), "KL(p(.|long) || p(.|short context and S_k)), nats:"
+               " what k tokens leave missing", nullable=True),
+        column("background_loss", pa.float32(), "loss(t | a foreign far context, short context), nats, what"
+               " S_k is added to under the intervention 'background'; null under another", nullable=True),
+        column("background_divergence", pa.float32(), "KL(p(.|long) || p(.|foreign far context, short"
+               " context)), nats; null as background_loss", nullable=True),
+    ]),
+    "dependency_sparsity": pa.schema([
+        *TARGET_COLUMNS,
+        SELECTION_COLUMNS[0],
+        JUDGE,
+        column("criterion", pa.string(), "what k* is of, 'loss' or 'divergence'; null in the oldest results:"
+               " the loss", nullable=True),
+        column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
+        column("gain", pa.float32(), "what is to be recovered, nats: loss_difference or"
+               " short_context_divergence by the criterion; under the intervention 'background'"
+               " background_loss - long_context_loss or background_divergence; null in the oldest results",
+               nullable=True),
+        column("dependency_sparsity", pa.int32(), "k*: the least studied k recovering the recovery fraction"
+               " of the gain; null where the gain is below the minimum, or no studied k reaches it",
+               nullable=True),
+        column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
+        column("rationale_size", pa.int32(), "of earlier results: least number of the rule's first tokens,"
+               " beside the short context, with which the most likely next token is that of the long context"
+               " (Vafa et al. 2021); null in all others", nullable=True),
+        column("minimum_context_length", pa.int32(), "least number of nearest tokens, those of the short"
+               " context among them, that recovers the recovery fraction of the gain (Vakilian et al. 2025):"
+               " short_context_length and k* of the rule nearest, by the same criterion, on its grid of"
+               " powers of two; the same for all rules of a target; null where nearest was not run, the gain"
+               " is below the minimum, or the grid does not reach it", nullable=True),
+    ]),
+    # What the analysis makes of results and writes beside its figures: one file each.
+    "methods": pa.schema([
+        column("model", pa.string(), "the model that chose the tokens"),
+        SELECTION_COLUMNS[0],
+        column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
+        column("intervention", pa.string(), "what stands where a token is left out"),
+        column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
+        column("k", pa.int32(), "number of influential tokens"),
+        column("num_targets", pa.int32(), "targets of the text"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
+        *with_interval("loss_effect", "what k tokens recover of it beyond the null; of rules that fit neither"
+                       " answer nor prediction what they recover; nats"),
+        *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
+        *with_interval("divergence_effect", "the same effect by the divergence, nats"),
+        *with_interval("behind_first", "what the first method is worth beyond this one by the divergence,"
+                       " target by target, nats; the first is that of the largest divergence_effect at k = 4"
+                       " under the same intervention"),
+        *with_interval("found_dependencies", "share of the true dependencies of synthetic examples among the"
+                       " first as many tokens; NaN where not measured; its interval is over examples"),
+        *with_interval("found_signs", "share of the planted signs among the first as many tokens; NaN"
+                       " likewise"),
+        column("token_forwards_per_target", pa.float64(), "of the choice, for one far context"),
+        column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+        column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
+    ]),
+    "measures": pa.schema([
+        SELECTION_COLUMNS[0],
+        column("intervention", pa.string(), "what stands where a token is left out"),
+        column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
+        column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
+        column("num_targets", pa.int32(), "targets of the real text"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        *with_interval("gain", "what is to be recovered on the real text, nats"),
+        *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
+        *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
+        *with_interval("found", "share of the planted signs among the first as many tokens"),
+        *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
+        *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
+        column("num_agreement_targets", pa.float64(), "targets that agreement is of", nullable=True),
+        column("censored", pa.float64(), "share of their k* that no studied k reaches", nullable=True),
+        column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
+        column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
+        column("helps", pa.bool_(), "the interval of excess lies above 0"),
+        column("documents_of_the_old", pa.float64(), "documents that leave_one_out, by the loss of the model"
+               " that chose, needs for an interval of excess as narrow"),
+        column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
+    ]),
+    "planted_lengths": pa.schema([
+        column("model", pa.string(), "the model's name"),
+        column("num_planted", pa.int32(), "planted tokens that decide the answer"),
+        column("test_length", pa.int32(), "tokens of the document; the shortest is the trained length"),
+        column("num_targets", pa.int32(), "answers"),
+        column("num_documents", pa.int32(), "documents they are from, one a text"),
+        *with_interval("loss", "mean loss of the answer in the whole document, nats"),
+        *with_interval("right_share", "share of answers given more than half of the probability"),
+    ]),
+    "selection_rules": pa.schema([
+        column("model", pa.string(), "the model's name"),
+        SELECTION_COLUMNS[0],
+        column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
+        column("k", pa.int32(), "number of influential tokens added to the short context"),
+        column("num_targets", pa.int32(), "targets averaged over"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
+        *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
+        *with_interval("null_recovered_loss", "the same for the null, nats"),
+        *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
+        *with_interval("excess_fraction", "excess_loss / loss_difference, a ratio of sums; NaN where the"
+                       " latter's interval reaches 0"),
+        column("token_forwards_per_target", pa.float64(), "tokens run through the network to choose the first"
+               " k, own far context, a target"),
+        column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+    ]),
+    "token_categories": pa.schema([
+        *TARGET_COLUMNS,
+        column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
+        column("word_kind", pa.string(), "of the word that the token is part of: 'number', 'function word',"
+               " 'capitalized name' or 'content word'; else 'punctuation' or 'white space'. Rules:"
+               " analysis/tokens/kinds.py"),
+        column("repetition", pa.string(), "'repeated trigram', 'repeated bigram' or 'repeated token' of the"
+               " far context, 'short context only', 'new'; the first that fits, by vocabulary ID within the"
+               " chunk"),
+        column("part_of_speech", pa.string(), "by HanTa, in classes of analysis/tokens/kinds.py; null where"
+               " it is not installed", nullable=True),
+    ]),
+    "length_losses": pa.schema([
+        *TARGET_COLUMNS[:2],
+        column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
+        column("num_targets", pa.int32(), "targets of the chunk"),
+        column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
+        column("mean_divergence", pa.float32(), "mean over these targets of KL(p(.|long) || p(.|context of"
+               " this length)), nats", nullable=True),
+    ]),
     "found_dependencies": pa.schema(FINDING_COLUMNS),
     "found_id_dependencies": pa.schema(FINDING_COLUMNS),
-    "sparse_functional_attention": pa.schema(
-        [
-            column("seed", pa.int32(), "of the fit, its training and its test sequences"),
-            column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
-            column(
-                "position_law", pa.string(), "of the planted tokens, as pipeline/synthetic/planted_class.py"
-            ),
-            column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
-            column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
-            column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
-            column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
-            column("training_step", pa.int32(), "steps trained when this was measured"),
-            column("test_length", pa.int32(), "tokens of the test sequences"),
-            column("num_sequences", pa.int32(), "test sequences"),
-            column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
-            column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
-        ]
-    ),
-    "synthetic_accuracy": pa.schema(
-        [
-            *SYNTHETIC_COLUMNS,
-            column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
-            column("num_examples", pa.int32(), "test examples"),
-            column(
-                "exact_match",
-                pa.float64(),
-                "share of responses with every token right and, where IDs are predicted, every ID",
-            ),
-            column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
-            column("exact_match_high", pa.float64(), "upper end of it"),
-            column(
-                "token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"
-            ),
-            column(
-                "position_id_accuracy",
-                pa.float64(),
-                "share of the response's position IDs that are right; null where they are given",
-                nullable=True,
-            ),
-        ]
-    ),
-    "synthetic_training": pa.schema(TRAINING_COLUMNS),
+    "sparse_functional_attention": pa.schema([
+        column("seed", pa.int32(), "of the fit, its training and its test sequences"),
+        column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
+        column("position_law", pa.string(), "of the planted tokens, as pipeline/synthetic/planted_class.py"),
+        column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
+        column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
+        column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
+        column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
+        column("training_step", pa.int32(), "steps trained when this was measured"),
+        column("test_length", pa.int32(), "tokens of the test sequences"),
+        column("num_sequences", pa.int32(), "test sequences"),
+        column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
+        column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
+    ]),
+    "synthetic_accuracy": pa.schema([
+        *SYNTHETIC_COLUMNS,
+        column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
+        column("num_examples", pa.int32(), "test examples"),
+        column("exact_match", pa.float64(), "share of responses with every token right and, where IDs are"
+               " predicted, every ID"),
+        column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
+        column("exact_match_high", pa.float64(), "upper end of it"),
+        column("token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"),
+        column("position_id_accuracy", pa.float64(), "share of the response's position IDs that are right;"
+               " null where they are given", nullable=True),
+    ]),
+    "synthetic_training": pa.schema([
+        column("step", pa.int32(), "finished optimizer steps"),
+        column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
+        column("position_id_loss", pa.float64(), "mean cross-entropy of the response's position IDs, nats;"
+               " null where they are not predicted", nullable=True),
+        column("learning_rate", pa.float64(), "of the step"),
+        column("gradient_norm", pa.float64(), "before clipping"),
+        column("exact_match", pa.float64(), "share of responses, as in training, that are wholly right; null"
+               " at steps where it was not measured", nullable=True),
+    ]),
 }
+# fmt: on
 
 _PREAMBLE = """# What the Parquet files hold
 
@@ -615,15 +374,14 @@ seed, as far as the checkpoint tells them), `git_commit` and `packages` (their v
 made of results read in part (`--allow-partial`) says of which in its metadata's `note`.
 
 A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
-which holds rows, bytes and SHA-256 of its files. Programs here check that, and refuse results that are
-damaged or not complete; pandas knows nothing of it, but can be told to check the pages of the files that it
-reads: `pandas.read_parquet(..., page_checksum_verification=True)`.
+which holds rows, bytes and SHA-256 of its files, and among how many tasks the work was split. Programs here
+check that, and refuse results that are damaged or not complete; pandas knows nothing of it, but can be told
+to check the pages of the files that it reads: `pandas.read_parquet(..., page_checksum_verification=True)`.
 
 An export, such as the results below `analysis/reference`, is `<artefact>.parquet` beside `exported.json`,
 which holds rows, bytes and SHA-256 of its files: all models' rows in one file, the column `model` first. Its
 metadata's `models` tells, as JSON, for each model what the metadata of its files told.
-`python -m pipeline.results.export <results> --out <folder>` makes it; without `--out` that vouches for
-Parquet files that were put together by hand.
+`python -m pipeline.results.export <results> --out <folder>` makes it.
 """
 
 

@@ -1,9 +1,8 @@
-"""Intervals over documents. Tokens of one document are not independent, so documents are resampled.
+"""Intervals over documents: tokens of one document are not independent, so documents are resampled.
 
-Wilson's interval of a share, for independent examples.
+For independent examples there is Wilson's interval of a share.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,11 +11,6 @@ import numpy as np
 
 NUM_RESAMPLES = 10_000
 FEWEST_RESAMPLED = 20  # documents; of fewer the bootstrap's 95 % intervals cover 66 to 93 %
-# Student's t at 0.975, from 1 degree of freedom to FEWEST_RESAMPLED - 2.
-_T_QUANTILES = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
-    2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009,
-)  # fmt: skip
 _RESAMPLES_PER_BLOCK = 1000
 _DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
 _BLOCKS_KEPT = 32  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
@@ -127,7 +121,9 @@ def _jackknife_interval(
     error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
     if num_documents < 2 or not np.isfinite(error):
         return Interval(estimate, np.nan, np.nan)
-    half_width = _T_QUANTILES[num_documents - 2] * error
+    from scipy.stats import t  # late: it is slow to load
+
+    half_width = t.ppf(0.975, num_documents - 1) * error
     return Interval(estimate, float(estimate - half_width), float(estimate + half_width))
 
 
@@ -156,25 +152,14 @@ def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
     return counts.astype(np.min_scalar_type(counts.max())).reshape(cells.shape)
 
 
-_QUANTILE = 1.959963984540054  # of the normal distribution at 0.975
-
-
 def wilson_interval(num_successes: int, num_examples: int) -> Interval:
-    """Share of successes with its 95 % interval (Wilson 1927, JASA 22).
-
-    The interval is the set of shares p that the observed one is within 1.96 standard errors of, the error
-    being that of p; so at 0 or all successes it has a width, where the textbook's interval has none.
+    """Share of successes with its 95 % interval (Wilson 1927, JASA 22), which has a width at 0 and 1 too.
 
     Args:
         num_successes: of independent examples.
         num_examples: at least 1.
     """
-    assert 0 <= num_successes <= num_examples and num_examples > 0
-    share, shrinkage = num_successes / num_examples, _QUANTILE**2 / num_examples
-    centre = (share + shrinkage / 2) / (1 + shrinkage)
-    error = math.sqrt(share * (1 - share) / num_examples + shrinkage / (4 * num_examples))
-    half_width = _QUANTILE / (1 + shrinkage) * error
-    # At these two the ends are 0 and 1, but for rounding.
-    low = 0.0 if num_successes == 0 else centre - half_width
-    high = 1.0 if num_successes == num_examples else centre + half_width
-    return Interval(share, low, high)
+    from scipy.stats import binomtest  # late: it is slow to load
+
+    share = binomtest(num_successes, num_examples).proportion_ci(method="wilson")
+    return Interval(num_successes / num_examples, float(share.low), float(share.high))

@@ -35,17 +35,16 @@ def git_commit() -> str:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "unknown"
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + ("+changes" if changes else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @lru_cache(maxsize=1)

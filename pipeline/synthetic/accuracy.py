@@ -1,11 +1,4 @@
-"""Greedy generation of responses of known length, position IDs given or predicted (PPC).
-
-The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID that
-it was given or that was predicted for it.
-
-Shapes: B batch, P rows of the prompt, T tokens of the response, S = P + T.
-
-How well a task model answers, generating freely: every token, and with PPC every ID, is its own.
+"""How well a task model answers, generating freely: every token, and with PPC every position ID, is its own.
 
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T.
 """
@@ -30,6 +23,9 @@ def generate(
     predict_position_ids: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token at every place of the response, each read back before the next.
+
+    The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
+    that it was given or that was predicted for it.
 
     Args:
         prompt_ids_BP: the prompts, of one length.

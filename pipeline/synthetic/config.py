@@ -1,21 +1,14 @@
-"""Position IDs of synthetic examples: those of a scheme, or the task's coupled IDs from a random start.
-
-Dimension letters: B examples of equal size, S tokens of an example, prompt and response.
-
-What one run of train_synthetic is: the task, its training distribution, the model and the optimizer.
-
-Which values the configuration of a synthetic task's run may have, and which go together.
-
-The configuration of a synthetic task's run, from a file, flags and overrides, and as the run wrote it.
+"""What one run of train_synthetic is: task, training distribution, position IDs, model and optimizer.
 
 A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
 one file serves all tasks. Flags and overrides win over both.
+
+Dimension letters: B examples of equal size, S tokens of an example, prompt and response.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +17,6 @@ from pipeline.cli import InputError, unknown_name
 from pipeline.synthetic.tasks import (
     COUPLED_SCHEMES,
     TASKS,
-    Task,
     TrainingDistribution,
     draw_batch,
     task_called,
@@ -295,11 +287,6 @@ def refuse_bad_values(config: TaskConfig) -> None:
             raise unknown_name(name, value, valid)
     refuse_bad_numbers(config, RANGES)
     refuse_bad_relations(config, RELATIONS)
-    _refuse_sparsity(config, task)
-    _refuse_sizes(config, task)
-
-
-def _refuse_sparsity(config: TaskConfig, task: Task) -> None:
     largest = config.largest_sparsity
     if task.has_sparsity != (largest is not None):
         needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
@@ -308,11 +295,8 @@ def _refuse_sparsity(config: TaskConfig, task: Task) -> None:
         raise InputError(
             f"largest_sparsity is {largest}; with largest_size {config.largest_size} k is 1 to {most}"
         )
-
-
-def _refuse_sizes(config: TaskConfig, task: Task) -> None:
-    """By drawing examples: the task itself knows best which sizes it has."""
-    # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
+    # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
+    # example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
     sizes = config.distribution.sizes
     # The smallest and the largest; and the second, as a task may have every other size only.
@@ -337,31 +321,22 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     """
     given = read_yaml(path)
     of_tasks = given.pop("tasks", None) or {}
-    own = _fields_of_task(path, of_tasks, task)
-    chosen = _chosen(overrides)
-    flags = {"task": task, "positions": positions}
-    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
-        given.pop("spread_of_coupled_ids", None)
-    return _complete(path, given, OmegaConf.create(dict(own)), chosen, OmegaConf.create(flags))
-
-
-def _fields_of_task(path: Path, of_tasks: Any, task: str) -> Mapping[str, Any]:
-    """What `tasks` in a file sets otherwise for this task."""
     task_called(task)
     for name in of_tasks if isinstance(of_tasks, Mapping) else ():
         if name not in TASKS:
             raise unknown_name(f"task in {path}", name, TASKS)
-    fields = of_tasks.get(task) or {} if isinstance(of_tasks, Mapping) else None
-    if not isinstance(fields, Mapping):
+    own = of_tasks.get(task) or {} if isinstance(of_tasks, Mapping) else None
+    if not isinstance(own, Mapping):
         raise InputError(f"{path}: `tasks` does not hold the name of each task with the fields that it sets")
-    return fields
-
-
-def _chosen(overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
         if override.startswith(("task=", "positions=")):
             raise InputError(f"'{override}': give it as --{override.replace('=', ' ')}")
-    return read_overrides(overrides)
+    flags = OmegaConf.create({"task": task, "positions": positions})
+    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
+        given.pop("spread_of_coupled_ids", None)
+    return _complete(
+        path, given, OmegaConf.create(dict(own)), read_overrides(overrides), OmegaConf.create(flags)
+    )
 
 
 def read_task_config(path: Path) -> TaskConfig:

@@ -5,13 +5,11 @@ selection, so finding is about the rest: the set's places in the far context.
 
 Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, R draws
 of substitutes.
-
-Whether the examples of a size have room, and a use, for the tokens that the rules are to select.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -121,7 +119,8 @@ class SearchedExample:
         if intervention == BACKGROUND:
             return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
         draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
-        return cast("FarContext", _MeanOfDraws(draws))
+        means = {name: np.mean([getattr(draw, name) for draw in draws], axis=0) for name in _EFFECTS.values()}
+        return cast("FarContext", SimpleNamespace(**means))  # all that rules under a substitution ask for
 
 
 def searched_example(
@@ -134,22 +133,8 @@ def searched_example(
     lengths: ContextLengths,
     batching: "Batching",
 ) -> SearchedExample:
-    """An example as a task model sees it.
-
-    Args:
-        head: TOKENS or POSITION_IDS: what is predicted.
-        model: with position IDs to predict, where that is what it is asked for.
-        vocabulary_size: of the task.
-        token_ids_L: int64; the example.
-        position_ids_L: int64; the true ones.
-        substitutes_RL: int64; tokens that may stand in for those of the same places.
-        lengths: the response are the targets.
-        batching: of the passes.
-    """
-    from pipeline.synthetic.lm import (
-        PositionIdLM,  # late, for a --help at once
-        TaskCausalLM,
-    )
+    """An example as a task model sees it; `head`, TOKENS or POSITION_IDS, says what is predicted."""
+    from pipeline.synthetic.lm import PositionIdLM, TaskCausalLM  # late, for a --help at once
 
     if head == TOKENS:
         lm = TaskCausalLM(model, vocabulary_size, position_ids_L)
@@ -157,23 +142,6 @@ def searched_example(
     num_prompt_tokens = int(lengths.targets_T[0])
     of_ids = PositionIdLM(model, vocabulary_size, position_ids_L, token_ids_L, num_prompt_tokens)
     return SearchedExample(of_ids, of_ids.codes_L, lengths, of_ids.codes_of(substitutes_RL), batching)
-
-
-class _MeanOfDraws:
-    """What the rules that leave a token out ask for, as a mean over several draws of substitutes."""
-
-    def __init__(self, draws: Sequence["FarContext"]) -> None:
-        self._draws = draws
-
-    @cached_property
-    def influence_TF(self) -> np.ndarray:
-        """Mean influence: float32 [T, F], nats."""
-        return np.mean([draw.influence_TF for draw in self._draws], axis=0)
-
-    @cached_property
-    def divergence_TF(self) -> np.ndarray:
-        """Mean divergence: float32 [T, F], nats."""
-        return np.mean([draw.divergence_TF for draw in self._draws], axis=0)
 
 
 def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:
@@ -186,6 +154,18 @@ def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLeng
 
 DependenciesOf = Callable[[ExampleBatch], Sequence[Sequence[Sequence[int]]]]
 """Examples -> for each of them and each target the places that decide it."""
+
+
+def lengths_of(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
+    """An example as one chunk, whose last tokens, the response, are the targets."""
+    num_tokens = batch.token_ids_BS.shape[1]
+    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
+
+
+def in_words(cell: Cell) -> str:
+    """The size and, where there is one, k."""
+    size, sparsity = cell
+    return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"
 
 
 def of_tokens(batch: ExampleBatch) -> Sequence[Sequence[Sequence[int]]]:
@@ -203,69 +183,42 @@ def refuse_unfit_k(
     largest_k: int,
     short_context_length: int,
 ) -> None:
-    """Refuse, before anything is measured, what the examples of some size have no room or no use for.
+    """Refuse, before anything is measured, sizes that have no room or no use for the tokens to be selected.
+
+    Precision and recall are equal at the number of true dependencies, so --largest-k must not be below that.
 
     Args:
         task: whose examples.
         cells: test sizes and k.
         dependencies_of: what is to be found in them.
-        num_examples: of each size and k.
-        test_seed: of the examples.
-        largest_k: tokens that each rule selects.
-        short_context_length: s, in tokens.
+        num_examples, test_seed, largest_k, short_context_length: flags of found_dependencies.
 
     Raises:
         InputError: names the size.
     """
     for cell in cells:
         batch, _ = test_examples(task, cell, num_examples, test_seed)
-        lengths = lengths_of(batch, short_context_length)
+        lengths, where = lengths_of(batch, short_context_length), in_words(cell)
         found = [places for of_one in dependencies_of(batch) for places in far_dependencies(of_one, lengths)]
         num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
-        if reason := _why_unfit(largest_k, num_far, most, in_words(cell)):
-            raise InputError(reason)
-
-
-def lengths_of(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
-    """An example as one chunk, whose last tokens, the response, are the targets."""
-    num_tokens = batch.token_ids_BS.shape[1]
-    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-
-
-def in_words(cell: Cell) -> str:
-    """The size and, where there is one, k."""
-    size, sparsity = cell
-    return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"
-
-
-def _why_unfit(largest_k: int, num_far: int, most: int, where: str) -> str | None:
-    """What is wrong with selecting `largest_k` tokens, if anything is.
-
-    Args:
-        largest_k: tokens that each rule selects. Precision and recall are equal at the number of true
-            dependencies, so it must not be below that.
-        num_far: far-context tokens of the first answer, which has the fewest.
-        most: true dependencies that an answer has in its far context.
-        where: the size and k, in words.
-    """
-    if most == 0:
-        return (
-            f"no answer of the test examples of {where} depends on its far context; choose larger --sizes, a"
-            " smaller --short-context-length or more --num-examples"
-        )
-    if most > num_far:
-        return (
-            f"an answer of {where} has {most} true dependencies in its far context, but the first answer only"
-            f" {num_far} tokens to select from; choose larger --sizes or a smaller --short-context-length"
-        )
-    if largest_k > num_far:
-        return (
-            f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer of"
-            f" {where}; choose a smaller --largest-k or larger --sizes"
-        )
-    if largest_k < most:
-        return (
-            f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where} has"
-            f" in its far context; choose --largest-k {most} or more"
-        )
-    return None
+        if most == 0:
+            raise InputError(
+                f"no answer of the test examples of {where} depends on its far context; choose larger"
+                " --sizes, a smaller --short-context-length or more --num-examples"
+            )
+        if most > num_far:
+            raise InputError(
+                f"an answer of {where} has {most} true dependencies in its far context, but the first answer"
+                f" only {num_far} tokens to select from; choose larger --sizes or a smaller"
+                " --short-context-length"
+            )
+        if largest_k > num_far:
+            raise InputError(
+                f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer"
+                f" of {where}; choose a smaller --largest-k or larger --sizes"
+            )
+        if largest_k < most:
+            raise InputError(
+                f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where}"
+                f" has in its far context; choose --largest-k {most} or more"
+            )

@@ -1,19 +1,10 @@
-"""A model of a synthetic task behind the interface that measuring code sees, for one example.
+"""A model of a synthetic task, and its head of position IDs, behind the interface that measuring code sees.
 
 Measuring code names a token by its place; the model reads it at the position ID that the place has in this
 example, which a random start or coupling makes another number.
 
 Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, L tokens of the example, D width,
-V vocabulary, T query rows, N any number of rows.
-
-The head of position IDs (PPC) behind the interface that measuring code sees, for one example.
-
-Measuring code takes what is to be predicted from the sequence itself: the target is a token, and tokens are
-what is read. Here tokens are read and position IDs predicted, so both are written as codes: I position IDs,
-then the vocabulary. A target is the code of its ID, which stands for its token wherever it is read; IDs
-occur once in a response. Every other token is its code in the vocabulary.
-
-Shapes: as in `task_lm`; I position IDs.
+V vocabulary, T query rows, I position IDs, N any number of rows.
 """
 
 from collections.abc import Callable
@@ -151,7 +142,13 @@ class TaskCausalLM:
 
 
 class PositionIdLM(TaskCausalLM):
-    """Predicts the next position ID; implements `CausalLM` and `InspectableLM`, token IDs being codes."""
+    """Predicts the next position ID (PPC); implements `CausalLM` and `InspectableLM`.
+
+    Measuring code takes what is to be predicted from the sequence itself: the target is a token, and tokens
+    are what is read. Here tokens are read and position IDs predicted, so both are written as codes: I
+    position IDs, then the vocabulary. A target is the code of its ID, which stands for its token wherever it
+    is read; IDs occur once in a response. Every other token is its code in the vocabulary.
+    """
 
     def __init__(
         self,

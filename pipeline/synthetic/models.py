@@ -1,20 +1,8 @@
-"""The trunk of a decoder-only model, as a task model trains it: embeddings in, hidden states out.
+"""Models of synthetic tasks: a trunk (GPT-NeoX, the paper's, or OLMo), with or without coupled position IDs.
 
-Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabulary.
-
-GPT-NeoX of the `transformers` library as a trunk: the architecture of the paper's synthetic tasks.
-
-Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabulary.
-
-An OLMo as a trunk that a task model trains.
-
-Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabulary.
-
-Predictive Position Coupling (PPC) as a component, and the model of a synthetic task with or without it.
-
-From the sources: in training the coupled position IDs of prompt and response are given, and a second head on
-the trunk learns the next token's position ID beside the next token; in testing the prompt's IDs are given
-only, and what is predicted is fed back.
+Predictive Position Coupling (PPC). From the sources: in training the coupled position IDs of prompt and
+response are given, and a second head on the trunk learns the next token's position ID beside the next token;
+in testing the prompt's IDs are given only, and what is predicted is fed back.
 
 Our choice, as the exact head is not in our sources: RoPE sees differences of IDs only, and coupled IDs start
 at random, so a head on the trunk could not know which ID is meant. Hence a learned table of position IDs: a
@@ -37,7 +25,7 @@ from torch import nn
 
 from pipeline.models.attention import added_to_scores
 from pipeline.models.huggingface import HuggingFaceCausalLM, PassCache
-from pipeline.models.interface import InspectableLM, KeysAndValues, Prefix, causal_visibility
+from pipeline.models.interface import InspectableLM, Prefix, causal_visibility
 from pipeline.models.olmo import OLMoCausalLM, RotaryTable, Rows, blocks_of, logits_of, run_block
 
 M = TypeVar("M", bound=nn.Module)
@@ -94,11 +82,12 @@ def joined(past: Prefix | None, new: Prefix) -> Prefix:
     if past is None:
         return new
     layers = zip(past.keys_and_values, new.keys_and_values, strict=True)
-    return Prefix(tuple(_joined_layer(before, after) for before, after in layers))
-
-
-def _joined_layer(before: KeysAndValues, after: KeysAndValues) -> KeysAndValues:
-    return torch.cat((before[0], after[0]), dim=2), torch.cat((before[1], after[1]), dim=2)
+    return Prefix(
+        tuple(
+            (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
+            for (k, v), (more_k, more_v) in layers
+        )
+    )
 
 
 def with_own_modules(module: M) -> M:

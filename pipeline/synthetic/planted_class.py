@@ -1,13 +1,4 @@
-"""The k-subsets that sparse functional attention sums over, and what a relative key may see of each.
-
-Dimension letters: S positions of a sequence, N subsets, K = k positions of a subset.
-
-With reach r a key sees a subset only where its position IDs lie within r of each other: the largest minus
-the smallest is below r. The relation of a subset is what relativity (Assumption 3.2) leaves of its position
-IDs: their differences from the first one's. For k = 2 and r = 3 these are -2 … 2 (contiguous position IDs
-make only 1 and 2, coupled ones all five), numbered 0 … 4.
-
-What is compared: where the planted tokens stand, what position IDs they have, how far keys reach.
+"""What the theory's fits compare: where the planted tokens stand, their position IDs, how far keys reach.
 
 From the sources: Theorem 4.3 asks that S* be local, within L_local <= L/4 of itself; Theorem 4.4 asks it of
 the coupled position IDs only. Our choice:
@@ -22,57 +13,14 @@ the coupled position IDs only. Our choice:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import InputError
 from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""
-
-
-@lru_cache(maxsize=64)
-def subsets_within_reach(position_ids_S: PositionIds, sparsity: int, key_reach: int) -> np.ndarray:
-    """Every set of k positions whose IDs lie within reach: subsets_NK, int64, each set ascending.
-
-    Grown position by position, so that the cost follows the number of subsets within reach and not all
-    of them.
-
-    Raises:
-        InputError: k is not 1 to the number of positions.
-    """
-    num_positions = len(position_ids_S)
-    if not 1 <= sparsity <= num_positions:
-        raise InputError(
-            f"sparse functional attention: k = {sparsity} of {num_positions} tokens cannot be attended to;"
-            f" k is 1 to {num_positions}"
-        )
-    ids_S, places_S = np.array(position_ids_S), np.arange(num_positions)
-    subsets_NK = places_S[:, None]
-    for _ in range(sparsity - 1):
-        distances_NKS = np.abs(ids_S[subsets_NK][:, :, None] - ids_S)
-        is_next_NS = (distances_NKS < key_reach).all(axis=1) & (places_S > subsets_NK[:, -1:])
-        chosen_N, added_N = np.nonzero(is_next_NS)
-        subsets_NK = np.column_stack([subsets_NK[chosen_N], added_N])
-    subsets_NK.setflags(write=False)  # shared by all who ask again
-    return subsets_NK
-
-
-def num_relations(sparsity: int, key_reach: int) -> int:
-    """How many relations k position IDs within reach may have."""
-    return int((2 * key_reach - 1) ** (sparsity - 1))
-
-
-def relations_of(position_ids_S: PositionIds, subsets_NK: np.ndarray, key_reach: int) -> np.ndarray:
-    """The number of each subset's relation, below `num_relations`: relations_N, int64."""
-    ids_NK = np.array(position_ids_S)[subsets_NK]
-    differences = ids_NK[:, 1:] - ids_NK[:, :1]
-    relations_N = np.zeros(len(subsets_NK), dtype=np.int64)
-    for differences_N in differences.T:
-        relations_N = relations_N * (2 * key_reach - 1) + differences_N + key_reach - 1
-    return relations_N
 
 
 LONGEST_TEST = 1_000_000
@@ -108,11 +56,6 @@ class PlacesAcrossHalves:
         return first + np.concatenate([places[0], half + places[1]])
 
 
-def contiguous_ids(size: int) -> PositionIds:
-    """The place of each token is its ID: 0, 1, 2 and so on."""
-    return tuple(range(size))
-
-
 def ids_coupled_by_halves(size: int) -> PositionIds:
     """Both halves count from 0; for 6 tokens 0 1 2 0 1 2.
 
@@ -140,12 +83,7 @@ class Lengths:
     """Tested at these multiples of L, and at every length of training."""
 
     def __post_init__(self) -> None:
-        """Refuse lengths that the theorems do not speak of.
-
-        Raises:
-            InputError: L is not a multiple of 4, L_local is not 1 to L/4, or a multiple is below 2 or takes
-                tests beyond `LONGEST_TEST`.
-        """
+        """Refuse lengths that the theorems do not speak of, with an InputError."""
         train, local = self.train_context_length, self.local_length
         if train < 4 or train % 4:
             raise InputError(f"--train-context-length {train} is not a multiple of 4, so that L/2 is even")
@@ -180,7 +118,7 @@ POSITION_LAWS: dict[str, Callable[[int], PositionLaw]] = {
 }
 """Name -> the law, of L_local."""
 POSITION_IDS: dict[str, Callable[[int], PositionIds]] = {
-    "contiguous": contiguous_ids,
+    "contiguous": lambda size: tuple(range(size)),
     "coupled": ids_coupled_by_halves,
 }
 """Position scheme -> the IDs of a sequence of some size."""
@@ -204,12 +142,8 @@ class Condition:
 
     def key_reach(self, lengths: Lengths) -> int:
         """In position IDs; a key is 0 where those of a subset differ by as much or more."""
-        reach = {
-            "local": lengths.local_length,
-            "trained": lengths.train_context_length,
-            "all": lengths.of_tests[-1],
-        }
-        return reach[self.keys]
+        longest = {"trained": lengths.train_context_length, "all": lengths.of_tests[-1]}
+        return longest.get(self.keys, lengths.local_length)
 
 
 CONDITIONS = {
@@ -223,14 +157,3 @@ CONDITIONS = {
     "halves_coupled": Condition("halves", "coupled", "local"),
 }
 """Theorem 4.3 speaks of `local`, Theorem 4.4 of `halves_coupled`, neither of the others."""
-
-
-def condition_called(name: str) -> Condition:
-    """The condition of this name.
-
-    Raises:
-        InputError: there is none.
-    """
-    if name not in CONDITIONS:
-        raise unknown_name("condition", name, CONDITIONS)
-    return CONDITIONS[name]

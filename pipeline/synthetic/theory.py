@@ -1,45 +1,78 @@
-"""Sparse functional attention (Definition 3.3), with a table for its keys and one for its values.
+"""Sparse functional attention (Definition 3.3), fitted on planted correlations, and its error beyond.
 
     h(X) = Σ_S g_key(S, X_S) g_val(X_S) / Σ_S g_key(S, X_S)      over the k-subsets S of the positions
 
 X_S are the tokens at S, in the order of their positions. With k = 1 this is a bag of words.
 
 From the sources: that form, and relativity (Assumption 3.2): shifting S by a constant leaves the key as it
-is. Our choice, as the class leaves the two functions free:
+is; the objective is Theorem 4.3's, the mean loss over the lengths of training, L/2 to L. Our choice:
 
-- the key is exp of a free number for every (relation of S, X_S), and 0 beyond the reach (`subsets`);
-- labels are -1 and 1, and a value is a free number between them. `free_values` lifts that bound; the log
-  of the analysis has what it does.
+- the key is exp of a free number for every (relation of S, X_S), and 0 beyond the reach: a key sees a subset
+  only where the largest minus the smallest of its position IDs is below r. The relation is what relativity
+  leaves of the IDs: their differences from the first one's. For k = 2 and r = 3 these are -2 … 2, numbered
+  0 … 4 (contiguous IDs make only 1 and 2, coupled ones all five);
+- labels are -1 and 1, and a value is a free number between them; `free_values` lifts that bound;
+- the loss is the squared error of the label, by Adam on fresh sequences, each step on one length drawn
+  uniformly. Saying 0 always costs 1.
 
 Dimension letters: B sequences, S positions, N subsets within reach, K = k positions of a subset.
-
-Fitting sparse functional attention on planted correlations of L/2 to L tokens, and its error beyond.
-
-The objective is Theorem 4.3's: the mean loss over the lengths of training. Our choice, as the sources do not
-fix it: the loss is the squared error (h(X) - y)^2 of the label y, -1 or 1, by Adam on fresh sequences, each
-step on one length drawn uniformly. Saying 0 always costs 1.
-
-Dimension letters: B sequences, S positions.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import nn
 
 from pipeline.cli import InputError
-from pipeline.synthetic.planted_class import (
-    Condition,
-    Lengths,
-    PositionIds,
-    num_relations,
-    relations_of,
-    subsets_within_reach,
-)
+from pipeline.synthetic.planted_class import Condition, Lengths, PositionIds
 from pipeline.synthetic.tasks import PlantedCorrelation
+
+
+@lru_cache(maxsize=64)
+def subsets_within_reach(position_ids_S: PositionIds, sparsity: int, key_reach: int) -> np.ndarray:
+    """Every set of k positions whose IDs lie within reach: subsets_NK, int64, each set ascending.
+
+    Grown position by position, so that the cost follows the number of subsets within reach and not all
+    of them.
+
+    Raises:
+        InputError: k is not 1 to the number of positions.
+    """
+    num_positions = len(position_ids_S)
+    if not 1 <= sparsity <= num_positions:
+        raise InputError(
+            f"sparse functional attention: k = {sparsity} of {num_positions} tokens cannot be attended to;"
+            f" k is 1 to {num_positions}"
+        )
+    ids_S, places_S = np.array(position_ids_S), np.arange(num_positions)
+    subsets_NK = places_S[:, None]
+    for _ in range(sparsity - 1):
+        distances_NKS = np.abs(ids_S[subsets_NK][:, :, None] - ids_S)
+        is_next_NS = (distances_NKS < key_reach).all(axis=1) & (places_S > subsets_NK[:, -1:])
+        chosen_N, added_N = np.nonzero(is_next_NS)
+        subsets_NK = np.column_stack([subsets_NK[chosen_N], added_N])
+    subsets_NK.setflags(write=False)  # shared by all who ask again
+    return subsets_NK
+
+
+def num_relations(sparsity: int, key_reach: int) -> int:
+    """How many relations k position IDs within reach may have."""
+    return int((2 * key_reach - 1) ** (sparsity - 1))
+
+
+def relations_of(position_ids_S: PositionIds, subsets_NK: np.ndarray, key_reach: int) -> np.ndarray:
+    """The number of each subset's relation, below `num_relations`: relations_N, int64."""
+    ids_NK = np.array(position_ids_S)[subsets_NK]
+    differences = ids_NK[:, 1:] - ids_NK[:, :1]
+    relations_N = np.zeros(len(subsets_NK), dtype=np.int64)
+    for differences_N in differences.T:
+        relations_N = relations_N * (2 * key_reach - 1) + differences_N + key_reach - 1
+    return relations_N
+
 
 MOST_KEYS = 1 << 24
 """Larger tables are refused: 64 MiB, and as much again for each of Adam's two moments."""

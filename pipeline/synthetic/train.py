@@ -1,21 +1,10 @@
-"""Where random numbers come from: a stream a purpose, so that no test example is drawn as in training.
+"""The training of a model of a synthetic task on one device, and the run that it leaves.
 
-Lists of numbers alone do not keep streams apart: to NumPy zeros at a list's end do not count, and [0, 20, 0]
-is [0, 20]. A spawn key does, which NumPy sets behind the list, at a place of its own.
-
-The loss of a response: the next token and, with PPC, the next position ID.
+Random numbers have a stream a purpose, so that no test example is drawn as in training. Lists of numbers
+alone do not keep streams apart: to NumPy zeros at a list's end do not count, and [0, 20, 0] is [0, 20]. A
+spawn key does, which NumPy sets behind the list, at a place of its own.
 
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T, D width.
-
-The metrics of a task's training: a Parquet file with a row a step, and a progress bar.
-
-About how large a model of a synthetic task is, and what training it takes, by its configuration alone.
-
-Models of synthetic tasks as runs: made from a configuration, found and loaded from a run folder.
-
-The training of a model of a synthetic task: one device, examples drawn step by step.
-
-Dimension letters: B examples, S tokens of an example.
 """
 
 import math
@@ -156,8 +145,7 @@ def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
     return rows.slice(0, num_steps).to_pydict()
 
 
-BYTES_PER_PARAMETER = 16
-"""In training: weight, gradient and AdamW's two moments, in float32."""
+BYTES_PER_PARAMETER = 16  # in training: weight, gradient and AdamW's two moments, in float32
 
 
 def about_num_parameters(config: TaskConfig) -> int:

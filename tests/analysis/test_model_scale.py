@@ -1,6 +1,5 @@
 """Sizes and training steps: who is compared with whom, tables against the planted truth, and the notebook."""
 
-import shutil
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -8,7 +7,6 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from exported_results import vouch_for
 from legible_figures import assert_legible
 from synthetic_results import CENSORED_K, MEAN_GAP, SELECTION_BONUS, Truth, write_results
 
@@ -100,16 +98,6 @@ def test_results_that_do_not_tell_their_size_are_refused(results: Path, tmp_path
         model_scale.compared_models([results])
     with pytest.raises(InputError, match="holds no 'loss_differences' results"):
         model_scale.compared_models([tmp_path])
-
-
-def test_results_copied_without_their_settings_are_refused(folders: list[Path], tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(folders[0] / "loss_differences", copy / "loss_differences")
-    vouch_for(copy)
-    with pytest.raises(
-        InputError, match="does not tell how 'long-seed0' was measured; copy a results folder"
-    ):
-        model_scale.compared_models([copy])
 
 
 def test_only_results_of_several_scales_are_compared(folders: list[Path], results: Path) -> None:

@@ -1,5 +1,6 @@
 """Intervals against closed forms, against another implementation, and by their coverage."""
 
+import math
 import tracemalloc
 from collections.abc import Callable
 
@@ -8,12 +9,10 @@ import pytest
 from scipy import stats
 
 from pipeline.results.statistics import (
-    _T_QUANTILES,
-    FEWEST_RESAMPLED,
-    Interval,
     _draw_counts,
     difference_of_ratios,
     ratio_of_sums,
+    wilson_interval,
 )
 
 Study = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, float]]
@@ -26,16 +25,6 @@ def test_interval_of_a_mean_is_the_normal_one() -> None:
     assert interval.estimate == pytest.approx(values.mean(), abs=1e-12)
     assert interval.low == pytest.approx(values.mean() - half_width, abs=0.05 * half_width)
     assert interval.high == pytest.approx(values.mean() + half_width, abs=0.05 * half_width)
-
-
-def test_a_ratio_of_sums_is_not_a_mean_of_ratios() -> None:
-    assert ratio_of_sums(np.array([1.0, 30.0]), np.array([1.0, 10.0])).estimate == 31 / 11
-
-
-def test_constant_ratio_has_an_interval_of_no_width() -> None:
-    denominators = np.array([1.0, 2.0, 4.0])
-    interval = ratio_of_sums(0.25 * denominators, denominators)
-    assert (interval.low, interval.high) == (0.25, 0.25)
 
 
 def test_agrees_with_scipy_on_a_ratio() -> None:
@@ -51,18 +40,6 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
     width = theirs.high - theirs.low
     assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
     assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
-
-
-def test_interval_of_a_ratio_is_the_delta_methods() -> None:
-    # Cochran's variance of a ratio r: the mean square of n - r d, over D times the mean d squared
-    generator = np.random.default_rng(11)
-    denominators = generator.gamma(3.0, 1.0, 2000)
-    numerators = 0.4 * denominators + generator.normal(0, 0.5, 2000)
-    interval = ratio_of_sums(numerators, denominators)
-    residuals = numerators - interval.estimate * denominators
-    half_width = 1.96 * residuals.std() / np.sqrt(2000) / denominators.mean()
-    assert interval.low == pytest.approx(interval.estimate - half_width, abs=0.05 * half_width)
-    assert interval.high == pytest.approx(interval.estimate + half_width, abs=0.05 * half_width)
 
 
 def mean_over_tokens(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
@@ -125,9 +102,8 @@ def test_the_interval_of_few_documents_is_students() -> None:
     values = np.array([1.0, 2.0, 4.0, 9.0])
     interval = ratio_of_sums(values, np.ones(4))
     theirs = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
-    assert (interval.low, interval.high) == pytest.approx(theirs, rel=1e-4)
-    quantiles = stats.t.ppf(0.975, np.arange(1, FEWEST_RESAMPLED - 1))
-    assert pytest.approx(quantiles, abs=1e-4) == _T_QUANTILES
+    assert (interval.low, interval.high) == pytest.approx(theirs)
+    assert str(interval).startswith("4.000 [-1.")
 
 
 def test_one_document_has_no_interval() -> None:
@@ -161,22 +137,6 @@ def test_a_difference_of_means_is_the_mean_of_differences(num_documents: int) ->
     assert [interval.estimate, interval.low, interval.high] == pytest.approx(
         [of_differences.estimate, of_differences.low, of_differences.high], abs=1e-12
     )
-
-
-def test_a_difference_of_ratios_agrees_with_scipy() -> None:
-    generator = np.random.default_rng(6)
-    first, second = generator.gamma(3.0, 1.0, (2, 60))
-    pairs = (0.4 * first + generator.normal(0, 0.5, 60), first), (0.7 * second + 0.3 * first, second)
-    ours = difference_of_ratios(*pairs)
-    theirs = stats.bootstrap(
-        (*pairs[0], *pairs[1]),
-        lambda n, d, m, e, axis: m.sum(axis) / e.sum(axis) - n.sum(axis) / d.sum(axis),
-        paired=True, vectorized=True, n_resamples=10_000, method="percentile", random_state=0,
-    ).confidence_interval  # fmt: skip
-    width = theirs.high - theirs.low
-    assert ours.estimate == pairs[1][0].sum() / second.sum() - pairs[0][0].sum() / first.sum()
-    assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
-    assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
 
 
 def test_what_documents_do_to_both_is_no_part_of_a_difference() -> None:
@@ -213,11 +173,20 @@ def test_same_seed_same_interval() -> None:
     assert ratio_of_sums(values, np.ones(30), seed=1) == first
 
 
-@pytest.mark.parametrize("shapes", [(0, 0), (2, 3)])
-def test_refuses_what_is_no_sample(shapes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="one numerator and one denominator a document"):
-        ratio_of_sums(np.ones(shapes[0]), np.ones(shapes[1]))
+@pytest.mark.parametrize(("num_successes", "num_examples"), [(1, 10), (37, 100), (999, 1000)])
+def test_ends_of_wilsons_interval_are_1_96_standard_errors_from_the_share(
+    num_successes: int, num_examples: int
+) -> None:
+    # The definition: at an end p the observed share lies 1.96 errors of p away.
+    interval = wilson_interval(num_successes, num_examples)
+    for end in (interval.low, interval.high):
+        error = math.sqrt(end * (1 - end) / num_examples)
+        assert abs(interval.estimate - end) == pytest.approx(1.959963984540054 * error, rel=1e-9)
 
 
-def test_reads_well() -> None:
-    assert str(Interval(0.12345, -0.5, 1.0)) == "0.123 [-0.500, 1.000]"
+def test_certain_outcomes_have_a_width() -> None:
+    none, all_of_them = wilson_interval(0, 100), wilson_interval(100, 100)
+    assert (none.low, all_of_them.high) == (0.0, 1.0)
+    # 3.8415 of 103.8415, 3.8415 being the square of 1.96
+    assert none.high == pytest.approx(0.0369935)
+    assert all_of_them.low == pytest.approx(1 - 0.0369935)

@@ -1,42 +1,43 @@
-"""Shards are whole or absent, never mixed, and a killed run goes on where it stopped."""
+"""Shards are whole or absent, never mixed; a killed run goes on; what is damaged is not read."""
 
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from measured_documents import contents
 
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
-from pipeline.results import files as parquet
-from pipeline.results.export import write_manifest
-from pipeline.results.files import as_ranges, write_atomically
-from pipeline.results.read import artefacts_in, read_artefact, read_made_by
-from pipeline.results.schemas import SCHEMAS
+from pipeline.results import files, write
+from pipeline.results.files import allow_partial, as_ranges, partial_note, write_atomically
+from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts, read_settings
+from pipeline.results.schemas import SCHEMAS, results_page
 from pipeline.results.versions import git_commit
 from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}
 INPUTS = {"checkpoint": "aa", "documents": "bb"}
+FIRST, SECOND = "00000-of-00002", "00001-of-00002"
+SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
 
 
 def rows(*losses: float) -> dict[str, dict[str, list]]:
     count = len(losses)
     columns = {
-        "document_id": ["d"] * count,
-        "chunk_index": list(range(count)),
-        "context_length": [16] * count,
-        "num_targets": [4] * count,
-        "mean_loss": list(losses),
-    }
+        "document_id": ["d"] * count, "chunk_index": list(range(count)), "context_length": [16] * count,
+        "num_targets": [4] * count, "mean_loss": list(losses),
+    }  # fmt: skip
     return {"length_losses": columns}
 
 
@@ -45,53 +46,74 @@ def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
     return StageOutput(results, "length_losses", model, **(settings | changes))
 
 
-def test_written_shards_are_no_longer_pending_and_read_back(tmp_path: Path) -> None:
-    output = open_output(tmp_path)
-    assert output.pending_shards() == [0, 1]
-    output.write_shard(1, rows(1.5, 2.5))
-    assert open_output(tmp_path).pending_shards() == [0]
-    open_output(tmp_path, "b").write_shard(0, rows(3.0))
-    output.write_shard(0, rows(0.5))
-    open_output(tmp_path, "b").write_shard(1, rows())
-    frame = read_artefact(tmp_path, "length_losses")
-    assert list(frame.columns) == [
-        "model", "document_id", "chunk_index", "context_length", "num_targets", "mean_loss",
-        "mean_divergence",
-    ]  # fmt: skip
-    read = list(zip(frame["model"], frame["mean_loss"], strict=True))
-    assert read == [("a", 0.5), ("a", 1.5), ("a", 2.5), ("b", 3.0)]
-    assert list(read_artefact(tmp_path, "length_losses", ["mean_loss"]).columns) == ["model", "mean_loss"]
-    assert artefacts_in(tmp_path) == ["length_losses"]
+@pytest.fixture(autouse=True)
+def nothing_partial() -> Iterator[None]:
+    allow_partial(False)
+    yield
+    allow_partial(False)
 
 
-def test_reading_only_some_rows(tmp_path: Path) -> None:
-    open_output(tmp_path, num_shards=1).write_shard(0, rows(1.5, 2.5, 3.5))
-    open_output(tmp_path, "b", num_shards=1).write_shard(0, rows(4.5, 5.5))
-    of_b = read_artefact(tmp_path, "length_losses", ["mean_loss"], {"model": ["b"]})
-    assert of_b["mean_loss"].tolist() == [4.5, 5.5]
-    some = read_artefact(
-        tmp_path, "length_losses", ["mean_loss"], {"model": ["a", "b"], "chunk_index": [1, 2]}
-    )
-    assert list(zip(some["model"], some["mean_loss"], strict=True)) == [("a", 2.5), ("a", 3.5), ("b", 5.5)]
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    # Names of parents that look like partitions are no columns, and a model is called as its folder.
+    results = tmp_path / "lr=1" / "model=foo"
+    for model, offset in {"a": 0.0, "b%2Fc": 4.0}.items():
+        for shard in (1, 0):
+            open_output(results, model).write_shard(shard, rows(1.0 + shard + offset))
+    return results
 
 
-def test_what_made_the_results_is_read_for_each_model(tmp_path: Path) -> None:
-    open_output(tmp_path).write_shard(0, rows(1.0))
-    open_output(tmp_path, "b", inputs={"checkpoint": "cc"}).write_shard(0, rows(1.0))
-    made_by = read_made_by(tmp_path, "length_losses")
-    assert {model: of["inputs"] for model, of in made_by.items()} == {"a": INPUTS, "b": {"checkpoint": "cc"}}
-    assert made_by["a"]["settings"] == SETTINGS | {"num_shards": 2}
-    assert read_made_by(tmp_path, "loss_differences") == {}
+def marks(results: Path) -> Path:
+    return results / "_stages/length_losses/model=a"
 
 
-def test_shard_states_what_made_it(tmp_path: Path) -> None:
-    open_output(tmp_path).write_shard(0, rows(1.0))
-    path = tmp_path / "length_losses" / "model=a" / "00000-of-00002.parquet"
-    metadata = {key.decode(): value.decode() for key, value in pq.read_schema(path).metadata.items()}
-    assert json.loads(metadata["settings"]) == SETTINGS | {"num_shards": 2}
-    assert json.loads(metadata["inputs"]) == INPUTS
-    assert metadata["stage"] == "length_losses"
-    assert {"git_commit", "packages", "schema_version"} <= metadata.keys()
+def shards(results: Path) -> Path:
+    return results / "length_losses/model=a"
+
+
+def read_by_all(results: Path) -> list[tuple[str, float]]:
+    """The rows, by the analysis and by SQL, which must agree."""
+    frame = read_artefact(results, "length_losses")
+    assert list(frame.columns) == ["model", *SCHEMAS["length_losses"].names]
+    of_analysis = list(zip(frame["model"], frame["mean_loss"], strict=True))
+    assert run_query(connect(results, SQL), SQL, 99)[1] == of_analysis
+    return of_analysis
+
+
+def refused_by_all(results: Path) -> str:
+    refused = set()
+    for read in (
+        lambda: read_artefact(results, "length_losses"),
+        lambda: read_model_facts(results, "length_losses"),
+        lambda: connect(results, SQL),
+    ):
+        with pytest.raises(InputError) as error:
+            read()
+        refused.add(str(error.value))
+    assert len(refused) == 1
+    return refused.pop()
+
+
+def test_what_is_written_is_read_back(results: Path) -> None:
+    assert read_by_all(results) == [("a", 1.0), ("a", 2.0), ("b%2Fc", 5.0), ("b%2Fc", 6.0)]
+    assert artefacts_in(results) == ["length_losses"]
+    some = read_artefact(results, "length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
+    assert list(some.columns) == ["model", "mean_loss"]
+    assert some["mean_loss"].tolist() == [5.0, 6.0]
+    assert read_artefact(results, "length_losses", None, {"model": ["d"]}).empty
+    assert read_artefact(results, "length_losses", None, {"chunk_index": [1]}).empty
+    with pytest.raises(InputError, match="holds no 'influences' results; it holds length_losses"):
+        read_artefact(results, "influences")
+
+
+def test_what_made_the_results_is_in_the_files(results: Path) -> None:
+    made_by = read_made_by(results, "length_losses")["a"]
+    assert made_by["settings"] == SETTINGS | {"num_shards": 2}
+    assert (made_by["inputs"], made_by["stage"]) == (INPUTS, "length_losses")
+    assert read_made_by(results, "loss_differences") == {}
+    assert {b"git_commit", b"packages"} <= pq.read_schema(
+        shards(results) / f"{FIRST}.parquet"
+    ).metadata.keys()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +131,56 @@ def test_another_configuration_is_refused_by_name(
     open_output(tmp_path).write_shard(0, rows(1.0))
     with pytest.raises(InputError, match=sentence):
         open_output(tmp_path, **changes)
+    same = open_output(tmp_path, settings=SETTINGS | {"null": None})
+    assert same.pending_shards() == [1]
+
+
+def test_of_two_configurations_that_start_together_the_second_is_refused(tmp_path: Path) -> None:
+    first = open_output(tmp_path)
+    second = open_output(tmp_path, settings=SETTINGS | {"short_context_length": 32})
+    with first.writing("task-0-of-2"), second.writing("task-1-of-2"):
+        first.write_shard(0, rows(1.0))
+        before = contents(tmp_path)
+        with pytest.raises(InputError, match="made with other settings: short_context_length was 16, now 32"):
+            second.write_shard(1, rows(2.0))
+        assert contents(tmp_path) == before
+    assert read_settings(tmp_path, "length_losses")["a"]["short_context_length"] == 16
+
+
+def test_two_writers_of_one_part_and_another_number_of_tasks_are_refused(tmp_path: Path) -> None:
+    with open_output(tmp_path).writing("task-0-of-2"), open_output(tmp_path).writing("task-1-of-2"):
+        for part in ("task-0-of-2", "task-0-of-3", None):
+            with (
+                pytest.raises(InputError, match=rf"in use by process {os.getpid()} on .* another --results"),
+                open_output(tmp_path).writing(part),
+            ):
+                pass
+    assert list(tmp_path.iterdir()) == []  # nobody wrote, so nothing was claimed
+    open_output(tmp_path, num_tasks=2).write_shard(1, rows(1.0))
+    assert open_output(tmp_path).state().endswith(": 0, of --task-index 0 --num-tasks 2")
+    with pytest.raises(
+        InputError, match="begun with --num-tasks 2, now 3; repeat --num-tasks 2, or leave out"
+    ):
+        open_output(tmp_path, num_tasks=3)
+
+
+def test_a_run_that_an_older_version_began_goes_on(tmp_path: Path) -> None:
+    open_output(tmp_path).write_shard(0, rows(1.0))
+    mark = marks(tmp_path) / f"{FIRST}.done"
+    older = {"files": json.loads(mark.read_text())["files"], "settings_sha256": "ab", "sha256": "cd"}
+    mark.write_text(json.dumps(older))
     assert open_output(tmp_path).pending_shards() == [1]
+
+
+def test_results_of_another_schema_version_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as version_1:
+        version_1.setattr(write, "SCHEMA_VERSION", 1)
+        open_output(tmp_path, num_shards=1).write_shard(0, rows(1.0))
+    assert "is of schema version 1, and this code reads 2; measure it again" in refused_by_all(tmp_path)
+    with pytest.raises(InputError, match="schema_version was 1, now 2"):
+        open_output(tmp_path, num_shards=1)
 
 
 def test_a_full_disk_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,19 +189,53 @@ def test_a_full_disk_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     output = open_output(tmp_path)
-    monkeypatch.setattr(parquet.pq, "write_table", fill_up)
+    monkeypatch.setattr(write.pq, "write_table", fill_up)
     with pytest.raises(OSError, match="No space left"):
         output.write_shard(0, rows(1.0))
     assert output.pending_shards() == [0, 1]
-    assert list((tmp_path / "length_losses" / "model=a").iterdir()) == []
-    monkeypatch.undo()
-    output.write_shard(0, rows(1.0))
+    assert contents(tmp_path) == {}
+
+
+KILLED = f"""
+import os, signal, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
+from pathlib import Path
+from pipeline.results import files, write
+from test_results_folder import open_output, rows
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+output = open_output(Path(sys.argv[1]))
+if sys.argv[2] == "before the mark":
+    write.write_json = kill
+else:
+    write.pq.write_table = lambda table, path, **_: (path.write_bytes(b"half"), kill())
+output.write_shard(1, rows(2.0))
+"""
+
+
+@pytest.mark.parametrize("when", ["before the mark", "within the data"])
+def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, when: str) -> None:
+    open_output(tmp_path / "whole").write_shard(0, rows(1.0))
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    open_output(tmp_path / "whole").write_shard(1, rows(2.0))
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed"), when])
+    assert killed.returncode == -signal.SIGKILL
+    output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
+    output.write_shard(1, rows(2.0))
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_a_rewrite_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_through_a_link_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    write_atomically(path, lambda part: part.write_text("old") and None)
+    write_atomically(path, lambda part: part.write_text("old"))
+    (tmp_path / "link").symlink_to(path)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    leftover = path.with_name(f".a.txt.{os.uname().nodename}.{gone.pid}.0f3a.part")
+    of_another = path.with_name(f".a.txt.{os.uname().nodename}.{os.getpid()}.0f3a.part")
+    leftover.touch()
+    of_another.touch()
 
     def fail(part: Path) -> None:
         part.write_text("new")
@@ -139,68 +244,146 @@ def test_a_rewrite_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped"):
         write_atomically(path, fail)
     assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "link", of_another.name}
+    write_atomically(tmp_path / "link", lambda part: part.write_text("new"))
+    assert (tmp_path / "link").is_symlink() and path.read_text() == "new"
 
 
-def test_killed_between_data_and_mark_the_shard_is_done_again(tmp_path: Path) -> None:
-    program = f"""
-import os, signal, sys
-sys.path[0] = {str(ROOT)!r}
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from pipeline.results import marks
-from test_results_folder import open_output, rows
-output = open_output(Path({str(tmp_path)!r}))
-output.write_shard(0, rows(1.0))
-marks.write_json = lambda path, content: os.kill(os.getpid(), signal.SIGKILL)
-output.write_shard(1, rows(2.0))
-"""
-    killed = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": ""})
-    assert killed.returncode == -signal.SIGKILL
-    output = open_output(tmp_path)
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path: Path) -> None:
+    """With the other shard of the same result, so that all but the content is right."""
+    shutil.copy(path.with_name(f"{FIRST}.parquet"), path)
+
+
+def forget() -> None:
+    """What this process knows of files that did not change: a clock tick is longer than a flip takes."""
+    files._sha256.cache_clear()
+    files._read_mark.cache_clear()
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink, swap])
+def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
+    results: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = contents(results)
+    damage(shards(results) / f"{SECOND}.parquet")
+    forget()
+    refused = refused_by_all(results)
+    assert f"{SECOND}.parquet is " in refused and "; run python pipeline/length_losses.py again" in refused
+    output = open_output(results)
     assert output.pending_shards() == [1]
+    assert caplog.text.count("the shard counts as not measured") == 1
+    assert "misses 1 of 2 shards" in output.state()
     output.write_shard(1, rows(2.0))
-    assert output.pending_shards() == []
-    assert read_artefact(tmp_path, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]
+    assert contents(results) == whole
 
 
-def test_half_written_files_are_not_read(tmp_path: Path) -> None:
-    open_output(tmp_path, num_shards=1).write_shard(0, rows(1.0))
-    (tmp_path / "length_losses" / "model=a" / ".00000-of-00001.parquet.0f3a.part").write_bytes(b"PAR1")
-    assert len(read_artefact(tmp_path, "length_losses")) == 1
+def test_no_flipped_byte_gives_another_number(results: Path) -> None:
+    expected, settings = read_by_all(results), read_settings(results, "length_losses")
+    generator, num_refused = random.Random(0), 0
+    paths = [path for path in sorted(results.rglob("*")) if path.is_file()]
+    for _ in range(200):
+        path = generator.choice(paths)
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(flipped)
+        forget()
+        try:
+            assert run_query(connect(results, SQL), SQL, 9)[1] == expected
+            assert read_settings(results, "length_losses") == settings
+        except InputError:
+            num_refused += 1
+        path.write_bytes(whole)
+    assert num_refused > 100
 
 
-def test_a_missing_artefact_names_those_present(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no 'influences' results; it holds nothing"):
-        read_artefact(tmp_path, "influences")
-    open_output(tmp_path).write_shard(0, rows(1.0))
-    with pytest.raises(InputError, match="it holds length_losses"):
-        read_artefact(tmp_path, "influences")
+def test_pages_have_checksums_for_readers_that_know_no_marks(results: Path) -> None:
+    path = shards(results) / f"{FIRST}.parquet"
+    whole = path.read_bytes()
+    place = whole.index(b"\x28\xb5\x2f\xfd") + 12  # inside the first zstd frame of a page
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(InputError, match=rf"{FIRST}.parquet is damaged: it is no whole Parquet"):
+        files.read_parquet(path)
 
 
-def test_columns_other_than_the_schema_are_refused(tmp_path: Path) -> None:
-    tables = rows(1.0)
-    del tables["length_losses"]["mean_loss"]
-    with pytest.raises(KeyError, match="mean_loss"):
-        open_output(tmp_path).write_shard(0, tables)
+def test_partial_results_are_refused_or_read_with_a_note(results: Path) -> None:
+    (marks(results) / f"{SECOND}.done").unlink()
+    refused = refused_by_all(results)
+    assert "holds 1 of 2 shards of length_losses of model 'a' (without 1); run python" in refused
+    assert refused.endswith("length_losses.py again with the flags it was run with, or say --allow-partial")
+    # Who asks for another model is not concerned.
+    assert len(read_artefact(results, "length_losses", None, {"model": ["b%2Fc"]})) == 2
+    one = "SELECT 1 AS one"
+    assert run_query(connect(results, one), one, 9)[1] == [(1,)]
+    allow_partial()
+    assert read_by_all(results) == [("a", 1.0), ("b%2Fc", 5.0), ("b%2Fc", 6.0)]
+    assert partial_note() == "partial: 1 of 2 shards of length_losses of model 'a'"
 
 
-def test_shards_of_all_nulls_and_of_none_read_together(tmp_path: Path) -> None:
-    def sparsity(k: int | None) -> dict[str, dict[str, list]]:
-        keys = {"document_id": ["d"], "chunk_index": [0], "target_position": [250], "rule": ["leave_one_out"]}
-        columns = {"loss_difference": [0.5], "dependency_sparsity": [k], "is_censored": [False]}
-        return {"dependency_sparsity": keys | columns}
-
-    output = open_output(tmp_path)
-    output.write_shard(0, sparsity(None))
-    output.write_shard(1, sparsity(4))
-    assert read_artefact(tmp_path, "dependency_sparsity")["dependency_sparsity"].isna().tolist() == [
-        True,
-        False,
-    ]
+def remove_marks(results: Path) -> None:
+    shutil.rmtree(marks(results))
 
 
-def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Path) -> None:
+def rename_folder(results: Path) -> None:
+    shards(results).rename(results / "length_losses" / "models=a")
+
+
+def leave_a_file_out_of_its_mark(results: Path) -> None:
+    mark = marks(results) / f"{FIRST}.done"
+    mark.write_text(mark.read_text().replace("length_losses", "length_losseq"))
+
+
+def cut_another_way(results: Path) -> None:
+    shutil.copy(marks(results) / f"{FIRST}.done", marks(results) / "00002-of-00003.done")
+
+
+def put_a_folder_there(results: Path) -> None:
+    (shards(results) / f"{FIRST}.parquet").unlink()
+    (shards(results) / f"{FIRST}.parquet").mkdir()
+
+
+def copy_another_run_over_it(results: Path) -> None:
+    other = open_output(results / "other", settings=SETTINGS | {"short_context_length": 32})
+    other.write_shard(1, rows(2.0))
+    for place in (marks, shards):
+        shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (remove_marks, "no completion mark of them: they may be a part"),
+        (rename_folder, "no completion mark of them: they may be a part"),
+        (leave_a_file_out_of_its_mark, f"{FIRST}.parquet is damaged, or not the file that was marked"),
+        (cut_another_way, "in 2 and in 3 shards: two results; keep one of them"),
+        (put_a_folder_there, f"{FIRST}.parquet is no file"),
+        (
+            copy_another_run_over_it,
+            f"short_context_length is 16 in model=a/{FIRST}.parquet and 32 in model=a/{SECOND}.parquet;",
+        ),
+    ],
+)
+def test_what_is_not_of_one_result_is_refused_by_name(
+    results: Path, change: Callable[[Path], None], sentence: str
+) -> None:
+    change(results)
+    for read in (lambda: read_artefact(results, "length_losses"), lambda: connect(results, SQL)):
+        with pytest.raises(InputError) as error:
+            read()
+        assert sentence in str(error.value)
+
+
+def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(tmp_path: Path) -> None:
     def differences(model: str, windowed: float | None) -> Path:
         columns = {
             "document_id": ["d"], "chunk_index": [0], "target_position": [9], "target_token_id": [1],
@@ -213,21 +396,29 @@ def test_a_file_from_before_a_column_that_may_be_null_reads_as_null(tmp_path: Pa
 
     older = differences("older", None)
     pq.write_table(pq.ParquetFile(older).read().drop_columns("windowed_short_context_loss"), older)
-    newer = differences("newer", 2.5)
-    shutil.rmtree(tmp_path / "_stages")
-    write_manifest(tmp_path)
-    assert (len(pq.read_schema(older)), len(pq.read_schema(newer))) == (13, 14)
+    mark = tmp_path / "_stages/loss_differences/model=older/00000-of-00001.done"
+    mark.write_text(json.dumps({"files": {"loss_differences": files.file_record(older, 1)}}))
+    differences("newer", 2.5)
     frame = read_artefact(tmp_path, "loss_differences").set_index("model")
     assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
     sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"
     assert run_query(connect(tmp_path), sql, 9)[1] == [("older", None), ("newer", 2.5)]
 
 
+def test_a_column_that_is_missing_is_not_written(tmp_path: Path) -> None:
+    tables = rows(1.0)
+    del tables["length_losses"]["mean_loss"]
+    with pytest.raises(KeyError, match="mean_loss"):
+        open_output(tmp_path).write_shard(0, tables)
+
+
 def test_ranges_as_sbatch_takes_them() -> None:
     assert [as_ranges(indices) for indices in ([], [4], [9, 3, 7, 8], {0, 1, 2})] == ["", "4", "3,7-9", "0-2"]
 
 
-def test_every_column_says_what_it_means() -> None:
+def test_the_page_of_results_equals_the_schemas() -> None:
+    page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
+    assert page == results_page(), "run: python -m pipeline.results.schemas > pipeline/RESULTS.md"
     for artefact, schema in SCHEMAS.items():
         for field in schema:
             assert field.metadata[b"meaning"], f"{artefact}.{field.name}"

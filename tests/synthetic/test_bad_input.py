@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_train_synthetic import CONFIG, TINY, evaluate, fingerprint, train
+from test_train_synthetic import CONFIG, evaluate, fingerprint, train
 
 from pipeline.cli import InputError
 from pipeline.models.checkpoint_files import MARK_FILE
@@ -19,14 +19,9 @@ MISSING = "synthetic_training.parquet is missing or damaged"
 @pytest.mark.parametrize(
     "override",
     [
-        "learning_rate=nan", "learning_rate=-1", "learning_rate=1e300", "weight_decay=nan", "weight_decay=-1",
-        "betas=[1.5,0.9]", "betas=[0.9]", "betas=[]", "betas={}", "max_grad_norm=0", "max_grad_norm=nan",
-        "seed=-1", "seed=99999999999999999999", "model.width=0", "model.width=1000000000000",
-        "model.num_heads=0", "model.num_heads=7", "model.num_layers=0", "model.rotary_fraction=nan",
-        "model=3", "model=[1]", "model.dropout=5", "num_position_ids=1000000000000", "largest_size=0",
-        "largest_size=1000000000", "size_step=0", "batch_size=0", "batch_size=1000000000000", "num_steps=0",
-        "save_interval=0", "eval_num_examples=1000000000000", "seed=[1", "seed={", "seed=${x", "seed", "=5",
-        "tasks=5",
+        "learning_rate=nan", "betas=[1.5,0.9]", "betas=[0.9]", "betas={}", "max_grad_norm=0", "seed=-1",
+        "model.num_heads=7", "model.rotary_fraction=nan", "model=3", "model.dropout=5", "largest_size=0",
+        "num_steps=0", "seed=[1", "seed", "=5", "tasks=5",
     ],
 )  # fmt: skip
 def test_a_value_is_refused_by_its_fields_name(override: str) -> None:
@@ -35,9 +30,7 @@ def test_a_value_is_refused_by_its_fields_name(override: str) -> None:
         load_task_config(CONFIG, [override], task="copy", positions="predicted")
 
 
-@pytest.mark.parametrize(
-    "content", ["tasks: 5", "tasks: {copy: 5}", "5", "a: [", "tasks: [copy]", "betas: {a: 1}"]
-)
+@pytest.mark.parametrize("content", ["tasks: 5", "tasks: {copy: 5}", "5", "a: [", "betas: {a: 1}"])
 def test_a_file_of_other_things_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(InputError, match="config.yaml"):
@@ -87,10 +80,6 @@ def without_mark(checkpoint: Path, name: str, content: object) -> None:
             MISSING,
         ),
         (
-            lambda run: pd.DataFrame({"step": [1]}).to_parquet(run / "synthetic_training.parquet"),
-            MISSING,
-        ),
-        (
             lambda run: pd.read_parquet(run / "synthetic_training.parquet")[:3].to_parquet(
                 run / "synthetic_training.parquet"
             ),
@@ -127,7 +116,6 @@ def test_a_damaged_run_does_not_go_on(
     "damage",
     [
         lambda checkpoint: truncate(checkpoint / "model.pt"),
-        lambda checkpoint: truncate(checkpoint / "optim.pt"),
         lambda checkpoint: (checkpoint / "train.pt").unlink(),
         lambda checkpoint: [path.unlink() for path in checkpoint.iterdir()],
     ],
@@ -168,26 +156,6 @@ def test_a_damaged_run_is_not_tested(
     assert not (tmp_path / "results" / "synthetic_accuracy").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--sizes", "0"], ["--sizes", "1000000000000"], ["--num-examples", "0"], ["--test-seed", "-1"],
-        ["--num-examples", "1000000000000"], ["--test-seed", "99999999999999999999"],
-    ],
-)  # fmt: skip
-def test_flags_beyond_their_range_are_refused(
-    whole: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        evaluate(whole, tmp_path / "results", "--sizes", "2", *words)
-    assert stopped.value.code == 2
-    assert f"argument {words[0]}" in capsys.readouterr().err
-
-
 def test_a_size_far_beyond_the_position_table_is_refused_at_once(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="size 1000000: examples of this size need 1000000 or more"):
         evaluate(whole, tmp_path / "results", "--sizes", "1000000")
-
-
-def test_tiny_is_a_valid_configuration() -> None:
-    assert load_task_config(CONFIG, TINY, task="copy", positions="pose").model.width == 16

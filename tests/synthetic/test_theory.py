@@ -1,0 +1,183 @@
+"""Sparse functional attention is the sum as it is written, exact where it can be; where S* stands."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.cli import InputError
+from pipeline.synthetic.planted_class import CONDITIONS, Lengths, PlacesAcrossHalves, ids_coupled_by_halves
+from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.theory import (
+    VOCABULARY_SIZE,
+    SparseFunctionalAttention,
+    draw_sequences,
+    measure,
+    num_relations,
+    relations_of,
+    subsets_within_reach,
+)
+
+NUM_TOKENS = 3
+LENGTHS = Lengths(train_context_length=32, local_length=8, length_multiples=(2, 8))
+CONTIGUOUS, COUPLED = tuple(range(8)), ids_coupled_by_halves(8)
+
+
+def attention_with(sparsity: int, key_reach: int) -> SparseFunctionalAttention:
+    """Random keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    attention = SparseFunctionalAttention(sparsity, NUM_TOKENS, key_reach, generator)
+    with torch.no_grad():
+        attention.log_keys.copy_(torch.randn(attention.log_keys.shape, generator=generator))
+        attention.raw_values.copy_(torch.randn(attention.raw_values.shape, generator=generator))
+    return attention
+
+
+def brute_force(
+    attention: SparseFunctionalAttention, token_ids: Sequence[int], position_ids: Sequence[int]
+) -> float:
+    """Definition 3.3 term by term: every k-subset, its key and its value looked up one by one."""
+    k, reach = attention.sparsity, attention.key_reach
+    keys = attention.log_keys.detach().reshape((2 * reach - 1,) * (k - 1) + (NUM_TOKENS,) * k)
+    values = attention.values().detach().reshape((NUM_TOKENS,) * k)
+    numerator = denominator = 0.0
+    for subset in combinations(range(len(token_ids)), k):
+        ids, tokens = [position_ids[place] for place in subset], [token_ids[place] for place in subset]
+        if max(ids) - min(ids) >= reach:
+            continue  # the key is 0
+        relation = [later - ids[0] + reach - 1 for later in ids[1:]]
+        key = math.exp(keys[(*relation, *tokens)].item())
+        numerator += key * values[tuple(tokens)].item()
+        denominator += key
+    return numerator / denominator
+
+
+@pytest.mark.parametrize("sparsity", [1, 2, 3])
+@pytest.mark.parametrize("position_ids", [CONTIGUOUS, COUPLED, (5, 0, 2, 2, 7, 1)])
+def test_equals_the_sum_over_all_subsets(sparsity: int, position_ids: tuple[int, ...]) -> None:
+    token_ids_BS = torch.from_numpy(np.random.default_rng(1).integers(0, NUM_TOKENS, (4, len(position_ids))))
+    for key_reach in (3, 8):
+        attention = attention_with(sparsity, key_reach)
+        expected = [brute_force(attention, row, position_ids) for row in token_ids_BS.tolist()]
+        assert attention(token_ids_BS, position_ids).tolist() == pytest.approx(expected, abs=1e-6), key_reach
+        assert len(set(expected)) == 4
+
+
+@pytest.mark.parametrize("position_ids", [CONTIGUOUS, COUPLED])
+def test_shifting_all_position_ids_changes_nothing(position_ids: tuple[int, ...]) -> None:
+    attention = attention_with(2, 5)
+    token_ids_BS = torch.tensor([[0, 2, 1, 1, 0, 2, 2, 0]])
+    moved = tuple(position_id + 1000 for position_id in position_ids)
+    stretched = tuple(2 * position_id for position_id in position_ids)
+    assert torch.equal(attention(token_ids_BS, moved), attention(token_ids_BS, position_ids))
+    assert not torch.equal(attention(token_ids_BS, stretched), attention(token_ids_BS, position_ids))
+
+
+def test_subsets_and_relations_that_a_reader_can_check() -> None:
+    subsets = subsets_within_reach((0, 1, 2, 3), 2, 3)
+    assert subsets.tolist() == [[0, 1], [0, 2], [1, 2], [1, 3], [2, 3]]  # not 0 and 3, which differ by 3
+    # Differences -2 … 2 are numbered 0 … 4.
+    assert relations_of((0, 1, 2, 3), subsets, 3).tolist() == [3, 4, 3, 4, 3]
+    coupled = subsets_within_reach((0, 1, 0, 1), 2, 2)
+    assert coupled.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert relations_of((0, 1, 0, 1), coupled, 2).tolist() == [2, 1, 2, 0, 1, 2]
+    assert [num_relations(k, 3) for k in (1, 2, 3)] == [1, 5, 25]
+    # n tokens have n - d pairs at distance d: 7 n - 28 within reach 8, n (n - 1) / 2 without a limit.
+    ids = tuple(range(256))
+    assert [len(subsets_within_reach(ids, 2, reach)) for reach in (8, 256)] == [7 * 256 - 28, 256 * 255 // 2]
+
+
+@pytest.mark.parametrize("name", ["local", "halves_coupled", "uniform_all_keys"])
+def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str) -> None:
+    condition = CONDITIONS[name]
+    reach = condition.key_reach(LENGTHS)
+    # Keys of 0 wherever X_S has a noise token; the value is the label of the planted signals.
+    attention = SparseFunctionalAttention(2, VOCABULARY_SIZE, reach, torch.Generator())
+    contents = [divmod(number, VOCABULARY_SIZE) for number in range(VOCABULARY_SIZE**2)]
+    is_signal = torch.tensor([max(tokens) < 2 for tokens in contents])
+    with torch.no_grad():
+        attention.log_keys.copy_(torch.where(is_signal, 0.0, -torch.inf).repeat(num_relations(2, reach)))
+        parity = torch.tensor([(first + second) % 2 for first, second in contents])
+        attention.raw_values.copy_(50.0 - 100.0 * parity)  # tanh of it is 1 or -1 in float32
+    for size in (16, 32, 256):
+        drawn = draw_sequences(condition, LENGTHS, 2, size, 50, np.random.default_rng(size))
+        right = measure(attention, drawn, training_step=0)
+        # The same keys with the labels exchanged are always wrong: by 2, squared.
+        with torch.no_grad():
+            attention.raw_values.neg_()
+        wrong = measure(attention, drawn, training_step=0)
+        with torch.no_grad():
+            attention.raw_values.neg_()
+        assert (right.squared_error, right.error_rate, wrong.squared_error, wrong.error_rate) == (0, 0, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("law", "size", "probabilities"),
+    [
+        # Blocks 012 and 123, a half each; three pairs in each, a third each. 1 2 is in both.
+        (LocalPlaces(3), 4, {(0, 1): 1, (0, 2): 1, (1, 2): 2, (1, 3): 1, (2, 3): 1}),
+        (uniform_places, 4, {(0, 1): 1, (0, 2): 1, (0, 3): 1, (1, 2): 1, (1, 3): 1, (2, 3): 1}),
+        # Halves 012 and 345; blocks of two places begin at 0 or 1; four pairs in each. 1 4 is in both.
+        (
+            PlacesAcrossHalves(2),
+            6,
+            {(0, 3): 1, (0, 4): 1, (1, 3): 1, (1, 4): 2, (1, 5): 1, (2, 4): 1, (2, 5): 1},
+        ),
+    ],
+)
+def test_the_probability_of_every_pair(
+    law: PositionLaw, size: int, probabilities: dict[tuple[int, int], int]
+) -> None:
+    generator, num_draws = np.random.default_rng(0), 4000
+    drawn = Counter(tuple(law(size, 2, generator).tolist()) for _ in range(num_draws))
+    assert drawn.keys() == probabilities.keys()
+    for pair, parts in probabilities.items():
+        expected = parts / sum(probabilities.values())
+        deviation = (num_draws * expected * (1 - expected)) ** 0.5
+        assert abs(drawn[pair] - num_draws * expected) < 5 * deviation
+
+
+def test_places_across_halves_are_far_apart_but_near_in_coupled_ids() -> None:
+    generator, ids = np.random.default_rng(0), np.array(ids_coupled_by_halves(64))
+    assert ids[[0, 31, 32, 63]].tolist() == [0, 31, 0, 31]
+    for _ in range(200):
+        places = PlacesAcrossHalves(4)(64, 3, generator)
+        assert places.tolist() == sorted(set(places.tolist())) and (places < 32).sum() == 2
+        assert np.ptp(ids[places]) < 4 and np.ptp(places) > 32 - 4
+
+
+def test_labels_lengths_and_reaches_by_hand() -> None:
+    drawn = draw_sequences(CONDITIONS["local"], LENGTHS, 2, 16, 200, np.random.default_rng(0))
+    assert drawn.position_ids_S == tuple(range(16))
+    for tokens, label in zip(drawn.token_ids_BS.tolist(), drawn.labels_B.tolist(), strict=True):
+        signals = [token for token in tokens if token < 2]  # noise is 2 to 9
+        assert len(signals) == 2
+        assert label == (1 if signals[0] == signals[1] else -1)
+    assert Lengths(16, 4, (8, 2)).of_training == (8, 10, 12, 14, 16)
+    assert Lengths(16, 4, (8, 2)).of_tests == (8, 10, 12, 14, 16, 32, 128)
+    reaches = {name: condition.key_reach(LENGTHS) for name, condition in CONDITIONS.items()}
+    assert (reaches["local"], reaches["halves_coupled"]) == (8, 8)
+    assert (reaches["uniform_trained_keys"], reaches["halves_all_keys"]) == (32, 256)
+
+
+@pytest.mark.parametrize(
+    ("refused", "sentence"),
+    [
+        (lambda: Lengths(30, 4, (2,)), "--train-context-length 30 is not a multiple of 4"),
+        (lambda: Lengths(32, 8, (1,)), "--length-multiples: name at least one, each 2 or more"),
+        (lambda: ids_coupled_by_halves(7), "7 tokens have no halves"),
+        (lambda: PlacesAcrossHalves(1)(8, 3, np.random.default_rng(0)), "k = 3 places across halves need"),
+        (lambda: attention_with(3, 4)(torch.tensor([[0, 1]]), (0, 1)), r"k = 3 of 2 tokens .* k is 1 to 2"),
+        (
+            lambda: SparseFunctionalAttention(3, 10, 256, torch.Generator()),
+            r"k = 3 with keys that reach 256 .* 261,121,000 keys",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(refused: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        refused()
