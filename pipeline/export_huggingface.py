@@ -1,8 +1,9 @@
 """Export a trained OLMo as a Hugging Face folder (OlmoForCausalLM), to share it or read it with other tools.
 
-Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and checks on
-32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The measuring stages read the
-folder like any other model; AutoModelForCausalLM and AutoTokenizer load it without a network.
+Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and their SHA-256
+in complete.json; checks on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The
+measuring stages read the folder like any other model, and refuse it where a file is not the one that was
+written; AutoModelForCausalLM and AutoTokenizer load it without a network.
 
 full size:
   python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
@@ -55,11 +56,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Load, refuse or write, and compare what was written with what was read."""
     # Imported late, for a --help at once.
-    import torch
-
     from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.olmo import find_checkpoint, load_stock_olmo, model_name
+    from pipeline.models.load import find_checkpoint, load_stock_olmo, model_name
     from pipeline.results.files import FolderLock
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
@@ -70,7 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
             f"--out {arguments.out} has the name of the model itself, under which its results are filed;"
             f" choose another, such as {arguments.out.with_name(f'{name}-hf')}"
         )
-    model = load_stock_olmo(checkpoint, torch.device("cpu"))
+    model = load_stock_olmo(checkpoint)
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"

@@ -503,7 +503,7 @@ def _measured(
             done += speed.seconds(work_done)
             bar.update(min(100, int(100 * done / seconds)) - bar.n)
 
-        measurements = measure(WatchedLM(model, advance), batching, *ids, part, asked)
+        measurements = measure(WatchedLM(model, advance), batching, *ids, part, asked)  # type: ignore[arg-type]
         bar.update(100 - bar.n)
     return measurements
 
@@ -517,7 +517,7 @@ def planned_work(model: CausalLM, batching: Batching, part: Part, asked: Asked) 
         total += work
 
     nothing_L = np.zeros(part.lengths.long_context_length, dtype=np.int64)
-    measure(WatchedLM(UncomputedLM(model), add), replace(batching), nothing_L, nothing_L, part, asked)
+    measure(WatchedLM(UncomputedLM(model), add), replace(batching), nothing_L, nothing_L, part, asked)  # type: ignore[arg-type]
     return total
 
 

@@ -1,7 +1,7 @@
 """OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
 
-Beside `huggingface.py` the other door to `transformers`. The class has one norm (without weights), one
-activation and no biases; whatever else a configuration asks for is refused, never left out.
+The class has one norm (without weights), one activation and no biases; whatever else a configuration asks for
+is refused, never left out.
 """
 
 import json
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
+from pipeline.models.load import write_mark
 from pipeline.models.olmo import blocks_of
 
 _NUM_CHECKED_TOKENS = 32
@@ -33,29 +34,20 @@ _ONLY_VALUES = {
 }  # fmt: skip
 
 
-def refuse_inexpressible(config: ModelConfig) -> None:
-    """Refuse a model that is no `OlmoForCausalLM`.
-
-    Raises:
-        InputError: names the field, its value and the only one that the class has.
-    """
-    for name, only in _ONLY_VALUES.items():
-        value = getattr(config, name)
-        if value != only:
-            raise InputError(
-                f"model.{name} is {value}, but Hugging Face's OlmoForCausalLM knows only {only}; this model"
-                " cannot be exported"
-            )
-
-
 def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
     """The same model in Hugging Face's class, in evaluation mode; its weights are copies.
 
     Raises:
-        InputError: the class cannot express it.
+        InputError: the class cannot express it; names the field.
     """
-    refuse_inexpressible(model.config)
-    twin = transformers.OlmoForCausalLM(_hugging_face_config(model.config))
+    config = model.config
+    for name, only in _ONLY_VALUES.items():
+        if (value := getattr(config, name)) != only:
+            raise InputError(
+                f"model.{name} is {value}, but Hugging Face's OlmoForCausalLM knows only {only}; this model"
+                " cannot be exported"
+            )
+    twin = transformers.OlmoForCausalLM(_hugging_face_config(config))
     missing, unexpected = twin.load_state_dict(_renamed_weights(model), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     twin.tie_weights()
@@ -104,7 +96,7 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
 
 
 def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path) -> float:
-    """Write config.json, model.safetensors and the tokenizer's files, and check them; whole or absent.
+    """Write config.json, model.safetensors, the tokenizer's files and their checksums; whole or absent.
 
     Args:
         model: the model, on the CPU.
@@ -123,31 +115,37 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
     twin = as_hugging_face(model)
-    _refuse_weights_that_are_no_numbers(model)
-    draft = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        _save(twin, draft)
-        _write_tokenizer(tokenizer_file, eos_token_id, model.config.max_sequence_length, draft)
-        difference = _largest_difference(model, draft)
-        if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
-            raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
-        _give_usual_modes(draft)
-        draft.rename(folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    return difference
-
-
-def _refuse_weights_that_are_no_numbers(model: OLMo) -> None:
     for name, weight in model.state_dict().items():
         if not weight.isfinite().all():
             raise InputError(
                 f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or"
                 " its training failed; export another step"
             )
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _save(twin, draft)
+        shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
+        eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
+        settings = {  # what AutoTokenizer needs beside it
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": eos_token,
+            "model_max_length": model.config.max_sequence_length, "clean_up_tokenization_spaces": False,
+        }  # fmt: skip
+        written = json.dumps(settings, indent=2) + "\n"
+        (draft / "tokenizer_config.json").write_text(written, encoding="utf-8")
+        difference = _largest_difference(model, draft)
+        if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
+            raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
+        write_mark(draft)
+        os.umask(mask := os.umask(0))
+        for path in draft.iterdir():  # safetensors makes its own readable by their owner alone
+            path.chmod(0o666 & ~mask)
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return difference
 
 
 def _save(twin: transformers.OlmoForCausalLM, folder: Path) -> None:
@@ -161,37 +159,14 @@ def _save(twin: transformers.OlmoForCausalLM, folder: Path) -> None:
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
 
 
-def _give_usual_modes(folder: Path) -> None:
-    """As a new file has them here; safetensors makes its own readable by their owner alone."""
-    os.umask(mask := os.umask(0))
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~mask)
-
-
 @torch.inference_mode()
 def _largest_difference(model: OLMo, folder: Path) -> float:
     """Between the losses of random tokens under the folder's model and under `model`, in nats."""
     twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    num_tokens = min(_NUM_CHECKED_TOKENS, model.config.max_sequence_length)
-    token_ids_1S = torch.randint(
-        model.config.vocab_size, (1, num_tokens), generator=torch.Generator().manual_seed(0)
-    )
+    size = 1, min(_NUM_CHECKED_TOKENS, model.config.max_sequence_length)
+    token_ids_1S = torch.randint(model.config.vocab_size, size, generator=torch.Generator().manual_seed(0))
     losses = [
         cross_entropy(module(token_ids_1S).logits[0, :-1], token_ids_1S[0, 1:], reduction="none")
         for module in (model.eval(), twin)
     ]
     return float((losses[0] - losses[1]).abs().max())
-
-
-def _write_tokenizer(tokenizer_file: Path, eos_token_id: int, max_sequence_length: int, folder: Path) -> None:
-    """The tokenizer.json as it is, byte for byte, and what AutoTokenizer needs beside it."""
-    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
-    eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": eos_token,
-        "pad_token": eos_token,
-        "model_max_length": max_sequence_length,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

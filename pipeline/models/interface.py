@@ -1,34 +1,38 @@
-"""Inputs on their way to the device, so that neither it nor the host waits for the other.
+"""The one interface through which measuring code sees a language model, and its losses and divergences.
 
-The one interface through which measuring code sees a language model.
-
-Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, D width, V vocabulary,
-T query rows, N any number of rows.
-
-What a language model may offer beyond the `CausalLM` interface, to rules that look inside.
-
-Shapes: B batch, S rows of a sequence, T query rows, H heads of a layer, D width.
-
-How far predictions move from a reference, as whole distributions.
+A model reads tokens at any position IDs, under any visibility, behind a prefix that it has read before. The
+loss of a token is -ln p from log-sum-exp; how far a prediction moved from a reference is
 
     KL(reference || prediction) = sum_v p(v) (ln p(v) - ln q(v))
 
-with logarithms from log-softmax: so it is 0 where the logits are the same, and small numbers are not rounded
-away. They are what the loss needs anyway, so a divergence costs one product more than a loss; there is no
-tensor of a vocabulary a context.
+with both logarithms from log-softmax: 0 where the logits are the same, and small numbers are kept.
 
-Shapes: B batch, S rows, K rows to look at, T references or query rows, V vocabulary, D width, N any number of
-rows: I references with R each.
+Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S rows to look at, T query rows or
+references, D width, V vocabulary, H heads, G key-value heads of width E, N any number of rows.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
+
+# Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time, on a GPU to 512 MiB:
+# it is faster the more it is told to do at once.
+LOGITS_PER_BLOCK = 1 << 24
+LOGITS_PER_BLOCK_ON_ACCELERATORS = 1 << 27
+_LOGITS_COMPARED = 1 << 19
+"""Of a block, compared at a time on a CPU: in float32 they stay in its caches, 2 MiB, from pass to pass."""
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer, keys rotated by their position IDs: two [B, G, K, E]."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -43,32 +47,27 @@ def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.T
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-# Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time, on a GPU to 512 MiB:
-# it is faster the more it is told to do at once.
-LOGITS_PER_BLOCK = 1 << 24
-LOGITS_PER_BLOCK_ON_ACCELERATORS = 1 << 27
-
-
 class NotFiniteLossError(ArithmeticError):
-    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where."""
+    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where.
+
+    Args:
+        target_position: in the coordinates of the position IDs that the model was given.
+        sequence_index: which sequence of its batch, where each has position IDs of its own.
+        what: "loss" or "divergence".
+    """
 
     def __init__(
         self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
     ) -> None:
         super().__init__(f"the {what} at position {target_position} is {loss}")
-        self.what = what
-        """"loss" or "divergence"."""
-        self.target_position = target_position
-        """In the coordinates of the position IDs that the model was given."""
-        self.loss = loss
+        self.what, self.target_position, self.loss = what, target_position, loss
         self.sequence_index = sequence_index
-        """Which sequence of its batch, where each has position IDs of its own."""
         self.model_name: str | None = None
-        """Told where several models are measured together."""
+        """Set where several models are measured together."""
 
 
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Of one layer, keys rotated by their position IDs: two [B, G, K, E], G key-value heads of width E."""
+class NotInspectableError(InputError):
+    """A model whose kind does not show its attention, or has no derivatives by it; says why."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,6 @@ class Prefix:
         return Prefix(
             tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
         )
-
-    def copy(self) -> "Prefix":
-        """The same numbers in other memory: tensors that a derivative may be taken through."""
-        return Prefix(tuple((key.clone(), value.clone()) for key, value in self.keys_and_values))
 
     @classmethod
     def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
@@ -112,21 +107,92 @@ class Prefix:
         return Prefix(tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values))
 
 
-class CausalLM(Protocol):
-    """A decoder-only model whose tokens can be given any position IDs and any visibility."""
+class CausalLM(ABC):
+    """A decoder-only model whose tokens can be given any position IDs and any visibility.
+
+    A subclass says how its layers run; what is asked of all of them is here. It may be looked into, too:
+    attention, and derivatives of losses (`InspectableLM`).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
 
     @property
+    @abstractmethod
     def vocabulary_size(self) -> int:
         """Token IDs run from 0 to this, exclusive."""
 
     @property
-    def num_parameters(self) -> int:
-        """Numbers that training sets, embeddings included; shared ones count once."""
-
-    @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where inputs must lie."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and computation."""
+        return next(self._model.parameters()).dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that training sets, embeddings included; shared ones count once."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @abstractmethod
+    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
+        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
+
+    @abstractmethod
+    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
+        """What the model's first layer is given for each token, positions apart: [1, S, D]."""
+
+    @abstractmethod
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+        *,
+        keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix | None]:
+        """Hidden states as `hidden_states` says, and the rows given as a prefix where `keeps_rows`.
+
+        Args:
+            tokens: token IDs, or their embeddings [B, S, D].
+            visible_BSK: may also be numbers that are added to the scores, of the model's dtype.
+        """
+
+    @abstractmethod
+    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits [..., V] of hidden states [..., D]."""
+
+    def derivable_attention(self) -> AbstractContextManager[None]:
+        """Attention inside has a derivative by what is added to its scores.
+
+        Raises:
+            NotInspectableError: the kind of model has none.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def watch_attention(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None,
+        note: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
+
+        It sums to 1 over the rows. Arguments are as in `hidden_states`, for one sequence without a prefix.
+
+        Raises:
+            NotInspectableError: the kind of model does not show it.
+        """
+
+    @torch.inference_mode()
     def read(
         self,
         token_ids_1S: torch.Tensor,
@@ -135,7 +201,13 @@ class CausalLM(Protocol):
         query_rows_1T: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Prefix]:
         """`hidden_states` of one sequence, and what later rows need of it to read on."""
+        hidden_1TD, prefix = self._run(
+            token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True
+        )
+        assert prefix is not None
+        return hidden_1TD, prefix
 
+    @torch.inference_mode()
     def hidden_states(
         self,
         token_ids_BS: torch.Tensor,
@@ -156,12 +228,77 @@ class CausalLM(Protocol):
                 wanted. None: all rows.
             prefix: rows already read, shared by the sequences of the batch, or of each its own.
         """
+        return self._run(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)[0]
 
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
-
+    @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states: [N, V]."""
+        return self._project(hidden_ND)
+
+    @torch.enable_grad()
+    def gate_gradients(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
+
+        The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
+        1 leaves the model as it is, 0 removes the row. Its logarithm is added to the score; at gate 1 the
+        derivative by the one is that by the other. One forward pass, and one backward a target.
+
+        Raises:
+            NotInspectableError: the kind of model has no such derivative.
+        """
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        log_gates_S = torch.zeros(token_ids_1S.shape[1], device=self.device, requires_grad=True)
+        added_1SS = torch.where(visible_1SS, log_gates_S, torch.finfo(self.dtype).min).to(self.dtype)
+        with self.derivable_attention():
+            hidden_1TD, _ = self._run(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
+        losses_T = self._losses(hidden_1TD, target_ids_T)[0]
+        if not losses_T.requires_grad:  # the family looks at where its mask is low, and not at how low
+            raise NotInspectableError(
+                f"{type(self._model).__name__} cannot be looked into: its losses have no derivative by what"
+                " is added to its attention scores"
+            )
+        gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
+        return torch.stack(gradients)
+
+    @torch.enable_grad()
+    def losses_of_embeddings(
+        self,
+        embedded_BSD: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats.
+
+        It has a derivative by the embeddings.
+        """
+        hidden_BTD, _ = self._run(embedded_BSD, position_ids_1S, visible_1SS, query_rows_T[None])
+        return self._losses(hidden_BTD, target_ids_T)
+
+    def _losses(self, hidden_BTD: torch.Tensor, target_ids_T: torch.Tensor) -> torch.Tensor:
+        """With a derivative by the hidden states: [B, T]."""
+        logits_BTV = self._project(hidden_BTD).float()
+        target_ids_BT = target_ids_T.expand(len(logits_BTV), -1)
+        return cross_entropy(logits_BTV.transpose(1, 2), target_ids_BT, reduction="none")
+
+
+@runtime_checkable
+class InspectableLM(Protocol):
+    """What rules that look inside ask of a model; every `CausalLM` has it. See there."""
+
+    watch_attention: Callable[..., None]
+    gate_gradients: Callable[..., torch.Tensor]
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    losses_of_embeddings: Callable[..., torch.Tensor]
 
 
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
@@ -175,6 +312,22 @@ def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> tor
         return hidden_BSD
     rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
     return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+
+
+def attention_mass(
+    model: InspectableLM,
+    token_ids_1S: torch.Tensor,
+    position_ids_1S: torch.Tensor,
+    visible_1SS: torch.Tensor | None,
+    query_rows_T: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of each query row to each row, mean over layers and heads: float32 [T, S]; sums to 1."""
+    of_layers: list[torch.Tensor] = []
+    model.watch_attention(
+        token_ids_1S, position_ids_1S, visible_1SS, query_rows_T,
+        lambda weights_HTS: of_layers.append(weights_HTS.mean(0)),
+    )  # fmt: skip
+    return torch.stack(of_layers).mean(0)
 
 
 def target_losses(
@@ -239,97 +392,12 @@ def refuse_not_finite(
     raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first, what)
 
 
-class NotInspectableError(InputError):
-    """A model that offers to be looked into, but whose kind shows no such thing; says why."""
-
-
-@runtime_checkable
-class InspectableLM(Protocol):
-    """What a `CausalLM` may offer beyond predictions: its attention, and derivatives.
-
-    Arguments are as in `CausalLM.hidden_states`, for one sequence without a prefix. Token IDs may also be
-    given as their embeddings, [1, S, D].
-    """
-
-    def watch_attention(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        note: Callable[[torch.Tensor], None],
-    ) -> None:
-        """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
-
-        It sums to 1 over the rows. None: of all rows.
-
-        Raises:
-            NotInspectableError: the kind of model does not show it.
-        """
-
-    def gate_gradients(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
-
-        The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
-        1 leaves the model as it is, 0 removes the row. One forward pass, and one backward a target.
-
-        Raises:
-            NotInspectableError: the kind of model has no such derivative.
-        """
-
-    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
-        """What the model's first layer is given for each token, positions apart: [1, S, D]."""
-
-    def losses_of_embeddings(
-        self,
-        embedded_BSD: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats.
-
-        It has a derivative by the embeddings.
-        """
-
-
-def attention_mass(
-    model: InspectableLM,
-    token_ids_1S: torch.Tensor,
-    position_ids_1S: torch.Tensor,
-    visible_1SS: torch.Tensor | None,
-    query_rows_T: torch.Tensor,
-) -> torch.Tensor:
-    """Attention of each query row to each row, mean over layers and heads: float32 [T, S]; sums to 1."""
-    of_layers: list[torch.Tensor] = []
-    model.watch_attention(
-        token_ids_1S, position_ids_1S, visible_1SS, query_rows_T,
-        lambda weights_HTS: of_layers.append(weights_HTS.mean(0)),
-    )  # fmt: skip
-    return torch.stack(of_layers).mean(0)
-
-
-_LOGITS_COMPARED = 1 << 19
-"""Of a block that are compared at a time on a CPU: in float32 they stay in its caches, 2 MiB, through the
-passes over them."""
-
-
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model predicts at T places, as whole distributions."""
+    """What a model predicts at T places, as whole distributions; float32."""
 
     log_probs_TV: torch.Tensor
-    """float32."""
     probs_TV: torch.Tensor
-    """float32."""
 
     @classmethod
     def of(cls, model: CausalLM, hidden_TD: torch.Tensor) -> "Predictions":

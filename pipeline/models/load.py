@@ -1,110 +1,263 @@
-"""A download from the hub that stalls ends within seconds; the client would wait and ask anew for minutes.
+"""Which model a word of --checkpoints means, and loading it: an OLMo run, a Hugging Face folder, a hub name.
 
-Models on the Hugging Face hub: fetched once into its cache, then a folder like any other.
+<run folder>/step<N>-unsharded/       a checkpoint in OLMo's layout, as pipeline/pretrain.py writes them
+    config.yaml  model.pt             what a model is loaded from
+    optim.pt  train.pt                what a run goes on from, too
+    complete.json                     {"files": {"model.pt": {"bytes": 1234, "sha256": "…"}, …}}, written last
 
-What a checkpoint's own configuration says of how it was trained; results carry it beside their numbers.
-
-Which model a word of --checkpoints means, and loading it: the one place that knows both kinds.
+A Hugging Face folder that this project exported has such a mark, too. What a mark names is compared with it
+whenever a model is loaded. A model of the hub is fetched once into its cache, then a folder like any other.
 """
 
-import os
+import json
+import logging
+import pickle
 import re
-import time
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
-from huggingface_hub import HfApi, constants, get_session, snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from olmo.config import BlockType, ModelConfig
+from olmo.exceptions import OLMoConfigurationError
+from olmo.model import OLMo
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, is_out_of_memory
+from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import find_checkpoint, load_olmo, model_name, num_positions_of_olmo
-from pipeline.text.sources import HUB_PATIENCE_SECONDS, hub_answer
+from pipeline.models.olmo import OLMoCausalLM
+from pipeline.results.files import write_json
+from pipeline.results.versions import describe_files, sha256_of_files
+from pipeline.text.sources import hub_answer
 
-_LIMITS = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
-_LONGEST_PAUSE_SECONDS = 10
-"""What the client waits at most before it asks again; asked later, it is another download."""
-_heard: dict[str, float] = {}
-"""Address of each answer that is awaited -> when it last brought something, by the monotonic clock."""
+MARK_FILE = "complete.json"
+MODEL_FILES = ("config.yaml", "model.pt")
+RUN_FILES = (*MODEL_FILES, "optim.pt", "train.pt")
+FACTS = ("train_step", "train_context_length", "position_scheme", "seed")
+_HINT = "put back the file that was saved, or take another checkpoint"
+
+logger = logging.getLogger("pipeline")
 
 
-class StalledError(Exception):
-    """The hub sent nothing for so long as the client waits. Of no kind that it asks again for."""
+def step_folders(run_folder: Path) -> dict[int, Path]:
+    """Step -> `step<N>-unsharded` of a run folder, ascending, whatever is in them."""
+    folders = run_folder.iterdir() if run_folder.is_dir() else ()
+    found = [
+        (int(match[1]), folder)
+        for folder in folders
+        if (match := re.fullmatch(r"step(\d+)-unsharded", folder.name)) and folder.is_dir()
+    ]
+    return dict(sorted(found))
 
 
-def end_where_it_stalls() -> None:
-    """Have the hub's client of this process raise `StalledError` where it would ask for the same once more.
+def write_mark(folder: Path) -> None:
+    """Mark a model's folder, whose files are all written, as complete."""
+    write_json(folder / MARK_FILE, {"files": describe_files(folder, sorted(folder.iterdir()))})
 
-    Its limits, which begin anew with each piece that arrives, become `HUB_PATIENCE_SECONDS` unless the
-    environment sets them.
+
+def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | None:
+    """What is wrong with the named files of a model, as a phrase; None where nothing shows.
+
+    Args:
+        folder: the model's.
+        names: files it must have.
+        reads_all: compare SHA-256 with the mark, not sizes alone. A folder of another program, or of an
+            earlier version of this one, has no mark; then its files must be there, and not empty.
     """
-    for name in _LIMITS:
-        if name not in os.environ:
-            setattr(constants, name, HUB_PATIENCE_SECONDS)
-    client = get_session()
-    hooks = client.event_hooks
-    if _refuse_repetition not in hooks["request"]:
-        client.event_hooks = {
-            "request": [*hooks["request"], _refuse_repetition], "response": [*hooks["response"], _listen],
-        }  # fmt: skip
+    for name in names:
+        if not (folder / name).is_file():
+            return f"it has no {name}"
+        if (folder / name).stat().st_size == 0:
+            return f"{name} is empty"
+    if not (folder / MARK_FILE).exists():
+        return None
+    try:
+        files = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))["files"]
+        marked = {name: (files[name]["bytes"], files[name]["sha256"]) for name in names}
+    except (ValueError, TypeError, KeyError):
+        return f"{MARK_FILE} is not the mark of a complete checkpoint"
+    for name, (num_bytes, sha256) in marked.items():
+        path = folder / name
+        if path.stat().st_size != num_bytes:
+            return f"{name} has {path.stat().st_size} bytes, not the {num_bytes} that were saved"
+        if reads_all and sha256_of_files(path) != sha256:
+            return f"{name} is not what was saved: its SHA-256 differs"
+    return None
 
 
-def _refuse_repetition(request: httpx.Request) -> None:
-    address, now = _address(request), time.monotonic()
-    silence = now - _heard.get(address, now)
-    _heard[address] = now
-    if HUB_PATIENCE_SECONDS <= silence < _patience() + _LONGEST_PAUSE_SECONDS:
-        del _heard[address]
-        raise StalledError(
-            f"nothing came from {request.url.host} for {_patience():g} seconds; HF_HUB_DOWNLOAD_TIMEOUT and"
-            " HF_HUB_ETAG_TIMEOUT set another limit"
+def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a model one of whose files is damaged, by size and content.
+
+    Raises:
+        InputError: names the file.
+    """
+    damage = damage_of(folder, names, reads_all=True)
+    if damage is not None:
+        raise InputError(f"the checkpoint {folder} is damaged: {damage}; {_HINT}")
+
+
+def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint that a run can go on from, saying which were passed over.
+
+    None where the run has no checkpoint. Every file is read and compared with its mark.
+
+    Raises:
+        InputError: it has some, all of them damaged.
+    """
+    damages: list[str] = []
+    for step, folder in reversed(step_folders(run_folder).items()):
+        damage = damage_of(folder, RUN_FILES, reads_all=True)
+        if damage is None:
+            for passed_over in damages:
+                logger.warning(
+                    "passed over a damaged checkpoint, %s; going on from step %d", passed_over, step
+                )
+            return step, folder
+        damages.append(f"{folder}: {damage}")
+    if damages:
+        raise InputError(
+            f"no checkpoint of {run_folder} is whole ({'; '.join(damages)}); put back what was saved, or"
+            " remove them to begin anew"
         )
+    return None
 
 
-def _listen(response: httpx.Response) -> None:
-    address = _address(response.request)
-    _heard[address] = time.monotonic()
-    assert isinstance(response.stream, httpx.SyncByteStream)
-    response.stream = _Heard(response.stream, address)
+def newest_with_model(run_folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint to be measured; None where the run has none.
+
+    A folder that never held a model is passed over, with a word in the log. Damage is told when the model is
+    loaded: to measure an earlier step in place of a damaged one would be another result under the same name.
+    """
+    for step, folder in reversed(step_folders(run_folder).items()):
+        if _holds_olmo(folder) or (folder / MARK_FILE).exists():
+            return step, folder
+        logger.warning("%s holds no model and is passed over", folder)
+    return None
 
 
-def _patience() -> float:
-    return max(getattr(constants, name) for name in _LIMITS)
+def _holds_olmo(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in MODEL_FILES)
 
 
-def _address(request: httpx.Request) -> str:
-    """Without what is signed anew for each request."""
-    return f"{request.url.host}:{request.url.port}{request.url.path}"
+def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
+    """Named tensors and plain values of a file of `torch.save`, on the CPU; never code.
+
+    Args:
+        is_mapped: they stay in the file, which takes no memory; for tensors that are copied at once, as a
+            network's file system cannot remove a file that is still in use.
+
+    Raises:
+        InputError: the file is damaged, or holds something else.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
+        if is_out_of_memory(error):
+            raise
+        if not zipfile.is_zipfile(path):
+            reason = "is damaged: it is no archive of torch.save, or not all of one"
+        elif isinstance(error, pickle.UnpicklingError):
+            reason = "holds something else than tensors and is refused: to load it could run code"
+        else:
+            reason = f"is damaged ({_first_line(error)})"
+        raise InputError(f"{path} {reason}; {_HINT}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}, not named tensors; {_HINT}")
+    return content
 
 
-class _Heard(httpx.SyncByteStream):
-    """The bytes of an answer; when they came is written down."""
-
-    def __init__(self, stream: httpx.SyncByteStream, address: str) -> None:
-        self._stream, self._address = stream, address
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            _heard[self._address] = time.monotonic()
-            yield piece
-        _heard.pop(self._address, None)
-
-    def close(self) -> None:
-        """Give the connection back."""
-        self._stream.close()
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder.
+
+    Raises:
+        InputError: neither is there.
+    """
+    if _holds_olmo(path):
+        return path
+    newest = newest_with_model(path)
+    if newest is None:
+        raise InputError(
+            f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
+            " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
+            " config.json"
+        )
+    return newest[1]
+
+
+def model_name(path: Path) -> str:
+    """The name results are filed under: the run folder's, with the step where one was asked for."""
+    path = path.resolve()
+    match = re.fullmatch(r"(step\d+)-unsharded", path.name)
+    return f"{path.parent.name}-{match[1]}" if match else path.name
+
+
+def load_olmo(
+    checkpoint: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    num_positions: int | None = None,
+) -> OLMoCausalLM:
+    """Load an unsharded OLMo checkpoint to be measured.
+
+    Args:
+        num_positions: as of `OLMoCausalLM`.
+
+    Raises:
+        InputError: as `load_stock_olmo`, or it does not fit the device.
+    """
+    model = load_stock_olmo(checkpoint).to(dtype)
+    refuse_model_beyond_memory(model, device, str(checkpoint))
+    return OLMoCausalLM(model.to(device), num_positions)
+
+
+def load_stock_olmo(checkpoint: Path) -> OLMo:
+    """Load an unsharded OLMo checkpoint on the CPU; torch reads tensors only, never code, from its model.pt.
+
+    Raises:
+        InputError: the folder is not an OLMo checkpoint, is damaged, or has no RoPE.
+    """
+    refuse_damaged(checkpoint, MODEL_FILES)
+    config = _olmo_config(checkpoint)
+    if config.block_type != BlockType.sequential:
+        raise InputError(f"{checkpoint} has model.block_type {config.block_type}; only sequential is handled")
+    if not config.rope:
+        raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
+    config.init_device = "cpu"
+    path = checkpoint / "model.pt"
+    weights = read_tensors(path, is_mapped=True)
+    try:
+        model = OLMo(config, init_params=False)
+        model.load_state_dict(model._make_state_dict_compatible(weights)[0])
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise InputError(f"{path} is not the weights of its config.yaml: {_first_line(error)}") from error
+    return model
+
+
+def _olmo_config(checkpoint: Path) -> ModelConfig:
+    try:
+        return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
+    except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
+        raise InputError(
+            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {_first_line(error)}"
+        ) from error
 
 
 def is_hub_name(text: str) -> bool:
     """Whether `text` may name a model on the hub: `name`, or `owner/name`."""
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", text) is not None
 
 
 def weight_files(names: Iterable[str]) -> list[str]:
@@ -140,55 +293,31 @@ def snapshot(name: str, revision: str | None, with_code: bool, patience_seconds:
             f" read ({_first_line(error)})"
         ) from error
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        cached = _cached(name, revision)
-        if cached is None:
-            raise InputError(
-                f"there is no folder {name} here, and the Hugging Face hub cannot be reached"
-                f" ({_first_line(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
-            ) from error
-        return cached
+        with suppress(FileNotFoundError):
+            return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        raise InputError(
+            f"there is no folder {name} here, and the Hugging Face hub cannot be reached"
+            f" ({_first_line(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
+        ) from error
     files = [file.rfilename for file in found.siblings or ()]
     wanted = weight_files(files)
     wanted += [file for file in files if "/" not in file and file.endswith(".json")]
     if with_code:
         wanted += [file for file in files if file.endswith(".py")]
-    end_where_it_stalls()
     try:
-        return Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=wanted, etag_timeout=constants.HF_HUB_ETAG_TIMEOUT
-            )
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:  # as above
         raise InputError(
             f"the download of {name}{at} broke off ({_first_line(error)}); run the same command again"
         ) from error
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except FileNotFoundError:
-        return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-FACTS = ("train_step", "train_context_length", "position_scheme", "seed")
-
-
 def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
-    """`FACTS` of a checkpoint; those that it does not tell, and all of a Hugging Face model's, are None.
-
-    Args:
-        folder: the checkpoint's, with its config.yaml where it is OLMo's.
-        is_olmo: whether it is.
+    """What an OLMo checkpoint's own configuration says of its training, for the results.
 
     Returns:
-        train_step (of the folder's name step<N>-unsharded), train_context_length (tokens), position_scheme,
-        seed.
+        train_step (of the folder's name), train_context_length (tokens), position_scheme, seed; None where it
+        is not told, as in a Hugging Face model.
     """
     if not is_olmo:
         return dict.fromkeys(FACTS)
@@ -230,7 +359,7 @@ class Checkpoint:
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""
         if self.is_olmo:
-            return [self.folder / "config.yaml", self.folder / "model.pt"]
+            return [self.folder / name for name in MODEL_FILES]
         weights = weight_files(path.name for path in self.folder.iterdir())
         code = sorted(self.folder.glob("*.py")) if with_code else []
         return [self.folder / "config.json", *(self.folder / name for name in weights), *code]
@@ -254,7 +383,7 @@ class Checkpoint:
             InputError: the configuration cannot be used.
         """
         if self.is_olmo:
-            return num_positions_of_olmo(self.folder)
+            return int(_olmo_config(self.folder).max_sequence_length)
         from pipeline.models.huggingface import num_positions_of  # late, as below
 
         return num_positions_of(self.folder, trust_remote_code)
@@ -292,6 +421,9 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
         if loading.device_map is not None:
             raise InputError(f"--device-map is for Hugging Face models; {checkpoint.folder} is an OLMo")
         return load_olmo(checkpoint.folder, loading.device, loading.dtype, num_positions)
+    if (checkpoint.folder / MARK_FILE).exists():
+        files = checkpoint.files(loading.trust_remote_code)
+        refuse_damaged(checkpoint.folder, [path.name for path in files])
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 

@@ -14,9 +14,6 @@ differences beyond those of training are classes that were never trained. RoPE r
 Shapes: B batch, S rows, P rows read before, K = S or P + S, D width, V vocabulary, I position IDs.
 """
 
-import copy
-from typing import TypeVar
-
 import torch
 import transformers
 from olmo.config import ActivationType, LayerNormType, ModelConfig
@@ -24,11 +21,9 @@ from olmo.model import OLMo
 from torch import nn
 
 from pipeline.models.attention import added_to_scores
-from pipeline.models.huggingface import HuggingFaceCausalLM, PassCache
-from pipeline.models.interface import InspectableLM, Prefix, causal_visibility
+from pipeline.models.huggingface import HuggingFaceCausalLM, PassCache, cache_argument
+from pipeline.models.interface import CausalLM, Prefix, causal_visibility
 from pipeline.models.olmo import OLMoCausalLM, RotaryTable, Rows, blocks_of, logits_of, run_block
-
-M = TypeVar("M", bound=nn.Module)
 
 
 class Trunk(nn.Module):
@@ -66,35 +61,17 @@ class Trunk(nn.Module):
         """Multiply all attention scores, by way of the queries' weights: above 1 attention spreads less."""
         raise NotImplementedError
 
-    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
+    def inside(self) -> CausalLM:
         """The model as one that can be looked into, given embeddings in the place of token IDs.
 
         It is measured from then on, and not trained.
-
-        Args:
-            head: what predicts, without a bias; None: the model's own, of tokens.
         """
         raise NotImplementedError
 
 
 def joined(past: Prefix | None, new: Prefix) -> Prefix:
     """The rows of `past`, then those of `new`, of the same sequences."""
-    if past is None:
-        return new
-    layers = zip(past.keys_and_values, new.keys_and_values, strict=True)
-    return Prefix(
-        tuple(
-            (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
-            for (k, v), (more_k, more_v) in layers
-        )
-    )
-
-
-def with_own_modules(module: M) -> M:
-    """The same module, its parameters shared, one of whose modules may be replaced for this copy only."""
-    shallow = copy.copy(module)
-    shallow._modules = dict(module._modules)
-    return shallow
+    return new if past is None else Prefix.together([past, new])
 
 
 class GPTNeoXTrunk(Trunk):
@@ -130,6 +107,7 @@ class GPTNeoXTrunk(Trunk):
             eos_token_id=None,
         )  # fmt: skip
         self.model = transformers.GPTNeoXForCausalLM(config)
+        self._cache_argument = cache_argument(self.model)
 
     def embed(self, token_ids_BS: torch.Tensor) -> torch.Tensor:
         """See `Trunk.embed`."""
@@ -152,8 +130,8 @@ class GPTNeoXTrunk(Trunk):
             inputs_embeds=embedded_BSD,
             position_ids=position_ids_BS.expand(embedded_BSD.shape[:2]),
             attention_mask=added_to_scores(visible_BSK, cache.get_seq_length(), embedded_BSD.dtype),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_argument: cache},
         )
         return output.last_hidden_state, cache.read_rows()
 
@@ -171,13 +149,9 @@ class GPTNeoXTrunk(Trunk):
                 # Each head's rows are its query, its key, its value.
                 parameter.view(num_heads, 3, -1)[:, 0] *= factor
 
-    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
+    def inside(self) -> CausalLM:
         """See `Trunk.inside`."""
-        if head is None:
-            return HuggingFaceCausalLM(self.model)
-        model = with_own_modules(self.model)
-        model.set_output_embeddings(head)
-        return HuggingFaceCausalLM(model)
+        return HuggingFaceCausalLM(self.model)
 
 
 class OLMoTrunk(Trunk):
@@ -220,14 +194,9 @@ class OLMoTrunk(Trunk):
         for block in blocks_of(self.model):
             block.get_parameter("att_proj.weight")[: self.width] *= factor
 
-    def inside(self, head: nn.Linear | None = None) -> InspectableLM:
+    def inside(self) -> CausalLM:
         """See `Trunk.inside`."""
-        if head is None:
-            return OLMoCausalLM(self.model)
-        model = with_own_modules(self.model)
-        model.transformer = with_own_modules(model.transformer)
-        model.transformer["ff_out"] = head
-        return OLMoCausalLM(model)
+        return OLMoCausalLM(self.model)
 
 
 def new_olmo(
@@ -279,12 +248,6 @@ class PositionIDs(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., I] of the next token's position ID."""
         return hidden @ self.table_ID.T
-
-    def as_head(self) -> nn.Linear:
-        """What gives the logits, as a layer of its own with the same table."""
-        head = nn.Linear(self.table_ID.shape[1], self.table_ID.shape[0], bias=False, device="meta")
-        head.weight = self.table_ID
-        return head
 
 
 class TaskModel(nn.Module):

@@ -20,8 +20,8 @@ from olmo.optim import LinearWithWarmup
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError, progress_bar
-from pipeline.models.checkpoint_files import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.models.devices import GIBIBYTE, free_bytes
+from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.results.files import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files

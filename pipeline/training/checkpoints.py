@@ -5,7 +5,7 @@
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
     train.pt                  step, tokens, random states, and what made them
-    complete.json             sizes and SHA-256 of these (pipeline.models.checkpoint_files)
+    complete.json             sizes and SHA-256 of these (pipeline.models.load)
 """
 
 import logging
@@ -20,7 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, is_out_of_memory
-from pipeline.models.checkpoint_files import (
+from pipeline.models.load import (
     RUN_FILES,
     damage_of,
     newest_whole,

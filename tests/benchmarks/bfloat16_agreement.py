@@ -35,7 +35,7 @@ from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import find_checkpoint, load_olmo
+from pipeline.models.load import find_checkpoint, load_olmo
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 

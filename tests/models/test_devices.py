@@ -1,7 +1,8 @@
-"""GPUs that are of no use, lack something, or are shared: a sentence each, in torch's own words."""
+"""GPUs that are of no use, lack something, or are too small: a sentence each; memory that serves again."""
 
-import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +15,11 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.stage import dtype_of_results
 from pipeline.models import devices
-from pipeline.models.olmo import find_checkpoint, load_olmo
+from pipeline.models.load import find_checkpoint, load_olmo
 from pipeline.training.speed import faster_dtype, mixed_precision_of
 
 CUDA = torch.device("cuda", 0)
 GIB = 1 << 30
-OLD_DRIVER = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by"
-    " downloading and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
-    " Alternatively, go to: https://pytorch.org to install a PyTorch version that has been compiled with your"
-    " version of the CUDA driver."
-)
 
 
 class _Properties:
@@ -42,119 +37,51 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    devices.best_device_type.cache_clear()
-    devices._say.cache_clear()
-    yield monkeypatch
-    devices.best_device_type.cache_clear()
-    devices._say.cache_clear()
-
-
-def _fails(message: str) -> Callable[..., torch.Tensor]:
-    def ones(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError(message)
-
-    return ones
-
-
-@pytest.mark.parametrize("message", [OLD_DRIVER, f"CUDA initialization: {OLD_DRIVER}"])
-def test_torch_says_it_in_one_sentence(message: str) -> None:
-    expected = "The NVIDIA driver on your system is too old (found version 11040)"
-    assert devices.shortened(RuntimeError(message)) == expected
+    return monkeypatch
 
 
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (OLD_DRIVER, "too old (found version 11040)"),
+        (
+            "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+            " by downloading and installing a new version from the URL: http://www.nvidia.com",
+            "The NVIDIA driver on your system is too old (found version 11040)",
+        ),
         (
             "CUDA error: no kernel image is available for execution on the device\nSearch for\nCompile with",
             "CUDA error: no kernel image is available for execution on the device",
         ),
-        (
-            "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be",
-            "CUDA-capable device(s) is/are busy or unavailable",
-        ),
     ],
-    ids=["old driver", "old GPU", "taken by another process"],
 )
-@pytest.mark.parametrize("asked", ["cuda", None])
-def test_a_gpu_that_cannot_be_used(
-    message: str, told: str, asked: str | None, gpu: pytest.MonkeyPatch
-) -> None:
-    gpu.setattr(torch, "ones", _fails(message))
-    with pytest.raises(InputError, match=re.escape(told)) as error:
-        devices.usable_device(asked, "say cpu")
-    what = "--device cuda" if asked else "the GPU"
-    assert re.fullmatch(rf"{what} cannot be used here \(.*\); say cpu", str(error.value))
-    assert "http" not in str(error.value) and "\n" not in str(error.value)
+def test_a_gpu_that_cannot_be_used(message: str, told: str, gpu: pytest.MonkeyPatch) -> None:
+    def ones(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError(message)
+
+    gpu.setattr(torch, "ones", ones)
+    for name, what in (("cuda", "--device cuda"), (None, "the GPU")):
+        sentence = re.escape(f"{what} cannot be used here ({told}); say cpu")
+        with pytest.raises(InputError, match=rf"^{sentence}$"):
+            devices.usable_device(name, "say cpu")
 
 
-def test_where_none_is_asked_for_the_cpu_is_taken_and_a_useless_driver_told(
-    gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    def warn() -> bool:
-        import warnings
-
-        warnings.warn(f"CUDA initialization: {OLD_DRIVER} (Triggered internally at)", stacklevel=1)
-        return False
-
-    gpu.setattr(torch.cuda, "is_available", warn)
-    assert [devices.usable_device(None) for _ in range(2)] == [torch.device("cpu")] * 2
-    assert caplog.messages == [
-        "a GPU is here that cannot be used (The NVIDIA driver on your system is too old (found version"
-        " 11040)); computing on the CPU"
-    ]
-    caplog.clear()
-    (tmp_path / "version").touch()
-    gpu.setattr(devices, "_DRIVER", tmp_path / "version")
-    gpu.setattr(torch.cuda, "is_available", lambda: False)
-    gpu.setattr(torch.version, "cuda", None)
-    devices.best_device_type.cache_clear()
-    assert devices.best_device_type() == "cpu"
-    assert f"(torch {torch.__version__} is built without CUDA)" in caplog.text
-
-
-def test_more_processes_than_gpus(gpu: pytest.MonkeyPatch) -> None:
+def test_each_process_of_a_launcher_has_its_own_gpu(gpu: pytest.MonkeyPatch) -> None:
+    assert devices.device_of_this_process("cuda") == "cuda"
     gpu.setenv("LOCAL_RANK", "1")
-    with pytest.raises(InputError, match=r"process 1, .* has no GPU .* 1 can .* --nproc-per-node 1\)"):
-        devices.usable_device("cuda")
-    gpu.setenv("LOCAL_RANK", "0")
-    assert devices.device_of_this_process("cuda") == "cuda:0"
+    names = [devices.device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")]
+    assert names == ["cuda:1", "cuda:3", "cpu"]
+    gpu.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.usable_device(None) == torch.device("cpu")
 
 
-def test_another_process_on_the_gpu_is_told_once(
-    gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "pipeline"):
-        devices._say(CUDA)
-        devices._say(CUDA)
-    first, second = caplog.messages
-    assert first == (
-        "computing on cuda:0: Tesla V100, 8.0 GiB (other processes hold 5.00); products of float32 are not"
-        " rounded to TF32"
-    )
-    assert second.startswith("other processes hold 5.00 GiB of cuda:0: two on one GPU are slower")
-    caplog.clear()
-    devices._say.cache_clear()
-    gpu.setattr(torch.cuda, "mem_get_info", lambda _: (int(7.5 * GIB), 8 * GIB))
-    with caplog.at_level(logging.INFO, "pipeline"):
-        devices._say(CUDA)
-    assert len(caplog.messages) == 1 and "other processes" not in caplog.text
-
-
-@pytest.mark.usefixtures("gpu")
 def test_a_model_larger_than_the_gpu_is_refused_with_both_numbers(
-    make_olmo: Callable[..., OLMo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_olmo: Callable[..., OLMo], tmp_path: Path, gpu: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError) as error:
-        devices.refuse_beyond_memory(14 * GIB, CUDA, "the model of x", "take another")
-    assert str(error.value) == (
-        "the model of x takes 14.00 GiB, and 3.00 of 8.00 are free on cuda:0 (other processes hold 5.00);"
-        " take another"
-    )
-    devices.refuse_beyond_memory(2 * GIB, CUDA, "the model of x", "take another")
+    with pytest.raises(InputError, match=r"^x takes 14\.00 GiB, and 3\.00 of 8\.00 are free on cuda:0; y$"):
+        devices.refuse_beyond_memory(14 * GIB, CUDA, "x", "y")
+    devices.refuse_beyond_memory(2 * GIB, CUDA, "x", "y")
     checkpoint = find_checkpoint(write_checkpoint(tmp_path / "run", make_olmo()))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 8 * GIB))
+    gpu.setattr(torch.cuda, "mem_get_info", lambda _: (1, 8 * GIB))
     with pytest.raises(InputError, match=r"the model of .*/step\d+-unsharded takes 0\.00 GiB, and 0\.00 of"):
         load_olmo(checkpoint, CUDA)
 
@@ -180,3 +107,23 @@ def test_batches_follow_from_the_whole_memory_of_a_gpu(caplog: pytest.LogCapture
 
     assert Batching.for_model(OnGPU()) == Batching(32768, 1.5 * GIB)  # a quarter of 8 is more than is free
     assert "batches are kept within 1.50 GiB and not 2, which may move the last bits" in caplog.text
+
+
+_PAGE_FAULTS_OF_A_SECOND_BLOCK = """
+import resource, torch
+from pipeline.models.devices import keep_freed_memory
+keep_freed_memory()
+def page_faults(num_mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(num_mebibytes * 2**20, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+page_faults(65)
+print(page_faults(64))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told")
+def test_a_block_smaller_than_one_before_it_costs_no_page_faults() -> None:
+    program = [sys.executable, "-c", _PAGE_FAULTS_OF_A_SECOND_BLOCK]
+    num_faults = int(subprocess.run(program, check=True, capture_output=True).stdout)
+    assert num_faults < 64 * 2**20 // 4096 // 100

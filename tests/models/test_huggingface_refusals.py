@@ -24,9 +24,9 @@ from transformers import (
 from pipeline.cli import InputError
 from pipeline.models.huggingface import (
     HuggingFaceCausalLM,
+    check_model,
     load_hugging_face,
     position_limit,
-    refuse_disobedient,
 )
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ class _Fails(HuggingFaceCausalLM):
 def test_disobedience_is_noticed(kind: type[HuggingFaceCausalLM], sentence: str) -> None:
     lm = kind(make_model("llama"))
     with pytest.raises(InputError, match=sentence):
-        refuse_disobedient(lm, lm.stock_logits, "m", 64)
+        check_model(lm, lm.stock_logits, "m", 64)
 
 
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.olmo import OLMoCausalLM, find_checkpoint, load_olmo, model_name
+from pipeline.models.load import find_checkpoint, load_olmo, model_name
+from pipeline.models.olmo import OLMoCausalLM
 
 
 @pytest.fixture

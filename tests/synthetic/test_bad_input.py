@@ -10,7 +10,7 @@ import torch
 from test_train_synthetic import CONFIG, evaluate, fingerprint, train
 
 from pipeline.cli import InputError
-from pipeline.models.checkpoint_files import MARK_FILE
+from pipeline.models.load import MARK_FILE
 from pipeline.synthetic.config import load_task_config
 
 MISSING = "synthetic_training.parquet is missing or damaged"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.cli import InputError
-from pipeline.models.checkpoint_files import RUN_FILES, newest_whole, read_tensors
+from pipeline.models.load import RUN_FILES, newest_whole, read_tensors
 from pipeline.text.folder import TokenizedData
 from pipeline.training import checkpoints
 from pipeline.training.checkpoints import (
