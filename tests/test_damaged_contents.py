@@ -1,23 +1,29 @@
-"""Programs, walked with generic damages of each file that they read: one sentence and exit code 2.
+"""Programs, walked with generic damages of each file that they read, and with no room to write: one sentence.
 
-Or exit code 0 and the very output of whole files, where one goes on without the file or makes it anew.
-The files are found, not listed: what the stages write into a folder is damaged there, file by file.
+It ends with exit code 2; or with 0 and the very output of whole files, where a program goes on without the
+file or makes it anew. The files are found, not listed: what the stages write into a folder is damaged there,
+file by file. A full or read-only file system is a small tmpfs, which only root may mount; elsewhere those
+tests are skipped.
 """
 
 import importlib
 import json
+import os
 import random
 import re
+import resource
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from measured_documents import contents
 
-from pipeline.cli import PROGRAMS, run_stage
+from pipeline import query
+from pipeline.cli import PROGRAMS, InputError, os_error_sentence, run_stage
 from pipeline.text.tokenizer import train_bpe
 
 Damage = Callable[[Path, bytes], object]
@@ -316,3 +322,113 @@ def copied(whole: Path, folder: Path, walk: Walk) -> Path:
         if not any(read.startswith(path) for read in walk.reads):
             shutil.rmtree(folder / path, ignore_errors=True)
     return folder
+
+
+KIBIBYTES = (4, 24, 64, 160)
+"""So that there is room for nothing but a lock, for some files, for more."""
+WRITERS = [
+    name if name in ("tokenize_c4", "loss_differences", "sparse_functional_attention")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name, walk in WALKS.items() if walk.writes
+]  # fmt: skip
+Mount = Callable[[str], None]
+"""Given options, mounts a tmpfs as the folder `small`, or mounts it anew."""
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+
+    def mounted(options: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+    yield mounted
+    while os.path.ismount(folder):
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def refusal(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence that a program ends with, exit code 2; nothing half-written is left."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        run(name)
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2, errors
+    (sentence,) = [line for line in errors.splitlines() if ": error: " in line]
+    assert errors.endswith(f"{sentence}\n")
+    assert not [path for path in contents(Path()) if re.search(r"\.part\b|\.tmp\b", path)]
+    return sentence
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_room_is_a_sentence_and_with_room_the_same_command_goes_on(
+    name: str,
+    whole: Path,
+    tmp_path: Path,
+    mount: Mount,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its output is below `small`, and it reads copies of the whole files beside."""
+    walk = WALKS[name]
+    (written,) = walk.writes
+    for path in copied(whole, tmp_path / "files", walk).iterdir():
+        if path.name != written:
+            path.rename(tmp_path / path.name)
+    words = [f"small/{word}" if word == written else word for word in walk.words]
+    monkeypatch.setitem(WALKS, name, replace(walk, words=words))
+    monkeypatch.chdir(tmp_path)
+
+    def output() -> dict[str, bytes]:
+        return {
+            path: content
+            for path, content in contents(Path("small")).items()
+            if not path.endswith(WITH_TIMES)
+        }
+
+    mount("ro,size=1m")
+    sentence = refusal(name, capsys)
+    assert "lies on a read-only file system; name another path" in sentence or "cannot write into" in sentence
+    mount("remount,rw,size=64m")
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    for num_bytes in (100, 1500):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        try:
+            assert "grew larger than a file may be here; raise `ulimit -f`" in refusal(name, capsys), (
+                num_bytes
+            )
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    run(name)
+    expected = output()
+    num_kibibytes = sum(map(len, contents(Path("small")).values())) / 1024
+    mount("size=4k")
+    for size in [size for size in KIBIBYTES if size < num_kibibytes]:
+        mount(f"remount,size={size}k")
+        assert "no space left" in refusal(name, capsys), size
+    mount("remount,size=64m")
+    run(name)
+    assert different(output(), expected) == set()
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json", "parquet"])
+def test_the_rows_of_a_query_find_no_room(
+    file_format: str, inputs: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results, sql = ROOT / "analysis/reference/theory/results", "SELECT random() FROM range(5000)"
+    for options, sentence in (
+        ("size=4k", "no space left on the device while writing small/rows; free some"),
+        ("ro,size=1m", "small/rows lies on a read-only file system; name another path"),
+    ):
+        mount(options)
+        with pytest.raises((InputError, OSError)) as error:
+            query.export(query.connect(results, sql), sql, file_format, Path("small/rows"))
+        assert sentence in (
+            os_error_sentence(error.value) if isinstance(error.value, OSError) else str(error.value)
+        )
+        assert contents(tmp_path / "small") == {}

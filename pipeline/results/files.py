@@ -64,9 +64,12 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):  # on a read-only file system: what raised is to be told, not this
+    except BaseException as error:
+        with suppress(OSError):  # on a read-only file system: what raised is to be reported, not this
             temporary.unlink(missing_ok=True)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if is_full and error.filename is None:
+            error.filename = str(path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:  # the rename itself must survive a power loss
