@@ -226,26 +226,18 @@ def _sentence_of(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
-        return None if library in ("pipeline", "analysis") else _missing_library(library)
+        if library in ("pipeline", "analysis"):
+            return None
+        root = Path(__file__).resolve().parent.parent
+        return (
+            f"the library {library} is not installed for {sys.executable}; `make -C {root} install` installs"
+            f" it into {root}/.venv, and `. {root}/.venv/bin/activate` activates that"
+        )
     if is_out_of_memory(error):
         return (
             "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
         )
     return os_error_sentence(error) if isinstance(error, OSError) else None
-
-
-def _missing_library(library: str) -> str:
-    root = Path(__file__).resolve().parent.parent
-    environment = root / ".venv"
-    if sys.prefix != sys.base_prefix:  # an environment is active, and lacks it
-        remedy = f"`{sys.executable} -m pip install --editable '{root}[analysis]'` installs it"
-    elif (environment / "bin/python").exists():
-        remedy = f"type `. {environment}/bin/activate` first, or `{environment}/bin/python` for `python`"
-    else:
-        remedy = (
-            f"type `make -C {root} install`, which makes {environment}, then `. {environment}/bin/activate`"
-        )
-    return f"the library {library} is not installed for {sys.executable}; {remedy}"
 
 
 def _flush_output() -> None:

@@ -269,7 +269,7 @@ def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
     settings = read_settings(results, stage)
     if model not in settings:
         raise InputError(
-            f"{results / '_stages' / stage} does not tell how '{model}' was measured; copy a results folder"
+            f"{results / '_stages' / stage} does not say how '{model}' was measured; copy a results folder"
             " with its _stages"
         )
     return settings[model]

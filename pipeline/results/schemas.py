@@ -370,7 +370,7 @@ Losses are in nats, and never negative; `_position` counts tokens from the start
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
 checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
-seed, as far as the checkpoint tells them), `git_commit` and `packages` (their versions). A table that was
+seed, as far as the checkpoint has them), `git_commit` and `packages` (their versions). A table that was
 made of results read in part (`--allow-partial`) says of which in its metadata's `note`.
 
 A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
@@ -380,7 +380,7 @@ to check the pages of the files that it reads: `pandas.read_parquet(..., page_ch
 
 An export, such as the results below `analysis/reference`, is `<artefact>.parquet` beside `exported.json`,
 which holds rows, bytes and SHA-256 of its files: all models' rows in one file, the column `model` first. Its
-metadata's `models` tells, as JSON, for each model what the metadata of its files told.
+metadata's `models` holds, as JSON, the metadata of each model's own files.
 `python -m pipeline.results.export <results> --out <folder>` makes it.
 """
 
