@@ -57,9 +57,8 @@ PROGRAMS = (
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
 EXIT_BAD_INPUT = 2
-EXIT_NO_READER = (
-    141  # what a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence
-)
+EXIT_NO_READER = 141
+"""What a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence."""
 SECONDS = 1.5
 """From the signal to the end of the process, at most: many times what cleaning up takes."""
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold

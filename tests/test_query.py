@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import query
-from pipeline.cli import InputError
+from pipeline.cli import InputError, run_stage
 from pipeline.results import files
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
@@ -188,8 +188,6 @@ def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path
 def test_bad_input_is_one_sentence_and_exit_code_two(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pipeline.cli import run_stage
-
     (tmp_path / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")

@@ -39,6 +39,7 @@ MANIFEST = "exported.json"
 LOCK_FILE = "lock.json"
 ADVICE = "or say --allow-partial"
 _TEMPORARY = ".part"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DOOR = ".lock"  # held for a moment by whoever begins, or puts a shard in place
 _PATIENCE_SECONDS = 600.0  # for the door
 logger = logging.getLogger("pipeline.results")
@@ -67,8 +68,7 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # on a read-only file system: what raised is to be reported, not this
             temporary.unlink(missing_ok=True)
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if is_full and error.filename is None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             error.filename = str(path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
