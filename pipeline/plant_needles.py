@@ -34,31 +34,23 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, fraction, logger, positive_int, random_seed, stage_parser
-from pipeline.results.files import FolderLock, write_atomically, write_json
+from pipeline.results.files import FolderLock
 from pipeline.text.folder import (
     EVALUATION_FILE,
-    MANIFEST_FILE,
     TOKENIZER_FILE,
     EvaluationDocument,
     TokenizedData,
     is_complete,
-    make_manifest,
-    write_evaluation_documents,
+    write_data_folder,
 )
 from pipeline.text.planting import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
-
-STAGE = "plant_needles"
-Planted = tuple[list[EvaluationDocument], list[dict[str, Any]]]
-"""The documents of one length, and their rows of the schema `needles`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,45 +85,37 @@ def main(arguments: argparse.Namespace) -> None:
     refuse_bad_templates(arguments.needle, arguments.question)
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
-    folders = {
-        length: arguments.out / f"length-{length}" / "data" for length in sorted(set(arguments.lengths))
+    names = ("depths", "max_documents", "needle", "question", "answer_digits", "seed")
+    settings = {name: getattr(arguments, name) for name in names}
+    inputs = {"data": [{"file": EVALUATION_FILE, "sha256": data.evaluation_sha256}]}
+    lengths = sorted(set(arguments.lengths))
+    folders = {length: arguments.out / f"length-{length}" / "data" for length in lengths}
+    made_by = {
+        length: {"settings": settings | {"context_length": length}, "inputs": inputs} for length in lengths
     }
     with ExitStack() as locks:
-        # Before the planting, which takes a while: a folder that cannot be written to is told at once.
+        # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
         for folder in folders.values():
             locks.enter_context(FolderLock(folder, "--out"))
-        made_by = {length: configuration_of(length, data, arguments) for length in folders}
-        to_write = [
-            length
-            for length, folder in folders.items()
-            if not is_complete(folder, made_by[length], verify=True)
-        ]
-        planted = {length: plant(data, tokenizer, length, arguments) for length in folders}
+        complete = {length: is_complete(folders[length], made_by[length], verify=True) for length in lengths}
+        planted = {length: plant(data, tokenizer, length, arguments) for length in lengths}
         for length, (documents, rows) in planted.items():
-            if length in to_write:
-                write(folders[length], documents, rows, tokenizer, made_by[length])
+            folder = folders[length]
+            if not complete[length]:
+                paths = [write_needles(folder, rows)]
+                write_data_folder(folder, documents, paths, tokenizer, made_by[length], {}, "plant_needles")
             logger.info(
                 "%s: %d documents from %d haystacks; measure them with --long-context-length %d"
                 " --targets-per-chunk %d",
-                folders[length], len(documents), len({row["source_document_id"] for row in rows}), length,
+                folder, len(documents), len({row["source_document_id"] for row in rows}), length,
                 max(row["num_answer_tokens"] for row in rows),
             )  # fmt: skip
 
 
-def configuration_of(length: int, data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Settings and inputs that decide what is planted at one length."""
-    names = ("depths", "max_documents", "needle", "question", "answer_digits", "seed")
-    settings = {name: getattr(arguments, name) for name in names} | {"context_length": length}
-    return {
-        "settings": settings,
-        "inputs": {"data": [{"file": EVALUATION_FILE, "sha256": data.evaluation_sha256}]},
-    }
-
-
 def plant(
     data: TokenizedData, tokenizer: DocumentTokenizer, length: int, arguments: argparse.Namespace
-) -> Planted:
-    """The documents of one length, every depth and the control, and what is true of them.
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
+    """The documents of one length, every depth and the control, and their rows of the schema `needles`.
 
     Raises:
         InputError: no document is long enough, the needle does not fit, or two depths are one place.
@@ -146,7 +130,12 @@ def plant(
     documents: dict[str, EvaluationDocument] = {}
     rows = []
     for source in sources:
-        needle = draw_needle(tokenizer, source, arguments)
+        # The same needle at every length and depth.
+        generator = np.random.default_rng([arguments.seed, int(source.document_id, 16)])
+        key = KEYS[generator.integers(len(KEYS))]
+        first, *others = generator.integers(0, 10, arguments.answer_digits).tolist()
+        value = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
+        needle = Needle.of(tokenizer, arguments.needle, arguments.question, key, value)
         for depth in (None, *sorted(set(arguments.depths))):
             document, row = needle_document(source, tokenizer, needle, length, depth)
             if document.document_id in documents:
@@ -157,35 +146,3 @@ def plant(
             documents[document.document_id] = document
             rows.append(row)
     return list(documents.values()), rows
-
-
-def draw_needle(
-    tokenizer: DocumentTokenizer, source: EvaluationDocument, arguments: argparse.Namespace
-) -> Needle:
-    """The needle of one haystack, the same at every length and depth."""
-    generator = np.random.default_rng([arguments.seed, int(source.document_id, 16)])
-    key = KEYS[generator.integers(len(KEYS))]
-    first, *others = generator.integers(0, 10, arguments.answer_digits).tolist()
-    value = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
-    return Needle.of(tokenizer, arguments.needle, arguments.question, key, value)
-
-
-def write(
-    folder: Path,
-    documents: Sequence[EvaluationDocument],
-    rows: Sequence[dict[str, Any]],
-    tokenizer: DocumentTokenizer,
-    configuration: dict[str, Any],
-) -> None:
-    """Write a data folder, its manifest last: whoever finds that may trust the rest."""
-    write_evaluation_documents(folder / EVALUATION_FILE, documents, STAGE)
-    tokenizer_json = tokenizer.to_json()
-    write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
-    tally = Counter(
-        evaluation_documents=len(documents),
-        evaluation_tokens=sum(len(document.token_ids) for document in documents),
-    )
-    needles = write_needles(folder, rows)
-    write_json(
-        folder / MANIFEST_FILE, make_manifest(folder, configuration, tokenizer, [needles], tally, STAGE)
-    )

@@ -42,36 +42,33 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, stage_parser
-from pipeline.results.files import FolderLock, write_atomically, write_json
+from pipeline.results.files import FolderLock
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
     EVALUATION_FILE,
-    MANIFEST_FILE,
     TOKENIZER_FILE,
     TRAIN_FOLDER,
     EvaluationDocument,
     TokenizedData,
     count_tokens,
     is_complete,
-    make_manifest,
     training_token_counts,
-    write_evaluation_documents,
+    write_data_folder,
     write_token_counts,
 )
 from pipeline.text.planting import Signs, document_of, plant_signs, write_planted
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+from pipeline.text.tokenizer import load_tokenizer
 
-STAGE = "plant_signs"
 _TOKENS_PER_PART = 1 << 28
-_NOT_THE_TEXT = ("data", "out")
+Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
+"""Evaluation documents, and their rows of the schema `planted_signs`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -126,13 +123,9 @@ def parser() -> argparse.ArgumentParser:
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether all folders are whole; those of other settings or another text are refused."""
     arguments.num_planted = sorted(set(arguments.num_planted))
-    configuration = configuration_of(TokenizedData.open(arguments.data), arguments)
-    folders = [
-        planted_folder(arguments.out, length) for length in (None, *(arguments.document_lengths or ()))
-    ]
-    return all(
-        is_complete(folder, configuration) for folder in (*folders, arguments.out / "foreign" / "data")
-    )
+    configuration = _configuration(TokenizedData.open(arguments.data), arguments)
+    kinds = ("planted", "foreign", *(f"planted-{length}" for length in arguments.document_lengths or ()))
+    return all(is_complete(arguments.out / kind / "data", configuration) for kind in kinds)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -144,88 +137,79 @@ def main(arguments: argparse.Namespace) -> None:
     arguments.num_planted = sorted(set(arguments.num_planted))
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
-    signs = Signs.rarest(
-        training_token_counts(data), data.eos_token_id, arguments.num_planted, arguments.num_answers
-    )
-    texts = _long_enough(data, arguments.context_length, arguments.max_documents)
-    planted, foreign = planted_folder(arguments.out), arguments.out / "foreign" / "data"
-    documents, rows = planted_documents(texts, signs, arguments, arguments.context_length)
-    further = {
-        planted_folder(arguments.out, length): planted_documents(
-            _long_enough(data, length, arguments.max_documents), signs, arguments, length
-        )
-        for length in arguments.document_lengths or ()
+    counts_V = training_token_counts(data)
+    signs = Signs.rarest(counts_V, data.eos_token_id, arguments.num_planted, arguments.num_answers)
+    length = arguments.context_length
+    texts = _long_enough(data, length, arguments.max_documents)
+    planted, foreign = arguments.out / "planted" / "data", arguments.out / "foreign" / "data"
+    # Of a piece, what stands before its questions and its EOS.
+    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
+    foreign_length = length - 2 * (num_asked + 1)
+    contents: dict[Path, Documents] = {
+        planted: planted_documents(texts, signs, arguments, length),
+        foreign: (foreign_documents(texts, foreign_length, arguments.short_context_length), []),
     }
-    configuration = configuration_of(data, arguments)
-    folders = planted, foreign, *further
+    for further_length in arguments.document_lengths or ():
+        longer = _long_enough(data, further_length, arguments.max_documents)
+        folder = arguments.out / f"planted-{further_length}" / "data"
+        contents[folder] = planted_documents(longer, signs, arguments, further_length)
+    configuration = _configuration(data, arguments)
     with ExitStack() as locks:
-        for folder in folders:
+        for folder in contents:
             locks.enter_context(FolderLock(folder, "--out"))
-        to_write = [folder for folder in folders if not is_complete(folder, configuration, verify=True)]
-        if planted in to_write:
-            training = write_training_text(planted, data, signs, arguments)
-            write_folder(
-                planted, documents, [*training, write_planted(planted, rows)], tokenizer, configuration
-            )
-        # Counts of the text's training tokens, for --intervention substitute to draw from.
-        counts_V = training_token_counts(data)
-        if foreign in to_write:
-            counts = write_token_counts(foreign, counts_V)
-            write_folder(foreign, foreign_documents(texts, arguments), [counts], tokenizer, configuration)
-        for folder in further.keys() & to_write:
-            longer, their_rows = further[folder]
-            files = [write_token_counts(folder, counts_V), write_planted(folder, their_rows)]
-            write_folder(folder, longer, files, tokenizer, configuration)
+        to_write = [folder for folder in contents if not is_complete(folder, configuration, verify=True)]
+        for folder in to_write:
+            documents, rows = contents[folder]
+            if folder == planted:
+                paths = write_training_text(planted, data, signs, arguments)
+            else:  # counts of the text's training tokens, for --intervention substitute to draw from
+                paths = [write_token_counts(folder, counts_V)]
+            num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
+            tally = {"train_documents": num_tokens // length, "train_tokens": num_tokens}
+            if folder != foreign:
+                paths.append(write_planted(folder, rows))
+            write_data_folder(folder, documents, paths, tokenizer, configuration, tally, "plant_signs")
+    documents, rows = contents[planted]
     logger.info(
         "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
         " --targets-per-chunk 1, and those of %s with --long-context-length %d",
-        planted, len(documents), arguments.context_length, len(rows), arguments.context_length, foreign,
-        foreign_context_length(arguments),
+        planted, len(documents), length, len(rows), length, foreign, foreign_length,
     )  # fmt: skip
 
 
-def planted_folder(out: Path, length: int | None = None) -> Path:
-    """Of documents with signs: those as long as a training piece, or of another length."""
-    return out / ("planted" if length is None else f"planted-{length}") / "data"
-
-
-def configuration_of(data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
+def _configuration(data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
     """Settings and inputs that decide what is written."""
-    settings = {name: value for name, value in vars(arguments).items() if name not in _NOT_THE_TEXT}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
     return {
-        "settings": settings,
+        "settings": {name: value for name, value in given.items() if name not in ("data", "out")},
         "inputs": {"data": [{"file": file, "sha256": sha256} for file, sha256 in inputs.items()]},
     }
 
 
 def planted_documents(
     texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
-) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
-    """The documents that plant one of the numbers of signs, or none; and their rows of `planted_signs`.
-
-    Args:
-        length: tokens of each.
-    """
+) -> Documents:
+    """Documents of `length` tokens that plant one of the numbers of signs, or none."""
     documents, rows = [], []
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         drawn = [int(generator.choice([0, *arguments.num_planted]))]
         for k in arguments.num_planted if arguments.every_number else drawn:
             piece = text.token_ids[:length]
-            planted = plant_signs(piece, [k] if k else [], signs, generator, arguments.short_context_length)
-            documents.append(document_of(planted.token_ids, text.url))
-            rows += [{"document_id": documents[-1].document_id, **row} for row in planted.rows]
+            token_ids, truth = plant_signs(
+                piece, [k] if k else [], signs, generator, arguments.short_context_length
+            )
+            documents.append(document_of(token_ids, text.url))
+            rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
 
 
 def foreign_documents(
-    texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
+    texts: Sequence[EvaluationDocument], length: int, short_context_length: int
 ) -> list[EvaluationDocument]:
-    """The documents whose far context is that of the document before."""
-    length = foreign_context_length(arguments)
-    num_far = length - 1 - arguments.short_context_length
+    """Documents of `length` tokens whose far context is that of the text before."""
+    num_far = length - 1 - short_context_length
     return [
         document_of(
             np.concatenate([texts[index - 1].token_ids[:num_far], text.token_ids[num_far:length]]), text.url
@@ -234,41 +218,32 @@ def foreign_documents(
     ]
 
 
-def foreign_context_length(arguments: argparse.Namespace) -> int:
-    """Tokens of a document with a foreign far context: of a piece before its questions and its EOS."""
-    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
-    return int(arguments.context_length) - 2 * (num_asked + 1)
-
-
 def write_training_text(
     folder: Path, data: TokenizedData, signs: Signs, arguments: argparse.Namespace
 ) -> list[Path]:
-    """The training tokens, planted piece by piece; the files written.
+    """The training tokens, planted piece by piece; the files written, the last that of the counts.
 
     Each piece is a document of its own, EOS its last token, so that packed training reads whole pieces.
     """
     generator = np.random.default_rng([arguments.seed, 1])
-    writer = PackedShardWriter(folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
-    num_pieces = sum(
-        path.stat().st_size // data.token_dtype.itemsize // (arguments.context_length - 1)
-        for path in data.train_paths
+    length = arguments.context_length - 1
+    files = [np.memmap(path, data.token_dtype.newbyteorder("<"), mode="r") for path in data.train_paths]
+    pieces = (
+        file[start : start + length] for file in files for start in range(0, len(file) - length + 1, length)
     )
-    with writer:
-        pieces = _pieces(data, arguments.context_length - 1)
+    with PackedShardWriter(
+        folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART
+    ) as writer:
+        num_pieces = sum(len(file) // length for file in files)
         for piece in progress(pieces, "planting", "piece", num_pieces):
             asked = generator.permutation(arguments.num_planted)[: arguments.asked_per_piece].tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
-            planted = plant_signs(piece, asked, signs, generator, arguments.short_context_length, num_copies)
-            writer.add(planted.token_ids)
+            token_ids, _ = plant_signs(
+                piece, asked, signs, generator, arguments.short_context_length, num_copies
+            )
+            writer.add(token_ids)
     counts_V = count_tokens(writer.paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
     return [*writer.paths, write_token_counts(folder, counts_V)]
-
-
-def _pieces(data: TokenizedData, length: int) -> Iterator[np.ndarray]:
-    for path in data.train_paths:
-        tokens = np.memmap(path, dtype=data.token_dtype.newbyteorder("<"), mode="r")
-        for start in range(0, len(tokens) - length + 1, length):
-            yield tokens[start : start + length]
 
 
 def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[EvaluationDocument]:
@@ -290,26 +265,3 @@ def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[E
             f" {length}; name a folder of tokenize_c4.py with training text"
         )
     return texts[:max_documents]
-
-
-def write_folder(
-    folder: Path,
-    documents: Sequence[EvaluationDocument],
-    files: Sequence[Path],
-    tokenizer: DocumentTokenizer,
-    configuration: dict[str, Any],
-) -> None:
-    """Write the rest of a data folder, its manifest last: whoever finds that may trust all of it."""
-    write_evaluation_documents(folder / EVALUATION_FILE, documents, STAGE)
-    tokenizer_json = tokenizer.to_json()
-    write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
-    parts = [path for path in files if path.suffix == ".npy"]
-    num_tokens = sum(path.stat().st_size for path in parts) // tokenizer.token_dtype.itemsize
-    tally = Counter(
-        train_documents=num_tokens // configuration["settings"]["context_length"],
-        train_tokens=num_tokens,
-        evaluation_documents=len(documents),
-        evaluation_tokens=sum(len(document.token_ids) for document in documents),
-    )
-    manifest = make_manifest(folder, configuration, tokenizer, files, tally, STAGE)
-    write_json(folder / MANIFEST_FILE, manifest)

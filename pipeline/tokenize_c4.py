@@ -40,7 +40,7 @@ it, training leaves out every document that evaluates. The default for --source 
 validation split. Exact repetitions are dropped, within each run of 33 million distinct documents.
 
 What depends on what:
-  --num-workers       decides nothing but the speed: the bytes are the same for any number
+  --num-workers       the tokenizer's threads, decides nothing but the speed: the bytes are the same
   --num-tasks         a task takes a run of whole files, so their parts one after another are the documents
                       of the source in order, and which documents evaluate does not depend on it. What
                       does: where part files end; that a text is dropped as a repetition within its task
@@ -51,13 +51,11 @@ The letters of the EOS token inside a document are encoded as letters: the EOS I
 
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
 behind the last whole training file (OUT/unfinished.json says how far that is; the text before it is read,
-but not encoded again), with the same bytes as a result, whatever the number of workers. A file that is
-missing or of another size is noticed, with --verify one whose content has changed too, and the data is
-written anew. A folder that holds data of other settings or inputs, a model's tokenizer, or in which
-another run is at work, is refused.
-Memory: 0.4 GiB with two workers on web pages, 0.15 GiB more for each further one (twice that where
-documents are whole novels), and 4 to 8 bytes a token of the evaluation documents. To find repetitions
-8 bytes a document, 0.5 GiB at most; nothing else grows with the text.
+but not encoded again), with the same bytes as a result. A file that is missing or of another size is
+noticed, with --verify one whose content has changed too, and the data is written anew. A folder that holds
+data of other settings or inputs, a model's tokenizer, or in which another run is at work, is refused.
+Memory: 0.3 GiB on web pages, and 4 to 8 bytes a token of the evaluation documents. To find repetitions 8 bytes a
+document, 0.5 GiB at most; nothing else grows with the text.
 """
 
 import sys
@@ -70,18 +68,17 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import logging
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cli import (
     InputError,
     UnfinishedError,
     folder_path,
     fraction,
+    logger,
     positive_int,
     progress,
     progress_bar,
@@ -93,10 +90,9 @@ from pipeline.results.files import FolderLock, write_atomically
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.encode import (
     UNFINISHED_FILE,
-    TokenizedDataWriter,
+    Tokenization,
     Unfinished,
     begin_or_go_on,
-    first_characters,
     merge_tasks,
     refuse_other_tasks,
     remove_outputs,
@@ -118,11 +114,8 @@ from pipeline.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
     parse_tokenizer_name,
-    train_bpe_apart,
+    train_bpe,
 )
-
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
 
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
@@ -136,8 +129,6 @@ _SETTINGS = (
     "skip_malformed",
     "tokens_per_part",
 )
-
-logger = logging.getLogger("pipeline")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -173,18 +164,13 @@ def parser() -> argparse.ArgumentParser:
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
-    add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are dealt to")
-    add(
-        "--num-workers",
-        type=positive_int,
-        default=1,
-        help="processes that parse and encode; 1: this one, whose tokenizer then uses every core",
-    )
+    add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
+    add("--num-workers", type=positive_int, help="threads of the tokenizer; one a core if not given")
     add(
         "--verify",
         action="store_true",
         help="read all of complete data and compare it with the SHA-256 in its manifest; what differs is made"
-        " anew, or without --source only told",
+        " anew, or without --source only named",
     )
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
@@ -196,11 +182,10 @@ def check(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: names what is wrong.
     """
-    sources, _ = _open_sources(arguments)
+    sources, _, tokenizer = _opened(arguments)
     TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
-    path_or_size = _parse_tokenizer_name(arguments)
-    if isinstance(path_or_size, Path):
-        load_tokenizer(path_or_size, arguments.eos_token)
+    if isinstance(tokenizer, Path):
+        load_tokenizer(tokenizer, arguments.eos_token)
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
@@ -216,13 +201,12 @@ def is_done(arguments: argparse.Namespace) -> bool:
         return False
     configuration: dict[str, Any] = {"settings": _settings(arguments), "inputs": {}}
     with suppress(InputError):
-        sources, evaluation_sources = _open_sources(arguments)
-        tokenizer = _parse_tokenizer_name(arguments)
+        sources, evaluation_sources, tokenizer = _opened(arguments)
         files = [file for source in (*sources, *evaluation_sources) for file in source.files]
         files += [tokenizer] if isinstance(tokenizer, Path) else []
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
         if max(file.stat().st_ctime for file in files) > (arguments.out / MANIFEST_FILE).stat().st_mtime:
-            configuration = _configuration(arguments, sources, evaluation_sources, tokenizer)
+            configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration["settings"] |= {name: value for name, value in tasks.items() if value is not None}
     return is_complete(arguments.out, configuration)
@@ -234,71 +218,53 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: bad input, or a folder that holds data of another configuration.
     """
+    if arguments.num_workers is not None:  # read by the library before its first text
+        os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
         with FolderLock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
-            merged = merge_tasks(arguments.out, verify=arguments.verify)
-        _report(arguments.out, merged)
+            _report(arguments.out, merge_tasks(arguments.out, verify=arguments.verify))
         return
     if arguments.verify and arguments.source is None:
         TokenizedData.open(arguments.out).verify()
         logger.info("every file of %s is that of its manifest", arguments.out)
         return
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
-    all_sources, evaluation_sources = _open_sources(arguments)
-    sources = task.sources_of(all_sources)
-    folder = task.folder(arguments.out)
-    is_writable = _is_writable(folder)
-    if not is_writable and read_manifest(folder) is None:  # now, not after hours of reading
-        raise _unwritable(folder)
-    tokenizer_path_or_size = _parse_tokenizer_name(arguments)
-    configuration = _configuration(arguments, sources, evaluation_sources, tokenizer_path_or_size)
-    if not task.is_whole:
-        configuration["settings"] |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}
-    c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
-    if isinstance(tokenizer_path_or_size, Path):
-        load_tokenizer(tokenizer_path_or_size, arguments.eos_token)  # and so is a broken file
-    lock = FolderLock(arguments.out, "--out", None if task.is_whole else folder.name)
-    with lock if is_writable else nullcontext():
+    all_sources, evaluation_sources, tokenizer = _opened(arguments)
+    folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
+    # Before the input is hashed: a folder that cannot be written into is refused at once.
+    with FolderLock(arguments.out, "--out", None if task.is_whole else folder.name):
+        settings = _settings(arguments)
+        if not task.is_whole:
+            settings |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}
+        configuration = {"settings": settings, "inputs": _inputs(sources, evaluation_sources, tokenizer)}
+        c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
+        if isinstance(tokenizer, Path):
+            load_tokenizer(tokenizer, arguments.eos_token)  # and so is a broken file
         refuse_other_tasks(arguments.out, task, configuration)
-        if is_complete(folder, configuration, verify=arguments.verify):
-            if is_writable:
-                (folder / UNFINISHED_FILE).unlink(missing_ok=True)  # of a run killed at its very end
-            _report(folder, None)
-            return
-        if not is_writable:
-            raise _unwritable(folder)
-        writer = TokenizedDataWriter(
-            folder, task, sources, evaluation_sources, configuration, arguments.num_workers
-        )
-        _report(folder, _write(writer, tokenizer_path_or_size, arguments.eos_token))
+        manifest = None
+        if not is_complete(folder, configuration, verify=arguments.verify):
+            work = Tokenization(folder, task, sources, evaluation_sources, configuration)
+            manifest = _write(work, tokenizer, arguments.eos_token)
+        (folder / UNFINISHED_FILE).unlink(missing_ok=True)
+        _report(folder, manifest)
 
 
-def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
-    if manifest is None:
-        logger.info("%s is complete, nothing to do", folder)
-    else:
-        counts = manifest["counts"].items()
-        logger.info("%s", ", ".join(f"{name} {count:,}" for name, count in counts if count))
-
-
-def _open_sources(arguments: argparse.Namespace) -> tuple[list[Source], list[Source]]:
+def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
+    """The sources that train and that evaluate, and the tokenizer, a file or the size of one to train."""
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
     has_end = (
         arguments.num_tasks > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
     )
-    return open_sources_of_both_parts(arguments.source, arguments.evaluation_source, has_end=has_end)
-
-
-def _parse_tokenizer_name(arguments: argparse.Namespace) -> Path | int:
+    sources = open_sources_of_both_parts(arguments.source, arguments.evaluation_source, has_end=has_end)
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
             f"--tokenizer {arguments.tokenizer} would train another tokenizer in every task; train one"
-            f" first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
+            " first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
             " and give the tokenizer.json that it writes"
         )
-    return path_or_size
+    return *sources, path_or_size
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -309,109 +275,77 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _configuration(
-    arguments: argparse.Namespace,
-    sources: Sequence[Source],
-    evaluation_sources: Sequence[Source],
-    tokenizer_path_or_size: Path | int,
+def _inputs(
+    sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
 ) -> dict[str, Any]:
-    """Everything that decides the output; files by name and content, not by where they lie."""
-    tokenizer_files = [tokenizer_path_or_size] if isinstance(tokenizer_path_or_size, Path) else []
+    """What is read, by name and content, not by where it lies."""
     is_long = sum(len(source.files) for source in sources) > 1
+    files = [tokenizer] if isinstance(tokenizer, Path) else []
     return {
-        "settings": _settings(arguments),
-        "inputs": {
-            "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
-            "evaluation source": fingerprints(evaluation_sources),
-            "tokenizer": [{"file": path.name, "sha256": sha256_of_files(path)} for path in tokenizer_files],
-        },
+        "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
+        "evaluation source": fingerprints(evaluation_sources),
+        "tokenizer": [{"file": path.name, "sha256": sha256_of_files(path)} for path in files],
     }
 
 
-def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or it with them."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
+    if manifest is None:
+        logger.info("%s is complete, nothing to do", folder)
+    else:
+        counts = manifest["counts"].items()
+        logger.info("%s", ", ".join(f"{name} {count:,}" for name, count in counts if count))
 
 
-def _unwritable(folder: Path) -> InputError:
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    return InputError(f"cannot write into {nearest}; choose another --out folder")
-
-
-def _train_tokenizer(texts: Iterable[str], size: int, eos_token: str | None) -> DocumentTokenizer:
-    some_texts = first_characters(texts, BPE_TRAINING_CHARACTERS)
-    tokenizer = train_bpe_apart(
-        progress(some_texts, "training the tokenizer", "document"), size, eos_token or EOS_TOKENS[0]
-    )
-    if tokenizer.vocabulary_size < size:
-        logger.warning("the text is enough for a vocabulary of %d, not %d", tokenizer.vocabulary_size, size)
-    return tokenizer
-
-
-def _write(
-    writer: TokenizedDataWriter, tokenizer_path_or_size: Path | int, eos_token: str | None
-) -> dict[str, Any]:
+def _write(work: Tokenization, path_or_size: Path | int, eos_token: str | None) -> dict[str, Any]:
     """Write the data, or what is missing of it; nothing is left of data that cannot be."""
-    unfinished = begin_or_go_on(writer.folder, writer.configuration)
+    unfinished = begin_or_go_on(work.folder, work.configuration)
     if unfinished.files:
         logger.info(
             "going on behind %d whole training files; the text before is read once more",
             len(unfinished.part_names),
         )
     try:
-        tokenizer = _tokenizer(writer, unfinished, tokenizer_path_or_size, eos_token)
-        manifest = _encode(writer, unfinished, tokenizer)
+        tokenizer = _tokenizer(work, unfinished, path_or_size, eos_token)
+        counts_tokens = work.max_tokens is not None or work.max_documents is None
+        unit, total = ("token", work.max_tokens) if counts_tokens else ("document", work.max_documents)
+        with progress_bar(None, "tokenizing", unit, total) as bar:
+            return work.write(
+                tokenizer,
+                unfinished,
+                lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
+            )
     except UnfinishedError:
         raise
     except InputError:
-        remove_outputs(writer.folder)
+        remove_outputs(work.folder)
         raise
-    (writer.folder / UNFINISHED_FILE).unlink()
-    return manifest
 
 
 def _tokenizer(
-    writer: TokenizedDataWriter, unfinished: Unfinished, path_or_size: Path | int, eos_token: str | None
+    work: Tokenization, unfinished: Unfinished, path_or_size: Path | int, eos_token: str | None
 ) -> DocumentTokenizer:
     """The tokenizer, from now on in the folder too: none is trained twice."""
-    path = writer.folder / TOKENIZER_FILE
+    path = work.folder / TOKENIZER_FILE
     if TOKENIZER_FILE in unfinished.files:
         return load_tokenizer(path, eos_token)
     if isinstance(path_or_size, Path):
         tokenizer = load_tokenizer(path_or_size, eos_token)
     else:
-        tokenizer = _train_tokenizer(writer.training_texts(), path_or_size, eos_token)
+        texts = progress(_first_characters(work.training_texts()), "training the tokenizer", "document")
+        tokenizer = train_bpe(texts, path_or_size, eos_token or EOS_TOKENS[0])
+        if tokenizer.vocabulary_size < path_or_size:
+            logger.warning(
+                "the text is enough for a vocabulary of %d, not %d", tokenizer.vocabulary_size, path_or_size
+            )
     tokenizer_json = tokenizer.to_json()
     write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
-    unfinished.describe(writer.folder, TOKENIZER_FILE)
-    unfinished.write(writer.folder, writer.configuration)
+    unfinished.write(work.folder, work.configuration, [path])
     return tokenizer
 
 
-def _encode(
-    writer: TokenizedDataWriter, unfinished: Unfinished, tokenizer: DocumentTokenizer
-) -> dict[str, Any]:
-    max_documents, max_tokens = writer.split.max_documents, writer.max_tokens
-    counts_tokens = max_tokens is not None or max_documents is None
-    unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
-    with progress_bar(None, "tokenizing", unit, total) as bar:
-        return writer.write(
-            tokenizer,
-            unfinished,
-            lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
-            _teller(bar),
-        )
-
-
-def _teller(bar: "tqdm[Any]") -> Callable[[int], None]:
-    """Shows beside the bar how many characters are encoded, as often as the bar itself is drawn."""
-    last = time.monotonic()
-
-    def tell(num_characters: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= bar.mininterval:
-            bar.set_postfix_str(f"{num_characters:,} characters encoded")
-            last = time.monotonic()
-
-    return tell
+def _first_characters(texts: Iterator[str]) -> Iterator[str]:
+    """As many of the first texts, whole ones, as a BPE is trained on."""
+    num_left = BPE_TRAINING_CHARACTERS
+    while num_left > 0 and (text := next(texts, None)) is not None:
+        num_left -= len(text)
+        yield text

@@ -50,7 +50,7 @@ LONGEST_FIRST = (
     "tests/analysis/test_figures_drawn.py",
     "tests/analysis/test_explorer_views.py",
     "tests/measuring/test_tasks_of_an_array.py",
-    "tests/test_tokenize_c4_stopping.py",
+    "tests/test_tokenize_c4.py",
 )
 """Files of five seconds or more: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each

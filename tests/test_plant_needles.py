@@ -19,18 +19,8 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts, selected_positions
 from pipeline.measuring.flags import ContextLengths
-from pipeline.results.files import write_json
 from pipeline.text.chunks import chunks_of
-from pipeline.text.folder import (
-    COUNTS,
-    EVALUATION_FILE,
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    EvaluationDocument,
-    TokenizedData,
-    make_manifest,
-    write_evaluation_documents,
-)
+from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
 from pipeline.text.planting import read_needles
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
@@ -54,10 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for index, token_ids in enumerate(tokenizer.encode(TEXTS))
     ]
     assert [len(document.token_ids) >= LENGTHS[1] for document in documents] == [True, True, True, False]
-    write_evaluation_documents(folder / EVALUATION_FILE, documents)
-    (folder / TOKENIZER_FILE).write_text(tokenizer.to_json())
-    manifest = make_manifest(folder, {"settings": {}, "inputs": {}}, tokenizer, [], dict.fromkeys(COUNTS, 0))
-    write_json(folder / MANIFEST_FILE, manifest)
+    write_data_folder(folder, documents, [], tokenizer, {"settings": {}, "inputs": {}}, {}, "tokenize_c4")
     return folder
 
 

@@ -222,7 +222,7 @@ def test_what_cannot_be_planted_is_refused_before_anything_is_written(
 def test_copies_are_of_one_sign(data: Path) -> None:
     signs = signs_of(data)
     text = np.full(200, 7, dtype=np.int64)
-    found = plant_in(text, [4], signs, np.random.default_rng(3), SHORT, num_copies=5)
-    values, counts = np.unique(found.token_ids[found.rows[0]["planted_positions"]], return_counts=True)
+    token_ids, (row,) = plant_in(text, [4], signs, np.random.default_rng(3), SHORT, num_copies=5)
+    values, counts = np.unique(token_ids[row["planted_positions"]], return_counts=True)
     assert counts.tolist() == [5] * 4
     assert [sum(value in of_place for value in values) for of_place in signs.sign_ids[4]] == [1] * 4

@@ -1,72 +1,140 @@
-"""The stage tokenize_c4: its files, its split, its refusals, and running it again."""
+"""The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
 
 import errno
 import gzip
+import hashlib
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from measured_documents import contents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.results.files import read_parquet
+from pipeline.results.files import FolderLock, read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text import folder as manifest
+from pipeline.text import folder as data_folder
 from pipeline.text import sources
 from pipeline.text.encode import PackedShardWriter
-from pipeline.text.folder import TokenizedData
+from pipeline.text.folder import EVALUATION_FILE, TokenizedData
 from pipeline.text.sources import Document
 from pipeline.text.split import is_evaluation_document
+from pipeline.text.tokenizer import DocumentTokenizer
 
 STAGE = Path(tokenize_c4.__file__)
-WORDS = ["<|endoftext|>", "<unk>", *"abcdefgh"]  # so a is 2, b is 3, …
+WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
+SHARED = 8  # trains, with the flags below
+TASKS = ("--evaluation-fraction", "0.2", "--seed", "1", "--tokens-per-part", "300")
+PARTS = ("--evaluation-fraction", "0.3", "--tokens-per-part", "60")
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "words.json"))
+
+
+def write_lines(path: Path, texts: Sequence[str]) -> None:
+    records = ({"text": text, "url": f"https://{number}.org"} for number, text in enumerate(texts))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def text_of(number: int) -> str:
+    return " ".join("abcdefghij"[int(digit)] for digit in f"{number:03d}" * (1 + number % 3))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with train.jsonl, evaluation.jsonl and words.json, a tokenizer of single letters."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "words.json"))
+    write_tokenizer(tmp_path)
     write_lines(tmp_path / "train.jsonl", ["a b", "c", "d e f", "", "c", "g"])
     write_lines(tmp_path / "evaluation.jsonl", ["h h", "c", "a a a", "h h"])
     return tmp_path
 
 
-def write_lines(path: Path, texts: list[str]) -> None:
-    lines = "".join(
-        json.dumps({"text": text, "url": f"https://{i}.org"}) + "\n" for i, text in enumerate(texts)
-    )
-    path.write_text(lines, encoding="utf-8")
+@pytest.fixture
+def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of 120 numbers in letters, some twice, some blank, some without tokens, read five at a time."""
+    monkeypatch.setattr(sources, "_RECORDS_PER_BATCH", 5)
+    write_tokenizer(tmp_path)
+    for name, some in {"a": range(50), "b": range(40, 120)}.items():
+        texts = [text for n in some for text in (text_of(n), *([" "] if n % 11 == 0 else []))]
+        texts[7:7] = [text_of(3), "<|endoftext|>" + " <|endoftext|>" * len(some)]
+        write_lines(tmp_path / f"{name}.jsonl", texts)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five files of the numbers 0 … 399 in letters.
+
+    Each file repeats one of its own numbers; SHARED, of the first file, comes again at the end of the last.
+    """
+    folder = tmp_path_factory.mktemp("corpus")
+    write_tokenizer(folder)
+    for index, some in enumerate(np.split(np.arange(400), [30, 100, 101, 250])):
+        again = [some[0]] + ([SHARED] if index == 4 else [])
+        write_lines(folder / f"file-{index}.jsonl", [text_of(int(number)) for number in [*some, *again]])
+    return folder
+
+
+def run(*words: str | Path) -> None:
+    tokenize_c4.main(tokenize_c4.parser().parse_args(list(map(str, words))))
 
 
 def tokenize(folder: Path, *flags: str, out: str = "data", evaluation: bool = True) -> TokenizedData:
-    """Run the stage in this process, on the files of `folder`."""
-    command = ["--out", f"{folder}/{out}"]
-    if "--source" not in flags:
-        command += ["--source", f"{folder}/train.jsonl"]
-    if evaluation and "--evaluation-source" not in flags:
-        command += ["--evaluation-source", f"{folder}/evaluation.jsonl"]
-    if "--tokenizer" not in flags:
-        command += ["--tokenizer", f"{folder}/words.json"]
-    tokenize_c4.main(tokenize_c4.parser().parse_args([*command, *flags]))
+    """Run the stage in this process, on train.jsonl and evaluation.jsonl of `folder`."""
+    words = [*flags]
+    words += [] if "--source" in flags else ["--source", f"{folder}/train.jsonl"]
+    words += ["--evaluation-source", f"{folder}/evaluation.jsonl"] if evaluation else []
+    words += [] if "--tokenizer" in flags else ["--tokenizer", f"{folder}/words.json"]
+    run("--out", folder / out, *words)
     return TokenizedData.open(folder / out)
+
+
+def tokenize_numbers(folder: Path, *flags: str, out: str = "data") -> TokenizedData:
+    words = ["--source", f"{folder}/a.jsonl", f"{folder}/b.jsonl", *PARTS, *flags]
+    return tokenize(folder, *words, out=out, evaluation=False)
+
+
+def tokenize_task(corpus: Path, out: Path, *flags: str | int) -> None:
+    here = ("--source", f"{corpus}/file-?.jsonl", "--tokenizer", f"{corpus}/words.json")
+    run("--out", out, *here, *TASKS, *map(str, flags))
+
+
+def tokenize_in_tasks(corpus: Path, out: Path, num_tasks: int, *flags: str) -> TokenizedData:
+    for index in reversed(range(num_tasks)):  # the order in which tasks run does not matter
+        tokenize_task(corpus, out, "--task-index", index, "--num-tasks", num_tasks, *flags)
+    run("--out", out, "--merge")
+    return TokenizedData.open(out)
 
 
 def training_tokens(data: TokenizedData) -> list[list[int]]:
     return [np.fromfile(path, dtype=data.token_dtype).tolist() for path in data.train_paths]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def training_documents(data: TokenizedData) -> list[tuple[int, ...]]:
+    """All documents that train, in order."""
+    tokens = np.concatenate([np.array(part) for part in training_tokens(data)])
+    ends = np.flatnonzero(tokens == data.eos_token_id)
+    return [tuple(document[:-1].tolist()) for document in np.split(tokens, ends + 1)[:-1]]
+
+
+def evaluation_rows(data: TokenizedData) -> list[tuple[str, tuple[int, ...]]]:
+    return [(row.document_id, tuple(row.token_ids.tolist())) for row in data.evaluation_documents()]
 
 
 def test_every_integer_of_a_small_corpus(folder: Path) -> None:
@@ -80,12 +148,8 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
         document = evaluation.pop(Document.from_record({"text": text}).document_id)
         assert (document.token_ids.tolist(), document.url) == (token_ids, f"https://{number}.org")
     assert not evaluation
-    assert (data.num_train_tokens, data.vocabulary_size, data.eos_token_id) == (9, 10, 0)
+    assert (data.num_train_tokens, data.vocabulary_size, data.eos_token_id) == (9, 12, 0)
     assert Tokenizer.from_file(str(folder / "data/tokenizer.json")).token_to_id("a") == 2
-
-
-def test_the_manifest_counts_everything(folder: Path) -> None:
-    tokenize(folder)
     written = json.loads((folder / "data/manifest.json").read_text())
     assert written["counts"] == {
         "train_documents": 3, "train_tokens": 9, "evaluation_documents": 3, "evaluation_tokens": 6,
@@ -94,14 +158,8 @@ def test_the_manifest_counts_everything(folder: Path) -> None:
     }  # fmt: skip
     assert [entry["file"] for entry in written["inputs"]["source"]] == ["train.jsonl"]
     assert set(written["files"]) == set(contents(folder / "data")) - {"manifest.json"}
-
-
-def test_evaluation_documents_have_the_published_schema(folder: Path) -> None:
-    tokenize(folder)
     schema = SCHEMAS["evaluation_documents"]
-    table = read_parquet(folder / "data/evaluation_documents/00000-of-00001.parquet", schema.names)
-    assert table.schema.equals(schema)
-    assert sorted(table["num_tokens"].to_pylist()) == [1, 2, 3]
+    assert read_parquet(folder / "data" / EVALUATION_FILE, schema.names).schema.equals(schema)
 
 
 def test_a_split_by_content_leaves_no_text_in_both_parts(folder: Path) -> None:
@@ -109,26 +167,22 @@ def test_a_split_by_content_leaves_no_text_in_both_parts(folder: Path) -> None:
     write_lines(folder / "train.jsonl", texts)
     data = tokenize(folder, "--evaluation-fraction", "0.3", "--seed", "5", evaluation=False)
     evaluation = {tuple(document.token_ids.tolist()) for document in data.evaluation_documents()}
-    tokens = np.array(training_tokens(data)[0]).reshape(-1, 4)
-    training = {tuple(row) for row in tokens[:, :3].tolist()}
+    training = set(training_documents(data))
     assert len(training) + len(evaluation) == len(training | evaluation) == 200
-    expected = sum(
-        is_evaluation_document(Document.from_record({"text": t}).document_id, 0.3, 5) for t in texts
+    assert len(evaluation) == sum(
+        is_evaluation_document(Document.from_record({"text": text}).document_id, 0.3, 5) for text in texts
     )
-    assert len(evaluation) == expected
 
 
-def test_limits(folder: Path) -> None:
+def test_limits_and_parts(folder: Path) -> None:
     assert training_tokens(tokenize(folder, "--max-documents", "1", out="a")) == [[2, 3, 0]]
     # 7 tokens are "a b" and "d e f" with their EOS; 6 would divide the second
     assert training_tokens(tokenize(folder, "--max-tokens", "7", out="b")) == [[2, 3, 0, 5, 6, 7, 0]]
     assert training_tokens(tokenize(folder, "--max-tokens", "6", out="c")) == [[2, 3, 0]]
     data = tokenize(folder, "--max-evaluation-documents", "1", out="d")
     assert [document.token_ids.tolist() for document in data.evaluation_documents()] == [[9, 9]]
-
-
-def test_several_parts(folder: Path) -> None:
-    assert training_tokens(tokenize(folder, "--tokens-per-part", "4")) == [[2, 3, 0, 5, 6, 7, 0], [8, 0]]
+    parts = training_tokens(tokenize(folder, "--tokens-per-part", "4", out="e"))
+    assert parts == [[2, 3, 0, 5, 6, 7, 0], [8, 0]]
 
 
 def test_eos_written_in_a_text_does_not_end_the_document(folder: Path) -> None:
@@ -147,19 +201,17 @@ def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
     assert len(tokenizer.encode("zqzq").ids) == 4
 
 
-def test_gz_parquet_and_glob_give_the_same_tokens(folder: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_every_kind_of_file_gives_the_same_tokens(folder: Path) -> None:
     lines = (folder / "train.jsonl").read_bytes()
-    with gzip.open(folder / "shard-0.json.gz", "wb") as file:
-        file.write(lines)
-    pq.write_table(
-        pa.Table.from_pylist([json.loads(line) for line in lines.splitlines()]), folder / "t.parquet"
-    )
+    (folder / "shard-0.json.gz").write_bytes(gzip.compress(lines))
+    pq.write_table(pa.Table.from_pylist([*map(json.loads, lines.splitlines())]), folder / "t.parquet")
+    (folder / "naïve 你好.jsonl").write_bytes(lines)
     expected = training_tokens(tokenize(folder))
-    assert training_tokens(tokenize(folder, "--source", f"{folder}/shard-*.json.gz", out="gz")) == expected
-    assert training_tokens(tokenize(folder, "--source", f"{folder}/t.parquet", out="parquet")) == expected
+    for name in ("shard-*.json.gz", "t.parquet", "naïve 你好.jsonl"):
+        data = tokenize(folder, "--source", f"{folder}/{name}", out=f"of {name[0]}")
+        assert training_tokens(data) == expected, name
+    written = json.loads((folder / "of n/manifest.json").read_text(encoding="utf-8"))
+    assert written["inputs"]["source"][0]["file"] == "naïve 你好.jsonl"
 
 
 def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +220,10 @@ def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pyt
     def stream(name: str) -> Iterator[dict[str, str]]:
         yield from ({"text": text} for text in files[name])
 
-    monkeypatch.setattr(
-        sources, "C4_FILES", {"train": ["train-0", "train-1"], "validation": ["validation-0"]}
-    )
+    c4_files = {"train": ["train-0", "train-1"], "validation": ["validation-0"]}
+    monkeypatch.setattr(sources, "C4_FILES", c4_files)
     monkeypatch.setattr(sources, "stream_c4", stream)
-    monkeypatch.setattr(manifest, "c4_revision", lambda: "c0ffee")
+    monkeypatch.setattr(data_folder, "c4_revision", lambda: "c0ffee")
     flags = ("--source", "c4", "--max-documents", "3", "--max-evaluation-documents", "2")
     data = tokenize(folder, *flags, evaluation=False)
     assert training_tokens(data) == [[2, 0, 4, 0, 5, 0]]
@@ -182,7 +233,9 @@ def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pyt
     assert [entry["file"] for entry in written["inputs"]["source"]] == ["c4 train-0", "c4 train-1"]
 
 
-def test_complete_data_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_complete_data_is_left_alone_and_another_configuration_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenize(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")}
     caplog.set_level("INFO", logger="pipeline")
@@ -190,40 +243,180 @@ def test_complete_data_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixt
     (folder / "train.jsonl").rename(folder / "moved/train.jsonl")
     tokenize(folder, "--source", f"{folder}/moved/train.jsonl")
     assert "is complete, nothing to do" in caplog.text
+    write_lines(folder / "train.jsonl", ["a b", "something else"])
+    with pytest.raises(InputError, match=r"holds data made otherwise: source train\.jsonl is new or has"):
+        tokenize(folder)
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")}
 
 
-def test_another_configuration_is_refused_by_name(folder: Path) -> None:
-    tokenize(folder)
-    with pytest.raises(InputError, match=r"holds data made otherwise: max_tokens was None, now 7; choose"):
-        tokenize(folder, "--max-tokens", "7")
-    write_lines(folder / "train.jsonl", ["a b", "something else"])
-    with pytest.raises(InputError, match=r"source train\.jsonl is new or has changed"):
-        tokenize(folder)
+@pytest.mark.parametrize(
+    ("lines", "flags", "fault"),
+    [
+        ('{"text": "a"}\n{"txt": "b"}\n', ["--tokens-per-part", "1"], r"train\.jsonl, line 2 has no 'text'"),
+        (
+            '{"text": "a"}\n{"text": "\udce9"}\n',
+            ["--tokenizer", "bpe:300"],
+            r"line 2 is not valid JSON in UTF",
+        ),
+        (
+            '{"text": "c"}\n',
+            [],
+            r"no training documents in train\.jsonl \(left out: 0 empty.*1 that evaluate",
+        ),
+        ('{"text": "a a a b"}\n', ["--max-tokens", "4"], r"no training documents .*--max-tokens 4"),
+        ('{"text": "a"}\n', ["--evaluation-source", "{}/blank.jsonl"], r"blank\.jsonl holds no text"),
+        (
+            '{"text": "a"}\n',
+            ["--evaluation-fraction", "0"],
+            "no evaluation documents: none of .*-fraction 0.0",
+        ),
+        ('{"text": "a"}\n', ["--source", "c4"], "--max-tokens or --max-documents"),
+        ('{"text": "a"}\n', ["--out", "{}/alone"], "say what to tokenize with --source"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_nothing_behind(
+    folder: Path, lines: str, flags: list[str], fault: str
+) -> None:
+    (folder / "train.jsonl").write_text(lines, encoding="utf-8", errors="surrogateescape")
+    (folder / "blank.jsonl").write_text("\n")
+    flags = [flag.format(folder) for flag in flags]
+    before = contents(folder)
+    with pytest.raises(InputError, match=fault):
+        if "--out" in flags:
+            run(*flags)
+        tokenize(folder, *flags, evaluation=not any("--evaluation" in flag for flag in flags))
+    assert contents(folder) == before
 
 
-def test_an_interrupted_run_ends_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenize(folder, "--tokens-per-part", "3", out="whole")
-    add = PackedShardWriter.add
+def test_malformed_records_are_counted_where_the_user_allows_it(folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"text": "a"}\n{"text": \n{"text": "b"}\n')
+    assert training_tokens(tokenize(folder, "--skip-malformed")) == [[2, 0, 3, 0]]
+    assert json.loads((folder / "data/manifest.json").read_text())["counts"]["malformed"] == 1
 
-    def interrupt_third_document(writer: PackedShardWriter, token_ids: np.ndarray) -> None:
-        if len(writer.paths) == 2:
+
+def run_stage(*flags: str, folder: Path, offline: str = "1") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": offline}
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, str(STAGE), "--out", "data", *flags]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> None:
+    flags = ["--source", "train.jsonl", "--evaluation-source", "evaluation.jsonl"]
+    flags += ["--tokenizer", "words.json"]
+    first = run_stage(*flags, "--num-workers", "1", folder=folder)
+    assert first.returncode == 0, first.stderr
+    assert training_tokens(TokenizedData.open(folder / "data")) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
+    again = run_stage(*flags, "--num-workers", "3", folder=folder)
+    assert (again.returncode, "complete, nothing to do" in again.stderr) == (0, True)
+    other = run_stage(*flags, "--max-documents", "1", folder=folder)
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+    assert "max_documents was None, now 1" in other.stderr
+
+
+@pytest.mark.parametrize("offline", ["1", "0"])
+def test_a_hub_out_of_reach_or_silent_is_one_sentence_within_seconds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, offline: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        started = time.monotonic()
+        result = run_stage("--source", "c4", "--max-tokens", "9", folder=folder, offline=offline)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "cannot reach allenai/c4" in result.stderr and "--source embedded" in result.stderr
+    assert time.monotonic() - started < 40  # ten, on a machine that does nothing else
+    assert not (folder / "data").exists()
+
+
+def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
+    """As Ctrl-C would, once so many documents of this run have been written."""
+    add, num_left = PackedShardWriter.add, [number]
+
+    def add_or_stop(writer: PackedShardWriter, token_ids: np.ndarray) -> None:
+        if not num_left[0]:
             raise KeyboardInterrupt
+        num_left[0] -= 1
         add(writer, token_ids)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(PackedShardWriter, "add", interrupt_third_document)
-        with pytest.raises(KeyboardInterrupt):
-            tokenize(folder, "--tokens-per-part", "3", out="interrupted")
-    parts = {"train/part-00000.npy", "train/part-00001.npy"}
-    assert set(contents(folder / "interrupted")) == parts | {"unfinished.json", "tokenizer.json"}
-    # what a kill, rather than an interrupt, may leave besides
-    (folder / "interrupted/train/part-00007.npy").write_bytes(b"of a longer run")
-    (folder / "interrupted/train/.part-00001.npy.part").write_bytes(b"half")
-    with pytest.raises(InputError, match="no tokenized data"):
-        TokenizedData.open(folder / "interrupted")
-    tokenize(folder, "--tokens-per-part", "3", out="interrupted")
-    assert contents(folder / "interrupted") == contents(folder / "whole")
+    patch.setattr(PackedShardWriter, "add", add_or_stop)
+
+
+def interrupted(folder: Path, *flags: str, at: int = 40) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at_document(patch, at)
+        tokenize_numbers(folder, *flags)
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-documents", "60"), ("--max-tokens", "500")])
+def test_interrupted_again_and_again_the_bytes_are_the_same(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    whole = tokenize_numbers(numbers, *flags, out="whole")
+    assert len(whole.train_paths) > 4
+    num_runs = 0
+    while not (numbers / "data/manifest.json").exists():
+        num_runs += 1
+        assert num_runs < 30
+        with monkeypatch.context() as patch:
+            interrupt_at_document(patch, 17)
+            try:
+                tokenize_numbers(numbers, *flags)
+            except KeyboardInterrupt:
+                # What a kill, rather than an interrupt, may leave besides.
+                (numbers / "data/train/part-00099.npy").write_bytes(b"of a longer run")
+                (numbers / "data/train/.part-00001.npy.part").write_bytes(b"half")
+    assert num_runs > 3
+    assert contents(numbers / "data") == contents(numbers / "whole")
+
+
+def test_what_was_written_is_not_encoded_again(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(numbers, at=60)
+    encoded: list[str] = []
+    encode = DocumentTokenizer.encode
+
+    def note(tokenizer: DocumentTokenizer, texts: Sequence[str]) -> object:
+        encoded.extend(texts)
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr(DocumentTokenizer, "encode", note)
+    num_evaluation = len(tokenize_numbers(numbers).evaluation_documents())
+    assert num_evaluation < len(encoded) < num_evaluation + 60
+
+
+def test_a_bpe_is_trained_once(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize_numbers(numbers, "--tokenizer", "bpe:260", out="whole")
+    interrupted(numbers, "--tokenizer", "bpe:260", at=30)
+    monkeypatch.delattr(tokenize_c4, "train_bpe")
+    tokenize_numbers(numbers, "--tokenizer", "bpe:260")
+    assert contents(numbers / "data") == contents(numbers / "whole")
+
+
+def test_unfinished_data_of_other_settings_is_refused(numbers: Path) -> None:
+    interrupted(numbers)
+    before = contents(numbers / "data")
+    with pytest.raises(InputError, match="holds unfinished data made otherwise: max_tokens was None, now"):
+        tokenize_numbers(numbers, "--max-tokens", "90")
+    assert contents(numbers / "data") == before
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_damaged_unfinished_data_starts_at_the_beginning(numbers: Path) -> None:
+    tokenize_numbers(numbers, out="whole")
+    damages: dict[str, Callable[[Path], object]] = {
+        "unfinished.json": lambda path: path.write_text('{"written": {"files": 3}}'),
+        "train/part-00000.npy": flip_a_bit,
+    }
+    for name, damage in damages.items():
+        (numbers / "data/manifest.json").unlink(missing_ok=True)
+        interrupted(numbers)
+        damage(numbers / "data" / name)
+        tokenize_numbers(numbers)
+        assert contents(numbers / "data") == contents(numbers / "whole"), name
 
 
 def test_a_full_disk_leaves_no_half_part_and_the_run_can_be_repeated(
@@ -240,103 +433,192 @@ def test_a_full_disk_leaves_no_half_part_and_the_run_can_be_repeated(
     assert contents(folder / "data") == contents(folder / "whole")
 
 
-@pytest.mark.parametrize(
-    ("lines", "flags", "fault"),
-    [
-        ('{"text": "a"}\n{"text": \n', [], r"train\.jsonl, line 2 is not valid JSON"),
-        ('{"text": "a"}\n{"txt": "b"}\n', ["--tokens-per-part", "1"], r"train\.jsonl, line 2 has no 'text'"),
-        ('{"text": "a"}\n{"text": "\udce9"}\n', [], r"train\.jsonl, line 2 is not UTF-8"),
-        ("", [], r"no training documents in .*train\.jsonl \(left out: 0 empty"),
-        ('{"text": "c"}\n', [], r"no training documents .*1 that evaluate"),
-        ('{"text": "a a a b"}\n', ["--max-tokens", "4"], r"no training documents .*--max-tokens 4"),
-    ],
-)
-def test_bad_documents_leave_nothing_behind(folder: Path, lines: str, flags: list[str], fault: str) -> None:
-    (folder / "train.jsonl").write_text(lines, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(InputError, match=fault):
-        tokenize(folder, *flags)
-    assert not contents(folder / "data")
-
-
-def test_malformed_records_are_counted_where_the_user_allows_it(folder: Path) -> None:
-    (folder / "train.jsonl").write_text('{"text": "a"}\n{"text": \n{"text": "b"}\n')
-    assert training_tokens(tokenize(folder, "--skip-malformed")) == [[2, 0, 3, 0]]
-    assert json.loads((folder / "data/manifest.json").read_text())["counts"]["malformed"] == 1
-
-
-def test_no_evaluation_documents(folder: Path) -> None:
-    with pytest.raises(InputError, match="no evaluation documents: none of .*--evaluation-fraction 0.0"):
-        tokenize(folder, "--evaluation-fraction", "0", evaluation=False)
-    (folder / "evaluation.jsonl").write_text("\n")
-    with pytest.raises(InputError, match=r"no evaluation documents: .*evaluation\.jsonl holds no text"):
+def test_the_folder_of_a_model_or_of_another_run_is_left_alone(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data/tokenizer.json").write_text("a model's")
+    before = contents(folder / "data")
+    with pytest.raises(InputError, match=r"tokenizer\.json that is not of tokenized data"):
+        tokenize(folder)
+    assert contents(folder / "data") == before
+    with FolderLock(folder / "data", "--out"), pytest.raises(InputError, match="is in use by process"):
         tokenize(folder)
 
 
-def test_a_run_without_a_source_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="say what to tokenize with --source"):
-        tokenize_c4.main(tokenize_c4.parser().parse_args(["--out", f"{folder}/data"]))
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "is missing": Path.unlink,
+    "it is cut off": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "it is another file": lambda path: path.write_bytes(path.read_bytes() + b"  "),
+}
 
 
-def test_the_evaluation_fraction_has_two_names() -> None:
-    flags = ["--out", "o", "--validation-fraction", "0.25"]
-    assert tokenize_c4.parser().parse_args(flags).evaluation_fraction == 0.25
-
-
-def test_c4_without_a_limit_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="--max-tokens or --max-documents"):
-        tokenize(folder, "--source", "c4")
-
-
-def run_stage(
-    *flags: str, folder: Path, command: tuple[str, ...] = (str(STAGE),), offline: str = "1"
-) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": offline}
-    environment.pop("PYTHONPATH", None)
-    return subprocess.run(
-        [sys.executable, *command, *flags],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_from_any_folder(folder: Path) -> None:
-    flags = ["--out", "data", "--source", "train.jsonl", "--evaluation-source", "evaluation.jsonl"]
-    flags += ["--tokenizer", "words.json"]
-    first = run_stage(*flags, folder=folder)
-    assert first.returncode == 0, first.stderr
-    assert training_tokens(TokenizedData.open(folder / "data")) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
-    again = run_stage(*flags, folder=folder)
-    assert (again.returncode, "complete, nothing to do" in again.stderr) == (0, True)
-    other = run_stage(*flags, "--max-documents", "1", folder=folder)
-    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
-    assert "max_documents was None, now 1" in other.stderr
-
-
-def test_c4_offline_is_one_sentence_at_once(folder: Path) -> None:
-    result = run_stage("--out", "data", "--source", "c4", "--max-tokens", "1000", folder=folder)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "cannot reach allenai/c4" in result.stderr
-    assert "--source embedded" in result.stderr
-    assert not (folder / "data").exists()
-
-
-def test_a_hub_that_never_answers_is_one_sentence_within_seconds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["train/part-00001.npy", EVALUATION_FILE, "train_token_counts.bin"])
+def test_damaged_data_is_named_and_made_whole_by_running_again(
+    numbers: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        started = time.monotonic()
-        result = run_stage("--out", "data", "--source", "c4", "--max-tokens", "9", folder=folder, offline="0")
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "cannot reach allenai/c4" in result.stderr
-    assert time.monotonic() - started < 40  # ten, on a machine that does nothing else
-    assert not (folder / "data").exists()
+    tokenize_numbers(numbers)
+    before = contents(numbers / "data")
+    for phrase, damage in DAMAGES.items():
+        damage(numbers / "data" / name)
+        with pytest.raises(InputError, match=phrase):
+            TokenizedData.open(numbers / "data")
+        tokenize_numbers(numbers)
+        assert f"{name} " in caplog.text and phrase in caplog.text
+        assert contents(numbers / "data") == before
+    flip_a_bit(numbers / "data" / name)
+    with pytest.raises(InputError, match=rf"{name} has not the SHA-256"):
+        run("--out", numbers / "data", "--verify")
+    tokenize_numbers(numbers, "--verify")
+    assert contents(numbers / "data") == before
+    run("--out", numbers / "data", "--verify")
 
 
-def test_help_as_a_module() -> None:
-    result = run_stage("--help", folder=STAGE.parent.parent, command=("-m", "pipeline.tokenize_c4"))
-    assert result.returncode == 0
-    assert "--source embedded --tokenizer bpe:4096" in result.stdout
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
+    """The corpus in one piece."""
+    out = tmp_path_factory.mktemp("whole") / "data"
+    tokenize_task(corpus, out)
+    data = TokenizedData.open(out)
+    found = training_documents(data) + [token_ids for _, token_ids in evaluation_rows(data)]
+    assert len(data.train_paths) > 3
+    assert Counter(found) == Counter(
+        tuple(WORDS.index(letter) for letter in text_of(number).split()) for number in range(400)
+    )
+    return data
+
+
+@pytest.mark.parametrize("num_tasks", [2, 5])
+def test_tasks_together_are_the_corpus(
+    corpus: Path, whole: TokenizedData, tmp_path: Path, num_tasks: int
+) -> None:
+    data = tokenize_in_tasks(corpus, tmp_path, num_tasks)
+    assert evaluation_rows(data) == evaluation_rows(whole)
+    documents_of_tasks, documents_of_whole = training_documents(data), training_documents(whole)
+    # Tasks know nothing of each other: the text at the end of the last file is that of the first file again.
+    shared = tuple(WORDS.index(letter) for letter in text_of(SHARED).split())
+    assert documents_of_tasks.pop() == shared
+    assert shared in documents_of_whole
+    assert documents_of_tasks == documents_of_whole
+    written = json.loads((tmp_path / "manifest.json").read_text())
+    assert written["counts"]["train_tokens"] == data.num_train_tokens
+    assert data.num_train_tokens == sum(len(document) + 1 for document in training_documents(data))
+    assert [entry["file"] for entry in written["inputs"]["source"]] == [f"file-{i}.jsonl" for i in range(5)]
+    named = {name: entry["sha256"] for name, entry in written["files"].items()}
+    assert named == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in named}
+    assert len(named) == len(data.train_paths) + 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_evaluation"),
+    [(("--max-evaluation-documents", "20"), 20), (("--evaluation-source", "{}/file-3.jsonl"), 149)],
+)
+def test_what_evaluates_does_not_depend_on_tasks(
+    corpus: Path, tmp_path: Path, limit: tuple[str, str], num_evaluation: int
+) -> None:
+    flags = [flag.format(corpus) for flag in limit]
+    tokenize_task(corpus, tmp_path / "whole", *flags)
+    data = tokenize_in_tasks(corpus, tmp_path / "tasks", 3, *flags)
+    assert evaluation_rows(data) == evaluation_rows(TokenizedData.open(tmp_path / "whole"))
+    kept = {token_ids for _, token_ids in evaluation_rows(data)}
+    assert len(kept) == num_evaluation and not kept & set(training_documents(data))
+
+
+def test_limits_are_shared_by_the_tasks(corpus: Path, tmp_path: Path) -> None:
+    data = tokenize_in_tasks(corpus, tmp_path / "documents", 2, "--max-documents", "9")
+    assert len(training_documents(data)) == 9
+    data = tokenize_in_tasks(corpus, tmp_path / "tokens", 2, "--max-tokens", "101")
+    assert 101 - 2 * 10 < data.num_train_tokens <= 101
+
+
+def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenize_in_tasks(corpus, tmp_path, 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    caplog.set_level("INFO", logger="pipeline")
+    tokenize_in_tasks(corpus, tmp_path, 2)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert caplog.text.count("is complete, nothing to do") == 3
+    whole = contents(tmp_path)
+    flip_a_bit(tmp_path / "tasks/00001-of-00002/train/part-00000.npy")
+    with pytest.raises(InputError, match=r"00001-of-00002/train/part-00000\.npy has not the SHA-256"):
+        run("--out", tmp_path, "--merge", "--verify")
+    tokenize_task(corpus, tmp_path, "--num-tasks", 2, "--task-index", 1, "--verify")
+    assert contents(tmp_path) == whole
+
+
+def test_missing_tasks_are_listed(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no tasks in .*--num-tasks first"):
+        run("--out", tmp_path, "--merge")
+    tokenize_task(corpus, tmp_path, "--task-index", 1, "--num-tasks", 5)
+    with pytest.raises(InputError, match=r"misses 4 of 5 tasks: --task-index 0,2-4; run these"):
+        run("--out", tmp_path, "--merge")
+    with pytest.raises(InputError, match=r"its tasks are not merged: run .* --merge first"):
+        TokenizedData.open(tmp_path)
+
+
+def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
+    two, other = ("--num-tasks", 2, "--task-index"), ("--num-tasks", 2, "--task-index", 1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at_document(patch, 5)
+        tokenize_task(corpus, tmp_path / "begun", *two, 0)
+    tokenize_task(corpus, tmp_path / "out", *two, 0)
+    few = ("--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
+    for out, flags, fault in (
+        ("begun", (*other, "--seed", 7), "holds data made otherwise: seed was 1, now 7"),
+        ("out", (*other, "--tokenizer", "olmo"), r"made otherwise: tokenizer was 'words\.json', now 'olmo'"),
+        ("out", (*other, *few), "all_files was '5 files, .*', now '2 files"),
+        ("out", ("--num-tasks", 3), "holds tasks of --num-tasks 2, now 3"),
+        ("out", (), "holds tasks of --num-tasks 2, now 1"),
+        ("out", (*other, "--tokenizer", "bpe:300"), "would train another tokenizer in every task; train one"),
+    ):
+        with pytest.raises(InputError, match=fault):
+            tokenize_task(corpus, tmp_path / out, *flags)
+    # The tasks of one array share the folder, a task only one of them.
+    with FolderLock(tmp_path / "out", "--out", "00000-of-00002"):
+        tokenize_task(corpus, tmp_path / "out", *other)
+        with pytest.raises(InputError, match="is in use by process"):
+            tokenize_task(corpus, tmp_path / "out", *two, 0)
+
+
+def test_a_merge_refuses_tasks_of_two_tokenizers(corpus: Path, tmp_path: Path) -> None:
+    tokenize_task(corpus, tmp_path, "--task-index", 0, "--num-tasks", 2)
+    tokenize_task(corpus, tmp_path / "b", "--task-index", 1, "--num-tasks", 2, "--tokenizer", "olmo")
+    (tmp_path / "b/tasks/00001-of-00002").rename(tmp_path / "tasks/00001-of-00002")
+    with pytest.raises(
+        InputError, match=r"task 1 was made otherwise than task 0: tokenizer was 'words\.json'"
+    ):
+        run("--out", tmp_path, "--merge")
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.fixture(scope="module")
+def long_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few short documents, and a word of ten million letters."""
+    path = tmp_path_factory.mktemp("source") / "long.jsonl"
+    long = "".join(random.Random(0).choices("abcdefghijklmnop", k=100_000)) * 100
+    write_lines(path, [*(f"a short text {number}" for number in range(40)), long])
+    return path
+
+
+@pytest.mark.parametrize(("busy", "tokenizer"), [("tokenizing", "olmo"), ("training", "bpe:60000")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_at_once_at_its_busiest(
+    busy: str, tokenizer: str, number: signal.Signals, long_source: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(STAGE), "--out", str(tmp_path / "data"), "--source", str(long_source)]
+    process = subprocess.Popen([*command, "--tokenizer", tokenizer], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = ""
+        while busy not in said:
+            said += process.stderr.read(1)
+        time.sleep(1)
+        process.send_signal(number)
+        process.wait(20)  # two seconds, on a machine that does nothing else
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + number
+    said = process.stderr.read()
+    assert said.count("; run the same command again to go on\n") == 1
+    assert "Traceback" not in said

@@ -1,50 +1,70 @@
-"""A large corpus dealt to tasks: which files one task of an array tokenizes, and where it writes.
+"""The folder of one corpus under one tokenizer: what stands in it, how it is written, and how it is read.
 
-Evaluation documents as Parquet: written once, read by every stage that measures.
+    train/part-00000.npy, …    training tokens, each document followed by EOS (encode.py)
+    evaluation_documents/      the documents that every measuring stage reads, in the order of their IDs
+    tokenizer.json             what made tokens of the text
+    train_token_counts.bin     how often each token occurs in training: int64, little-endian, EOS never
+    manifest.json              settings, inputs, counts, SHA-256 of every file: written last, so where it
+                               stands all is complete
+    tasks/00003-of-00128/      the same, of one task of an array
 
-Whether a manifest is one, and whether the files of a folder are those that it names.
-
-The manifest of tokenized data: what made it, what belongs to it, and that it is complete.
-
-How other stages read the folder that tokenize_c4 leaves.
-
-How often each token occurs among training tokens: counted once, when they are written.
-
-Shapes: V vocabulary.
-
-The unigram distribution of a corpus: the background that stands in for a token taken away.
-
-Shapes: V vocabulary.
-
-Chunks of the training tokens, for what is learned of a model and not measured.
-
-Shapes: L chunk.
+Shapes: V vocabulary, L chunk.
 """
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from heapq import heappush, heappushpop
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.cli import InputError
-from pipeline.results.files import make_table, read_parquet, refuse_folder, write_atomically, write_parquet
+from pipeline.results.files import (
+    make_table,
+    read_parquet,
+    refuse_folder,
+    write_atomically,
+    write_json,
+    write_parquet,
+)
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import DocumentTokenizer
 
 TASKS_FOLDER = "tasks"
+TRAIN_FOLDER = "train"
+EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
+TOKENIZER_FILE = "tokenizer.json"
+TOKEN_COUNTS_FILE = "train_token_counts.bin"
+MANIFEST_FILE = "manifest.json"
+STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
+"""Those that write such folders."""
+COUNTS = (
+    "train_documents",
+    "train_tokens",
+    "evaluation_documents",
+    "evaluation_tokens",
+    "duplicate",
+    "empty",
+    "malformed",
+    "in_evaluation_source",
+    "beyond_max_evaluation_documents",
+)
+TOKEN_BYTES = {"uint16": 2, "uint32": 4}
+"""The types of training tokens."""
+_TOKENS_AT_A_TIME = 1 << 22
+
+logger = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True)
 class TokenizationTask:
-    """Task `index` of `num_tasks`, counted from 0."""
+    """Task `index` of `num_tasks`, counted from 0: which files of a corpus it takes, and where it writes."""
 
     index: int
     num_tasks: int
@@ -128,39 +148,6 @@ class EvaluationDocument:
     url: str | None = None
 
 
-class EvaluationSample:
-    """The distinct documents with the smallest IDs, at most `max_documents` of all that are added.
-
-    IDs are hashes, so this is a random sample, and the same in whatever order documents come and in
-    however many tasks.
-    """
-
-    def __init__(self, max_documents: int) -> None:
-        self._max_documents = max_documents
-        self._heap: list[tuple[int, EvaluationDocument]] = []  # the largest ID first, so it is negated
-        self._kept_ids: set[int] = set()
-        self.num_left_out = 0
-        """How often one had to be left out."""
-
-    def add(self, document: EvaluationDocument) -> bool:
-        """Take a document; whether its ID was not among those kept."""
-        number = int(document.document_id, 16)
-        if number in self._kept_ids:
-            return False
-        self._kept_ids.add(number)
-        if len(self._heap) < self._max_documents:
-            heappush(self._heap, (-number, document))
-        else:
-            largest, _ = heappushpop(self._heap, (-number, document))
-            self._kept_ids.remove(-largest)
-            self.num_left_out += 1
-        return True
-
-    def documents(self) -> list[EvaluationDocument]:
-        """The documents kept, in no order."""
-        return [document for _, document in self._heap]
-
-
 def write_evaluation_documents(
     path: Path, documents: Iterable[EvaluationDocument], stage: str = "tokenize_c4"
 ) -> None:
@@ -190,67 +177,6 @@ def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
             frame["document_id"], frame["url"], frame["token_ids"], strict=True
         )
     ]
-
-
-def read_evaluation_lengths(path: Path) -> list[int]:
-    """Tokens of each document of such a file, in its order."""
-    return read_parquet(path, ["num_tokens"])["num_tokens"].to_pylist()
-
-
-TOKEN_DTYPES = ("uint16", "uint32")
-
-
-def fault_of_manifest(manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with a manifest, None where it says all that readers need."""
-    version = manifest.get("schema_version", 1)
-    if not _is_whole(version, 1):
-        return f"schema_version is {version!r}, not a whole number of at least 1"
-    if version > SCHEMA_VERSION:
-        return f"schema_version is {version}, and this program reads up to {SCHEMA_VERSION}"
-    if manifest.get("token_dtype") not in TOKEN_DTYPES:
-        return f"token_dtype is {manifest.get('token_dtype')!r}, neither of {' and '.join(TOKEN_DTYPES)}"
-    if not _is_whole(manifest.get("vocabulary_size"), 1):
-        return f"vocabulary_size is {manifest.get('vocabulary_size')!r}, not a whole number of at least 1"
-    eos_token_id = manifest.get("eos_token_id")
-    if not _is_whole(eos_token_id, 0) or eos_token_id >= manifest["vocabulary_size"]:
-        return f"eos_token_id is {eos_token_id!r}, not a token of {manifest['vocabulary_size']}"
-    for name in ("settings", "inputs"):
-        if not isinstance(manifest.get(name, {}), Mapping):
-            return f"{name} is {manifest[name]!r}, not names and values"
-    return _fault_of_counts(manifest.get("counts")) or _fault_of_files(manifest)
-
-
-def _fault_of_counts(counts: object) -> str | None:
-    if not isinstance(counts, Mapping):
-        return f"counts is {counts!r}, not names and numbers"
-    for name in ("train_tokens", *counts):
-        if not _is_whole(counts.get(name), 0):
-            return f"counts: {name} is {counts.get(name)!r}, not a whole number"
-    return None
-
-
-def _fault_of_files(manifest: Mapping[str, Any]) -> str | None:
-    files = manifest.get("files")
-    if not isinstance(files, Mapping):
-        return f"files is {files!r}, not names with size and SHA-256"
-    for name, described in files.items():
-        parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or name.startswith("/"):
-            return f"files: {name!r} is no file of this folder"
-        if not isinstance(described, Mapping) or not _is_whole(described.get("bytes"), 0):
-            return f"files: {name} has no size in bytes"
-        digest = described.get("sha256")
-        if not isinstance(digest, str) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-            return f"files: {name} has no SHA-256"
-    num_bytes = sum(described["bytes"] for name, described in files.items() if name.endswith(".npy"))
-    expected = manifest["counts"]["train_tokens"] * np.dtype(manifest["token_dtype"]).itemsize
-    if num_bytes != expected:
-        return f"its training files are to have {num_bytes} bytes, and its train_tokens take {expected}"
-    return None
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> Iterator[str]:
@@ -289,27 +215,6 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = F
         )
 
 
-TRAIN_FOLDER = "train"
-EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
-TOKENIZER_FILE = "tokenizer.json"
-TOKEN_COUNTS_FILE = "train_token_counts.bin"
-"""How often each token occurs among the training tokens, EOS never: int64, little-endian, [V]."""
-MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
-"""Those that write such folders."""
-COUNTS = (
-    "train_documents",
-    "train_tokens",
-    "evaluation_documents",
-    "evaluation_tokens",
-    "duplicate",
-    "empty",
-    "malformed",
-    "in_evaluation_source",
-    "beyond_max_evaluation_documents",
-)
-
-
 def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
     """Name and SHA-256 of every source; the hub's files have no SHA-256, `c4_revision` stands for it."""
     return [
@@ -318,30 +223,39 @@ def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
     ]
 
 
-def make_manifest(
+def write_data_folder(
     folder: Path,
-    configuration: Mapping[str, Any],
-    tokenizer: DocumentTokenizer,
+    documents: Sequence[EvaluationDocument],
     paths: Sequence[Path],
+    tokenizer: DocumentTokenizer,
+    configuration: Mapping[str, Any],
     tally: Mapping[str, int],
-    stage: str = "tokenize_c4",
+    stage: str,
 ) -> dict[str, Any]:
-    """The manifest of a folder in which everything else is written.
+    """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
     Args:
-        folder: the folder.
-        configuration: `settings` and `inputs`, all that decided the output.
+        folder: where.
+        documents: those that evaluate.
+        paths: the files beside those written here; those of training tokens in order.
         tokenizer: what encoded the text.
-        paths: the files beside evaluation documents and tokenizer, those of training tokens in order.
-        tally: what was counted, by the names in `COUNTS`.
-        stage: of `STAGES`, which wrote it.
+        configuration: `settings` and `inputs`, all that decided the output.
+        tally: what was counted besides the evaluation documents, by the names in `COUNTS`.
+        stage: of `STAGES`, which writes.
     """
-    return {
+    write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
+    tokenizer_json = tokenizer.to_json()
+    write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
+    counts = Counter(tally) | {
+        "evaluation_documents": len(documents),
+        "evaluation_tokens": sum(len(document.token_ids) for document in documents),
+    }
+    manifest = {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,
         **configuration,
         "c4_revision": c4_revision_of(configuration),
-        "counts": {name: tally[name] for name in COUNTS},
+        "counts": {name: counts.get(name, 0) for name in COUNTS},
         "token_dtype": tokenizer.token_dtype.name,
         "vocabulary_size": tokenizer.vocabulary_size,
         "eos_token_id": tokenizer.eos_token_id,
@@ -349,6 +263,8 @@ def make_manifest(
         "git_commit": git_commit(),
         "packages": package_versions(),
     }
+    write_json(folder / MANIFEST_FILE, manifest)
+    return manifest
 
 
 def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
@@ -361,55 +277,44 @@ def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
     return c4_revision() if streams_c4 else None
 
 
-def refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
-    """Refuse data that cannot both train and evaluate.
-
-    Raises:
-        InputError: one of the parts is empty; says what was left out.
-    """
-    settings = configuration["settings"]
-    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
-    if not counts["train_documents"]:
-        limit = "" if settings["max_tokens"] is None else f", --max-tokens {settings['max_tokens']}"
-        sources = [entry["file"] for entry in configuration["inputs"]["source"]]
-        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-        raise InputError(
-            f"no training documents in {' '.join(sources[:3])}{more} (left out: {left_out};"
-            f" {counts['in_evaluation_source']} that evaluate{limit})"
-        )
-    if not counts["evaluation_documents"]:
-        raise InputError(
-            f"no evaluation documents: none of {counts['train_documents']} documents fell to"
-            f" --evaluation-fraction {settings['evaluation_fraction']}; raise it, or give --evaluation-source"
-        )
-
-
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a complete folder; None where there is none.
 
     Raises:
-        InputError: a manifest.json of some other program, or a damaged one.
+        InputError: it is damaged, of a newer version, or of some other program.
     """
     path = folder / MANIFEST_FILE
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        manifest = None
-    if not isinstance(manifest, dict) or manifest.get("stage") not in STAGES:
-        raise InputError(f"{path} is not a manifest that {' or '.join(STAGES)} wrote")
-    fault = fault_of_manifest(manifest)
-    if fault is not None:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        counts, files = manifest["counts"], manifest["files"]
+        train_bytes = sum(entry["bytes"] for name, entry in files.items() if name.endswith(".npy"))
+        is_right = (
+            manifest["stage"] in STAGES
+            and 1 <= manifest.get("schema_version", 1) <= SCHEMA_VERSION
+            and 0 <= manifest["eos_token_id"] < manifest["vocabulary_size"]
+            and train_bytes == counts["train_tokens"] * TOKEN_BYTES[manifest["token_dtype"]]
+            and all(count >= 0 for count in counts.values())
+            and all(entry["bytes"] >= 0 and len(entry["sha256"]) == 64 for entry in files.values())
+            and all(isinstance(manifest.get(name, {}), dict) for name in ("settings", "inputs"))
+            and EVALUATION_FILE in files
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_right = False
+    if not is_right:
         raise InputError(
-            f"{path} is damaged or of a newer version: {fault}; remove it and run"
-            f" pipeline/{manifest['stage']}.py again as it was run for {folder}"
+            f"{path} is damaged, of a newer version, or not a manifest that {' or '.join(STAGES)} wrote;"
+            f" remove it and run again what wrote {folder}"
         )
     return manifest
 
 
 def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase for every difference between two manifests in `settings` and `inputs`."""
+    """One phrase for every difference between two manifests in `settings` and `inputs`.
+
+    Of inputs, contents count, not where the files lie; the hub's C4 has no SHA-256: its name stands for it.
+    """
     before, after = earlier["settings"], now["settings"]
     changes = [
         f"{name} was {before.get(name)!r}, now {after.get(name)!r}"
@@ -417,26 +322,17 @@ def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
         if before.get(name) != after.get(name)
     ]
     for role, inputs in now["inputs"].items():
-        changes += _changed_inputs(role, earlier["inputs"].get(role, []), inputs)
+        known, found = (
+            [entry["sha256"] or entry["file"] for entry in entries]
+            for entries in (earlier["inputs"].get(role, []), inputs)
+        )
+        new = [inputs[place]["file"] for place, name in enumerate(found) if name not in known]
+        if new:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            changes.append(f"{role} {new[0]}{more} is new or has changed")
+        elif known != found:
+            changes.append(f"{role} has fewer files, or another order of them")
     return changes
-
-
-def _changed_inputs(
-    role: str, before: Sequence[Mapping[str, str | None]], after: Sequence[Mapping[str, str | None]]
-) -> list[str]:
-    """The phrase, if any, for another list of inputs; contents count, not where the files lie."""
-    # The hub's C4 has no SHA-256: its name stands for it.
-    known = [entry["sha256"] or entry["file"] for entry in before]
-    if known == [entry["sha256"] or entry["file"] for entry in after]:
-        return []
-    new = [str(entry["file"]) for entry in after if (entry["sha256"] or entry["file"]) not in known]
-    if not new:
-        return [f"{role} has fewer files, or another order of them"]
-    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-    return [f"{role} {new[0]}{more} is new or has changed"]
-
-
-logger = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True)
@@ -466,16 +362,15 @@ class TokenizedData:
         """
         manifest = read_manifest(folder)
         if manifest is None:
-            raise InputError(f"no tokenized data in {folder}; {_what_to_run(folder)} first")
+            command = f"run pipeline/tokenize_c4.py --out {folder}"
+            if (folder / TASKS_FOLDER).exists():
+                command = f"its tasks are not merged: {command} --merge"
+            raise InputError(f"no tokenized data in {folder}; {command} first")
         refuse_damage(folder, manifest)
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
         small = {name: files[name] for name in files if name == TOKENIZER_FILE}
         refuse_damage(folder, {**manifest, "files": small}, verify=True)
-        if EVALUATION_FILE not in files:
-            raise InputError(
-                f"the manifest of {folder} names no {EVALUATION_FILE}; {_what_to_run(folder)} again"
-            )
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
         return cls(
@@ -504,8 +399,7 @@ class TokenizedData:
         """All evaluation documents, ordered by ID, which is a random but fixed order.
 
         Raises:
-            InputError: the file is not that whose SHA-256 stands in the manifest, and so in results; or a
-                token is none of the vocabulary.
+            InputError: the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
         path = self.folder / EVALUATION_FILE
         if sha256_of_files(path) != self.evaluation_sha256:
@@ -513,24 +407,11 @@ class TokenizedData:
                 f"{path} has not the SHA-256 of its manifest: it is damaged, or another file; run the stage"
                 " that wrote it again with the same flags, tokenize_c4 with --verify too"
             )
-        documents = read_evaluation_documents(path)
-        for document in documents:
-            largest = int(document.token_ids.max(initial=0))
-            if largest >= self.vocabulary_size or document.token_ids.min(initial=0) < 0:
-                raise InputError(
-                    f"{path} has the token {largest} in document {document.document_id}, and its manifest a"
-                    f" vocabulary of {self.vocabulary_size}: they do not belong together"
-                )
-        return documents
+        return read_evaluation_documents(path)
 
     def evaluation_lengths(self) -> list[int]:
         """Tokens of each of them, in their order, without reading the tokens."""
-        return read_evaluation_lengths(self.folder / EVALUATION_FILE)
-
-
-def _what_to_run(folder: Path) -> str:
-    command = f"run pipeline/tokenize_c4.py --out {folder}"
-    return f"its tasks are not merged: {command} --merge" if (folder / TASKS_FOLDER).exists() else command
+        return read_parquet(self.folder / EVALUATION_FILE, ["num_tokens"])["num_tokens"].to_pylist()
 
 
 def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool = False) -> bool:
@@ -560,38 +441,24 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
     return not found
 
 
-_DTYPE = np.dtype("<i8")
-_TOKENS_AT_A_TIME = 1 << 22
-
-
 def count_tokens(
     paths: Iterable[Path], token_dtype: np.dtype, vocabulary_size: int, eos_token_id: int
 ) -> np.ndarray:
-    """Occurrences of each token but EOS, which no document holds inside: int64 [V].
-
-    Raises:
-        InputError: a token is none of the vocabulary.
-    """
+    """Occurrences of each token but EOS, which no document holds inside: int64 [V]."""
     counts_V = np.zeros(vocabulary_size, dtype=np.int64)
     for path in paths:
         if not path.stat().st_size:
             continue  # which cannot be mapped
         tokens = np.memmap(path, dtype=token_dtype.newbyteorder("<"), mode="r")
         for start in range(0, len(tokens), _TOKENS_AT_A_TIME):
-            counts = np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=vocabulary_size)
-            if len(counts) > vocabulary_size:
-                raise InputError(
-                    f"{path} has the token {len(counts) - 1}, and its manifest a vocabulary of"
-                    f" {vocabulary_size}: it is damaged, or another file"
-                )
-            counts_V += counts
+            counts_V += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=vocabulary_size)
     counts_V[eos_token_id] = 0
     return counts_V
 
 
 def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
     """Write the counts of a data folder; the path."""
-    content = counts_V.astype(_DTYPE).tobytes()
+    content = counts_V.astype("<i8").tobytes()
     write_atomically(folder / TOKEN_COUNTS_FILE, lambda path: path.write_bytes(content))
     return folder / TOKEN_COUNTS_FILE
 
@@ -600,17 +467,12 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V].
 
     Raises:
-        InputError: the file is not that of the manifest, or a token is none of the vocabulary.
+        InputError: the file is not that of the manifest.
     """
     if data.token_counts_sha256 is None:
-        if data.train_paths:
-            logger.info(
-                "%s has no %s, as an older version wrote it: counting its %s training tokens",
-                data.folder, TOKEN_COUNTS_FILE, f"{data.num_train_tokens:,}",
-            )  # fmt: skip
         return count_tokens(data.train_paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
     path = data.folder / TOKEN_COUNTS_FILE
-    counts_V = np.fromfile(path, dtype=_DTYPE).astype(np.int64)
+    counts_V = np.fromfile(path, dtype="<i8").astype(np.int64)
     if sha256_of_files(path) != data.token_counts_sha256 or len(counts_V) != data.vocabulary_size:
         raise InputError(
             f"{path} is not the counts of {data.vocabulary_size} tokens that the manifest names: it is"
@@ -631,7 +493,7 @@ class UnigramDistribution:
         """Over all training tokens but EOS, as tokenize_c4 counted them; in older folders counted here.
 
         Raises:
-            InputError: there are no training tokens, or one that is none of the vocabulary.
+            InputError: there are no training tokens.
         """
         counts_V = training_token_counts(data)
         if not counts_V.any():

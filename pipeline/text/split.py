@@ -1,31 +1,17 @@
 """Which documents train and which evaluate: decided by content, so that no text is ever in both."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 
-Part = Literal["train", "evaluation"]
+Kind = Literal["train", "evaluation", "duplicate", "in_evaluation_source"]
+"""What becomes of a document; the last two are left out, and counted by these names."""
 
 MAX_REMEMBERED_DOCUMENTS = 1 << 25
 """33.5 million, as many as 94 of C4's 1,024 files hold: 256 MiB, twice that while they are merged."""
 _DOCUMENTS_PER_MERGE = 1 << 18
-
-
-class Identified(Protocol):
-    """Anything with a document's ID."""
-
-    @property
-    def document_id(self) -> str:
-        """16 hex digits; see `Document`."""
-        ...
-
-
-AnyDocument = TypeVar("AnyDocument", bound=Identified)
 
 
 def is_evaluation_document(document_id: str, evaluation_fraction: float, seed: int) -> bool:
@@ -52,7 +38,8 @@ class SeenDocuments:
     def is_new(self, document_id: str) -> bool:
         """Whether this ID comes for the first time; it is remembered."""
         number = int(document_id, 16)
-        if number in self._recent or self._is_older(number):
+        place = self._older.searchsorted(np.uint64(number))
+        if number in self._recent or (place < len(self._older) and int(self._older[place]) == number):
             return False
         if len(self._older) + len(self._recent) == self._max_documents:
             self._older, self._recent = self._older[:0].copy(), set()
@@ -64,55 +51,23 @@ class SeenDocuments:
             self._recent = set()
         return True
 
-    def _is_older(self, number: int) -> bool:
-        if not len(self._older):
-            return False
-        index = self._older.searchsorted(np.uint64(number))
-        return bool(index < len(self._older) and int(self._older[index]) == number)
 
-
-def distinct_documents(documents: Iterable[AnyDocument], tally: Counter[str]) -> Iterator[AnyDocument]:
-    """`documents` without exact repetitions, which `tally` counts as `duplicate`."""
-    seen = SeenDocuments()
-    for document in documents:
-        if seen.is_new(document.document_id):
-            yield document
-        else:
-            tally["duplicate"] += 1
-
-
-@dataclass(frozen=True)
+@dataclass
 class Split:
-    """How the documents of the training source are parted."""
+    """Sorts the documents of a source, one after another from its start."""
 
     evaluation_fraction: float
-    """Share of documents that evaluate; 0 where they come from a source of their own."""
-    seed: int
+    """Share of documents that evaluate; 0 where they come from a source of their own, 1 of that source."""
+    seed: int = 0
     evaluation_ids: frozenset[str] = frozenset()
     """Documents that evaluate already: left out of training."""
-    max_documents: int | None = None
-    """Training documents at most."""
+    _seen: SeenDocuments = field(default_factory=SeenDocuments)
 
-    @property
-    def evaluates(self) -> Callable[[str], bool]:
-        """Whether the document of an ID evaluates; may be asked in another process."""
-        return partial(is_evaluation_document, evaluation_fraction=self.evaluation_fraction, seed=self.seed)
-
-    def assign(
-        self, documents: Iterable[AnyDocument], tally: Counter[str]
-    ) -> Iterator[tuple[Part, AnyDocument]]:
-        """Each distinct document with its part, until there are `max_documents` of training.
-
-        `tally` counts `duplicate` and `in_evaluation_source` (left out of training).
-        """
-        num_train_documents = 0
-        for document in distinct_documents(documents, tally):
-            if document.document_id in self.evaluation_ids:
-                tally["in_evaluation_source"] += 1
-            elif is_evaluation_document(document.document_id, self.evaluation_fraction, self.seed):
-                yield "evaluation", document
-            else:
-                yield "train", document
-                num_train_documents += 1
-                if num_train_documents == self.max_documents:
-                    return
+    def kind_of(self, document_id: str) -> Kind:
+        """What becomes of the next document."""
+        if not self._seen.is_new(document_id):
+            return "duplicate"
+        if document_id in self.evaluation_ids:
+            return "in_evaluation_source"
+        is_evaluation = is_evaluation_document(document_id, self.evaluation_fraction, self.seed)
+        return "evaluation" if is_evaluation else "train"

@@ -1,86 +1,63 @@
-"""Long texts cut into pieces, so that no document, however long, keeps a tokenizer busy without an end.
+"""Text to token IDs and back: tokenizers by name, a byte-level BPE trained here, one text with its places.
 
-Tokenizers by name: OLMo's own, any tokenizer.json, or a byte-level BPE to be trained.
-
-Processes that work for this one: deaf to Ctrl-C and SIGTERM, which it answers, and never left over.
-
-A byte-level BPE trained on the corpus.
-
-One text as a model's own tokenizer reads it: its tokens, and what of the text each stands for.
-
-Places in the text come from the tokenizer's own record of what it read, not from decoding: so they are right
-where it drops characters, folds cases or joins accents. Shapes: N tokens.
+Long texts are cut into pieces, so that no document keeps a tokenizer busy without an end. Where the tokens of
+one text stand in it comes from the tokenizer's own record of what it read, not from decoding: so it is right
+where a tokenizer drops characters, folds cases or joins accents. Shapes: N tokens.
 """
 
 import json
-import os
-import signal
-import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from itertools import islice
-from multiprocessing import forkserver, get_context, parent_process
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
-from pipeline.cli import InputError, UnfinishedError, unknown_name
+from pipeline.cli import InputError, unknown_name
 
+EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 LARGEST_PIECE = 1 << 16
 """Characters. Most documents are one piece."""
+_PIECES_AT_A_TIME = 128  # the library's records of them take 100 bytes a token until they are read
 _MAX_TRIALS = 16
-_AROUND = 128
-"""Characters on each side of a place that decide whether a text can be cut there."""
+_AROUND = 128  # characters on each side of a place that decide whether a text can be cut there
+_MIN_BPE_SIZE = 257  # every byte, and EOS
+_MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
+_LONGEST_WORD = 1024  # bytes; each merge goes over the words that it is in: one of a million took minutes
+# A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
+# sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
+_MAX_UNFINISHED_TOKENS = 32
 
 
 def cut(text: str, is_seam: Callable[[str, str], bool], largest: int = LARGEST_PIECE) -> Iterator[str]:
     """The pieces of `text`, at most `largest` characters each: joined, they are the text.
 
-    Cut before a blank or a sign that follows a letter, as "two words" into "two" and " words", where
-    `is_seam` agrees. Where half a piece has no such place, which no ordinary text does, cut anywhere.
-
-    Args:
-        text: of any length.
-        is_seam: whether two adjacent texts may be taken apart: told those near the place only.
-        largest: characters of a piece.
+    A cut stands before a blank or a sign that follows a letter, as "two words" into "two" and " words", where
+    `is_seam` says so of the text on both sides. Where half a piece has no such place, which no ordinary text
+    does, it stands anywhere.
     """
     start = 0
     while len(text) - start > largest:
-        places = islice(_places(text, start + largest // 2, start + largest), _MAX_TRIALS)
-        end = next((place for place in places if _is_seam_at(text, place, is_seam)), start + largest)
+        places = (
+            place
+            for place in range(start + largest, start + largest // 2 - 1, -1)
+            if text[place - 1].isalnum() and unicodedata.category(text[place])[0] in "ZPSC"
+        )
+        seams = (
+            place
+            for place in islice(places, _MAX_TRIALS)
+            if is_seam(text[max(0, place - _AROUND) : place], text[place : place + _AROUND])
+        )
+        end = next(seams, start + largest)
         yield text[start:end]
         start = end
     yield text[start:]
-
-
-def _places(text: str, first: int, last: int) -> Iterator[int]:
-    """From the last to the first: where a blank, a sign or a line's end follows a letter or a digit."""
-    for place in range(last, first - 1, -1):
-        if text[place - 1].isalnum() and unicodedata.category(text[place])[0] in "ZPSC":
-            yield place
-
-
-def _is_seam_at(text: str, place: int, is_seam: Callable[[str, str], bool]) -> bool:
-    return is_seam(text[max(0, place - _AROUND) : place], text[place : place + _AROUND])
-
-
-EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-_MIN_BPE_SIZE = 257  # every byte, and EOS
-_MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
-_CHARACTERS_AT_A_TIME = 2 * LARGEST_PIECE
-# A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
-# sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
-_MAX_UNFINISHED_TOKENS = 32
 
 
 class DocumentTokenizer:
@@ -103,7 +80,6 @@ class DocumentTokenizer:
         # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
-        self._eos_token = eos_token
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         self._cuts = False
@@ -111,37 +87,23 @@ class DocumentTokenizer:
         with suppress(InputError):
             self._cuts = self._is_seam("some words", " of a text")
 
-    def __reduce__(self) -> tuple[Callable[[str, str], "DocumentTokenizer"], tuple[str, str]]:
-        """Travel to another process as JSON: the library's own pickling forgets `encode_special_tokens`."""
-        return _from_json, (self.to_json(), self._eos_token)
-
     @property
     def token_dtype(self) -> np.dtype:
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
         return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
 
-    def encode(
-        self, texts: Sequence[str], advance: Callable[[int], object] = lambda num_characters: None
-    ) -> list[np.ndarray]:
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without EOS.
 
         Long texts are encoded in pieces, cut where the tokens are the same with and without the cut.
-
-        Args:
-            texts: of any length.
-            advance: told how many characters have been encoded since the last call; to stop, it raises.
         """
-        pieces = [
-            (index, piece)
-            for index, text in enumerate(texts)
-            for piece in (cut(text, self._is_seam) if self._cuts else (text,))
-        ]
-        token_ids: list[list[np.ndarray]] = [[] for _ in texts]
-        for group in _groups(pieces):
-            for (index, _), ids in zip(group, self._encode([piece for _, piece in group]), strict=True):
-                token_ids[index].append(ids)
-            advance(sum(len(piece) for _, piece in group))
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in token_ids]
+        pieces = [list(cut(text, self._is_seam)) if self._cuts else [text] for text in texts]
+        all_pieces = list(chain.from_iterable(pieces))
+        starts = range(0, len(all_pieces), _PIECES_AT_A_TIME)
+        encoded = chain.from_iterable(
+            self._encode(all_pieces[start : start + _PIECES_AT_A_TIME]) for start in starts
+        )
+        return [np.concatenate(list(islice(encoded, len(of_text)))) for of_text in pieces]
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         try:
@@ -180,24 +142,6 @@ class DocumentTokenizer:
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
         return self._tokenizer.to_str(pretty=True)
-
-
-def _groups(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """`pieces` a few at a time, so that a batch of them is encoded within a second."""
-    group: list[tuple[int, str]] = []
-    num_characters = 0
-    for piece in pieces:
-        group.append(piece)
-        num_characters += len(piece[1])
-        if num_characters >= _CHARACTERS_AT_A_TIME:
-            yield group
-            group, num_characters = [], 0
-    if group:
-        yield group
-
-
-def _from_json(text: str, eos_token: str) -> DocumentTokenizer:
-    return DocumentTokenizer(Tokenizer.from_str(text), eos_token)
 
 
 def parse_tokenizer_name(name: str) -> Path | int:
@@ -272,46 +216,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-def worker_context() -> ForkServerContext:
-    """Where worker processes come from.
-
-    Not "fork": this process may have threads by now, of the tokenizer or of a hub's client. The server that
-    forks is started with the signals blocked: what it forks never hears them, not even while it starts.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return get_context("forkserver")
-
-
-def leave_with_parent() -> None:
-    """In a worker: have it end with its parent, however that ends, SIGKILL included."""
-    threading.Thread(target=_await_parent, daemon=True).start()
-
-
-def _await_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def kill(processes: Iterable[BaseProcess]) -> None:
-    """End workers at once, and take them off the list of processes."""
-    for process in list(processes):
-        process.kill()
-        process.join()
-
-
-_LONGEST_WORD = 1024
-"""Bytes. Each merge goes over the words that it is in, so that one word of a million bytes took minutes."""
-
-
 def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:
     """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
 
@@ -336,42 +240,6 @@ def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -
     return DocumentTokenizer(tokenizer, eos_token)
 
 
-def train_bpe_apart(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:
-    """`train_bpe` in a process of its own: the library answers no Ctrl-C while it merges, but can be killed.
-
-    Raises:
-        UnfinishedError: the process was ended from outside.
-    """
-    context = worker_context()
-    connection, of_trainer = context.Pipe()
-    process = context.Process(target=_train_for_parent, args=(of_trainer, size, eos_token))
-    try:
-        process.start()
-        of_trainer.close()
-        for text in texts:
-            connection.send(text)
-        connection.send(None)
-        trained: DocumentTokenizer = connection.recv()
-    except (EOFError, ConnectionError) as error:
-        raise UnfinishedError(
-            "the process that trains the tokenizer was ended from outside, most likely for want of memory;"
-            " give the job more, then run the same command again"
-        ) from error
-    finally:
-        if process.pid is not None:
-            kill([process])
-    return trained
-
-
-def _train_for_parent(connection: Connection, size: int, eos_token: str) -> None:
-    leave_with_parent()
-    connection.send(train_bpe(iter(connection.recv, None), size, eos_token))
-
-
-_FIRST_OF_BYTES = (0x80, 0x800, 0x10000)
-"""The first code points that UTF-8 writes in two, three and four bytes."""
-
-
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
     """A text and its tokens."""
@@ -389,7 +257,8 @@ class TokenizedText:
     def bytes_N2(self) -> np.ndarray:
         """`characters_N2` as places in the text's UTF-8: int64."""
         code_points = np.frombuffer(self.text.encode("utf-32-le"), dtype="<u4")
-        num_bytes = 1 + sum((code_points >= first).astype(np.int64) for first in _FIRST_OF_BYTES)
+        # The first code points that UTF-8 writes in two, three and four bytes.
+        num_bytes = 1 + sum((code_points >= first).astype(np.int64) for first in (0x80, 0x800, 0x10000))
         return np.concatenate([[0], np.cumsum(num_bytes)])[self.characters_N2]
 
     @cached_property
@@ -418,7 +287,7 @@ def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
     Raises:
         InputError: the file is broken, the text is no Unicode, or it has no token of its own.
     """
-    tokenizer = _telling_all_places(read_tokenizer(tokenizer_file))
+    tokenizer = _recording_all_places(read_tokenizer(tokenizer_file))
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -441,27 +310,19 @@ def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
     )
 
 
-def _telling_all_places(tokenizer: Tokenizer) -> Tokenizer:
+def _recording_all_places(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer without what cuts or fills up a text, and without what hides the blank of a word."""
     description = json.loads(tokenizer.to_str())
-    _untrim(description.get("post_processor"))
+    # Byte-level tokenizers leave the blanks that their tokens begin with out of places, if they trim offsets.
+    description["post_processor"] = json.loads(
+        json.dumps(description.get("post_processor")),
+        object_hook=lambda part: part | {"trim_offsets": False} if "trim_offsets" in part else part,
+    )
     whole = Tokenizer.from_str(json.dumps(description))
     whole.no_truncation()
     whole.no_padding()
     whole.encode_special_tokens = True
     return whole
-
-
-def _untrim(part: Any) -> None:
-    """Byte-level tokenizers tell places without the blanks that their tokens begin with, unless told to."""
-    if isinstance(part, dict):
-        if "trim_offsets" in part:
-            part["trim_offsets"] = False
-        for inner in part.values():
-            _untrim(inner)
-    elif isinstance(part, list):
-        for inner in part:
-            _untrim(inner)
 
 
 def _with_their_marks(characters_N2: np.ndarray, text: str) -> np.ndarray:

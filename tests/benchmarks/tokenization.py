@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, islice
@@ -47,7 +46,7 @@ def write_repeated(names: list[str], num_megabytes: int, path: Path) -> None:
     num_bytes_left = num_megabytes * 10**6
     with path.open("w", encoding="utf-8") as file:
         while num_bytes_left > 0:
-            for document in read_documents(open_sources(names, c4_split="train"), Counter()):
+            for document in read_documents(open_sources(names, c4_split="train")):
                 num_bytes_left -= file.write(json.dumps({"text": f"{next(numbers)} {document.text}"}) + "\n")
                 if num_bytes_left <= 0:
                     break

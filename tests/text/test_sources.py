@@ -1,41 +1,90 @@
-"""Sources by name, and each way in which a name can be wrong."""
+"""Documents from every source: what is taken, what is counted, and what a bad name or record leads to."""
 
 import gzip
+from collections import Counter
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.text.sources import json_lines, open_sources
+from pipeline.text import sources
+from pipeline.text.sources import (
+    Document,
+    Source,
+    c4_revision,
+    distinct_passages,
+    document_batches,
+    embedded_records,
+    json_lines,
+    mmlu_passage,
+    open_sources,
+    parquet_records,
+    read_documents,
+    stream_c4,
+)
+
+LONG = " ".join(f"word{number}" for number in range(100))
 
 
-def test_a_glob_stands_for_its_files_in_order(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.jsonl", "c.json.gz"):
-        (tmp_path / name).write_bytes(b"")
-    sources = open_sources([str(tmp_path / "*.jsonl"), str(tmp_path / "c.json.gz")], c4_split="train")
-    assert [source.files[0].name for source in sources] == ["a.jsonl", "b.jsonl", "c.json.gz"]
+def texts_of(*records: sources.Record, skip_malformed: bool = False) -> tuple[list[str], dict[str, int]]:
+    tally: Counter[str] = Counter()
+    texts = []
+    for documents, left_out in document_batches(
+        [Source("corpus.jsonl", lambda: records)], skip_malformed=skip_malformed
+    ):
+        texts += [document.text for document in documents]
+        tally.update(left_out)
+    return texts, dict(tally)
 
 
-def test_a_file_whose_name_looks_like_a_glob(tmp_path: Path) -> None:
-    (tmp_path / "part[1].jsonl").write_bytes(b"x\n")
-    (source,) = open_sources([str(tmp_path / "part[1].jsonl")], c4_split="train")
-    assert list(source.read()) == [b"x\n"]
+def test_a_documents_id_is_the_hash_of_its_text() -> None:
+    document = Document.from_record('{"text": "né", "url": "https://a.org"}'.encode())
+    assert document == Document(sha256("né".encode()).hexdigest()[:16], "né", "https://a.org")
+    assert Document.from_record({"text": "né", "url": None}).document_id == document.document_id
 
 
-def test_a_source_can_be_read_again(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
-        file.write(b"1\n2\n")
-    (source,) = open_sources([str(tmp_path / "a.jsonl.gz")], c4_split="train")
-    assert list(source.read()) == list(source.read()) == [b"1\n", b"2\n"]
+def test_empty_texts_are_counted_and_blank_lines_are_nothing() -> None:
+    assert texts_of(b'{"text": "a"}\n', b"\n", b'{"text": " \\n"}\n', {"text": ""}) == (["a"], {"empty": 2})
 
 
-def test_c4_is_opened_without_touching_the_network() -> None:
-    sources = open_sources(["c4"], c4_split="validation")
-    assert [source.name for source in sources] == [
-        f"c4 en/c4-validation.0000{index}-of-00008.json.gz" for index in range(8)
-    ]
-    assert {source.files for source in sources} == {()}
-    assert open_sources(["c4"], c4_split="train")[1023].name == "c4 en/c4-train.01023-of-01024.json.gz"
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (b'{"text": "cut', "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b'{"text": "\xff"}', "is not valid JSON in UTF-8"),
+        (b'["text"]', "is not a JSON object"),
+        (b'{"text": null}', "has no 'text'"),
+        (b'{"text": "\\ud800"}', "has a 'text' that is not valid Unicode"),
+    ],
+)
+def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, fault: str) -> None:
+    lines = (b'{"text": "a"}', b"", record, b'{"text": "b"}')
+    with pytest.raises(InputError, match=rf"^corpus\.jsonl, line 3 {fault}.*--skip-malformed"):
+        texts_of(*lines)
+    assert texts_of(*lines, skip_malformed=True) == (["a", "b"], {"malformed": 1})
+
+
+def test_batches_end_with_their_source_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_RECORDS_PER_BATCH", 3)
+    monkeypatch.setattr(sources, "_CHARACTERS_PER_BATCH", 30)
+    short, long = {"text": "1234"}, {"text": "1234567890" * 3}
+    corpora = [(short, short, long, short, short, short, short), (long, short), ()]
+    batches = document_batches(Source("", lambda corpus=corpus: corpus) for corpus in corpora)  # type: ignore[misc]
+    assert [len(documents) for documents, _ in batches if documents] == [3, 3, 1, 1, 1]
+
+
+def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.json.gz", "part[1].json"):
+        (tmp_path / name).write_bytes(b"x\n")
+    names = [str(tmp_path / name) for name in ("*.jsonl", "c.json.gz", "part[1].json")]
+    found = open_sources(names, c4_split="train")
+    assert [source.files[0].name for source in found] == ["a.jsonl", "b.jsonl", "c.json.gz", "part[1].json"]
+    assert list(found[-1].read()) == list(found[-1].read()) == [b"x\n"]
 
 
 @pytest.mark.parametrize(
@@ -45,12 +94,10 @@ def test_c4_is_opened_without_touching_the_network() -> None:
         ("{}/missing.jsonl", "cannot read {}/missing.jsonl: No such file or directory"),
         ("{}/*.jsonl", "no file matches --source '{}/*.jsonl'"),
         ("{}/notes.txt", "{}/notes.txt is none of the kinds of file"),
-        ("{}/folder.json", "cannot read {}/folder.json: Is a directory"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, fault: str) -> None:
     (tmp_path / "notes.txt").write_text("text")
-    (tmp_path / "folder.json").mkdir()
     with pytest.raises(InputError) as error:
         open_sources([name.format(tmp_path)], c4_split="train")
     assert str(error.value).startswith(fault.format(tmp_path))
@@ -61,3 +108,69 @@ def test_a_gz_file_cut_off_or_not_packed_is_refused(tmp_path: Path, content: byt
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be read to its end"):
         list(json_lines(tmp_path / "a.jsonl.gz"))
+
+
+def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "part[0]*.parquet"
+    pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
+    assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
+    with pytest.raises(InputError, match="row 2 has no 'text'"):
+        list(read_documents(open_sources([str(path)], c4_split="train")))
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):
+        list(parquet_records(path))
+
+
+def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [source.name for source in open_sources(["c4"], c4_split="train")]  # asks nobody
+    assert (len(names), names[1023]) == (1024, "c4 en/c4-train.01023-of-01024.json.gz")
+    calls = []
+
+    def load_dataset(*args: str, **options: object) -> list[dict[str, str]]:
+        calls.append((args, options))
+        return [{"text": "a", "url": "u", "timestamp": "t"}]
+
+    hub = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha="c0ffee"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    c4_revision.cache_clear()
+    assert [record["text"] for record in stream_c4("en/x.json.gz") if not isinstance(record, bytes)] == ["a"]
+    expected = {"data_files": ["en/x.json.gz"], "split": "train", "streaming": True, "revision": "c0ffee"}
+    assert calls == [(("allenai/c4",), expected)]
+    c4_revision.cache_clear()
+
+
+def test_a_hub_out_of_reach_or_that_breaks_off_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: str, **__: object) -> None:
+        raise ConnectionError("no route to host\nand more lines")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", fails)
+    monkeypatch.setattr("datasets.load_dataset", fails)
+    c4_revision.cache_clear()
+    with pytest.raises(InputError, match=r"\(no route to host\).*--source 'PATH/.*--source embedded$"):
+        next(stream_c4("en/x.json.gz"))
+    monkeypatch.setattr(sources, "c4_revision", lambda: "c0ffee")
+    with pytest.raises(InputError, match=r"en/x\.json\.gz broke off \(no route to host\); run the same"):
+        next(stream_c4("en/x.json.gz"))
+
+
+def test_a_shared_mmlu_passage_loses_its_first_and_last_line() -> None:
+    head = "This question refers to the following information.\n"
+    assert mmlu_passage(f"{head}{LONG}\nSome Author, 1800\nWho wrote this?") == f"{LONG}\nSome Author, 1800"
+    assert mmlu_passage(f"{LONG}\nWhat follows?") == f"{LONG}\nWhat follows?"
+    assert mmlu_passage("Too short to be a passage.") is None
+
+
+def test_copies_and_near_copies_are_left_out() -> None:
+    near_copy = LONG.upper() + " and a new ending"  # 88 of its 92 runs of 13 words are LONG's
+    other = " ".join(f"other{number}" for number in range(100))
+    passages = ["short one", LONG, near_copy, other, "short one", LONG]
+    assert list(distinct_passages(iter(passages))) == ["short one", LONG, other]
+
+
+def test_the_corpus_is_real_text_of_known_size() -> None:
+    texts = [record["text"] for record in embedded_records() if not isinstance(record, bytes)]
+    assert len(texts) == len(set(texts)) == 11_360
+    assert sum(len(text.split()) for text in texts) == 1_215_990
+    assert texts[0].startswith("Persian language -- Persian")
+    assert not any("\nQuestion:" in text for text in texts)

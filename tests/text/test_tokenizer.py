@@ -1,17 +1,49 @@
-"""Tokenizers: names, EOS, and that EOS never comes out of text."""
+"""Tokenizers: names, EOS that never comes out of text, long texts in pieces, the text of each token."""
 
 import json
+import random
+import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline.cli import InputError
-from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
+from pipeline.text.sources import embedded_records
+from pipeline.text.tokenizer import (
+    LARGEST_PIECE,
+    DocumentTokenizer,
+    cut,
+    load_tokenizer,
+    parse_tokenizer_name,
+    train_bpe,
+)
 
 WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "<unk>": 3}
+CHINESE = "".join(map(chr, range(0x4E00, 0x9FA5)))
+OLMO = Path(str(parse_tokenizer_name("olmo")))
+
+
+def english(num_characters: int) -> str:
+    records = islice(embedded_records(), 1000)
+    return "\n\n".join(str(record["text"]) for record in records)[:num_characters]  # type: ignore[call-overload]
+
+
+def chinese(num_characters: int) -> str:
+    """Text without a blank: clauses of 4 to 12 characters, each with a sign."""
+    draw = random.Random(0)
+    clauses = (
+        "".join(draw.choices(CHINESE, k=draw.randint(4, 12))) + draw.choice("，。、；\n") for _ in CHINESE
+    )
+    return "".join(clauses)[:num_characters]
+
+
+def in_one_piece(tokenizer: DocumentTokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 def save_word_tokenizer(path: Path, words: dict[str, int] = WORDS, **changes: Any) -> Path:
@@ -43,9 +75,7 @@ def test_the_letters_of_eos_in_a_text_stay_letters() -> None:
 
 
 def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
-    path = parse_tokenizer_name("olmo")
-    assert isinstance(path, Path)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(OLMO)
     assert (tokenizer.vocabulary_size, tokenizer.eos_token_id) == (50_280, 50_279)
     assert tokenizer.token_dtype == np.uint16
     hello, literal_eos = tokenizer.encode(["Hello world", "<|endoftext|>"])
@@ -73,13 +103,10 @@ def test_a_vocabulary_beyond_16_bits_gets_32(tmp_path: Path) -> None:
     assert load_tokenizer(path).token_dtype == np.uint32
 
 
-@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>", "<eos>"])
-def test_usual_eos_tokens_are_found(tmp_path: Path, name: str) -> None:
-    path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1, name: 2})
-    assert load_tokenizer(path).eos_token_id == 2
-
-
-def test_an_added_special_eos_keeps_its_id(tmp_path: Path) -> None:
+def test_usual_eos_tokens_are_found_and_an_added_one_keeps_its_id(tmp_path: Path) -> None:
+    for name in ("</s>", "<|end_of_text|>", "<eos>"):
+        path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1, name: 2})
+        assert load_tokenizer(path).eos_token_id == 2, name
     tokenizer = Tokenizer.from_file(str(save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1})))
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
     tokenizer.save(str(tmp_path / "added.json"))
@@ -95,15 +122,21 @@ def test_another_eos_token_is_named_by_the_flag(tmp_path: Path) -> None:
         load_tokenizer(path, "[STOP]")
 
 
-def test_a_folder_means_the_tokenizer_in_it(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+def test_names(tmp_path: Path) -> None:
+    assert parse_tokenizer_name("bpe:4096") == 4096
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
     assert parse_tokenizer_name(str(tmp_path)) == tmp_path / "tokenizer.json"
-
-
-def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.json").write_text('{"model": ')
-    with pytest.raises(InputError, match=r"broken\.json is not a tokenizer\.json"):
-        load_tokenizer(tmp_path / "broken.json")
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+    for name, fault in (
+        ("olmoo", "unknown tokenizer 'olmoo'; did you mean 'olmo'?"),
+        ("bpe:256", "a whole number of at least 257"),
+        ("bpe:many", "a whole number of at least 257"),
+        ("models/tokenizer.json", "there is no tokenizer file models/tokenizer.json"),
+    ):
+        with pytest.raises(InputError) as error:
+            parse_tokenizer_name(name)
+        assert fault in str(error.value), name
 
 
 def test_bpe_of_the_least_size_is_bytes_and_eos() -> None:
@@ -118,52 +151,19 @@ def test_bpe_merges_what_is_frequent() -> None:
     assert tokenizer.encode(["aabb"])[0].tolist() == [65, 257, 66]
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("olmoo", "unknown tokenizer 'olmoo'; did you mean 'olmo'?"),
-        ("bpe:256", "a whole number of at least 257"),
-        ("bpe:many", "a whole number of at least 257"),
-        ("models/tokenizer.json", "there is no tokenizer file models/tokenizer.json"),
-    ],
-)
-def test_wrong_names_are_refused(name: str, fault: str) -> None:
-    with pytest.raises(InputError) as error:
-        parse_tokenizer_name(name)
-    assert fault in str(error.value)
-
-
-def test_a_bpe_name_is_its_size() -> None:
-    assert parse_tokenizer_name("bpe:4096") == 4096
-
-
 def test_pieces_show_a_character_at_its_last_byte() -> None:
     tokenizer = train_bpe(["plain"], 257)  # a token a byte
     (token_ids,) = tokenizer.encode(["aé—😀!"])
     assert tokenizer.pieces(token_ids.tolist()) == ["a", "", "é", "", "", "—", "", "", "", "😀", "!"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "naïve “quotes”\n\n 你好, 😀 end",
-        "\ufffd",
-        "\ufffd\ufffd é",
-        "a <|endoftext|> b",
-        " two  blanks",
-    ],
-)
-def test_joined_pieces_are_the_text(text: str) -> None:
-    tokenizers = [
-        train_bpe(["a naïve text 你好"], 300),
-        load_tokenizer(Path(str(parse_tokenizer_name("olmo")))),
-    ]
-    for tokenizer in tokenizers:
-        (token_ids,) = tokenizer.encode([text])
-        pieces = tokenizer.pieces(token_ids.tolist())
-        assert len(pieces) == len(token_ids)
-        assert "".join(pieces) == text
+def test_joined_pieces_are_the_text() -> None:
+    for tokenizer in (train_bpe(["a naïve text 你好"], 300), load_tokenizer(OLMO)):
+        for text in ("", "naïve “quotes”\n\n 你好, 😀 end", "\ufffd", "\ufffd\ufffd é", "a <|endoftext|> b"):
+            (token_ids,) = tokenizer.encode([text])
+            pieces = tokenizer.pieces(token_ids.tolist())
+            assert len(pieces) == len(token_ids), text
+            assert "".join(pieces) == text
 
 
 def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it() -> None:
@@ -191,3 +191,62 @@ def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path)
     assert loaded.encode(["a a"])[0].tolist() == [1, 1]
     with pytest.raises(InputError, match="the tokenizer cannot encode the text: WordLevel error"):
         loaded.encode(["a b"])
+
+
+def test_a_cut_stands_before_a_blank_or_a_sign_after_a_letter() -> None:
+    for text, pieces in (
+        ("one two three", ["one two", " three"]),
+        ("one, two three", ["one, two", " three"]),
+        ("abcdefghij", ["abcdefgh", "ij"]),
+        ("a bcdefghij klm", ["a bcdefg", "hij klm"]),
+        ("12345678", ["12345678"]),
+        ("", [""]),
+    ):
+        assert list(cut(text, lambda before, after: True, largest=8)) == pieces
+
+
+def test_a_cut_stands_where_it_changes_nothing() -> None:
+    asked = []
+
+    def refuse_the_first(before: str, after: str) -> bool:
+        asked.append((before, after))
+        return len(asked) > 1
+
+    assert list(cut("a bc de f", refuse_the_first, largest=8)) == ["a bc", " de f"]
+    assert asked == [("a bc de", " f"), ("a bc", " de f")]
+
+
+@pytest.mark.parametrize("text", [english(200_000), chinese(140_000)], ids=["english", "chinese"])
+def test_long_ordinary_text_has_the_same_tokens(text: str) -> None:
+    assert len(text) > 2 * LARGEST_PIECE
+    for tokenizer in (load_tokenizer(OLMO), train_bpe(["the text of a novel 你好，"] * 3, 400)):
+        first, second, third = tokenizer.encode([text[:1000], text, text[:1000]])
+        assert np.array_equal(second, in_one_piece(tokenizer, text))
+        assert first.tolist() == third.tolist() == in_one_piece(tokenizer, text[:1000])
+
+
+def test_a_tokenizer_that_changes_the_start_of_a_text_gets_it_whole() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Prepend("_")  # as Llama's does; no words: one text is one token
+    found = DocumentTokenizer(tokenizer, "</s>").encode(["a word " * LARGEST_PIECE])
+    assert [ids.tolist() for ids in found] == [[0]]
+
+
+def test_a_document_without_a_blank_is_encoded_in_pieces_and_learned_from() -> None:
+    text = "a" * (5 * LARGEST_PIECE)
+    (found,) = load_tokenizer(OLMO).encode([text])
+    assert "".join(load_tokenizer(OLMO).pieces(found.tolist())) == text
+    for alphabet in ("abcdefghijklmnopqrstuvwxyz", CHINESE):
+        text = "".join(random.Random(0).choices(alphabet, k=100_000))  # Chinese took 20 minutes in one piece
+        started = time.process_time()
+        assert train_bpe([text], 1000).vocabulary_size == 1000
+        assert time.process_time() - started < 60
+
+
+def test_long_words_do_not_change_what_a_bpe_learns_from_others() -> None:
+    texts = [english(50_000)]
+    tokenizer = train_bpe([*texts, "!" * 5000], 600)
+    assert "Split" not in tokenizer.to_json()
+    # "!" alone makes merges of its own, at most one for each doubling; all others are those of the text.
+    words, with_signs = (set(t._tokenizer.get_vocab()) for t in (train_bpe(texts, 580), tokenizer))
+    assert words <= with_signs

@@ -1,0 +1,249 @@
+"""Reading what tokenize_c4 left, refusing what is not whole; tasks, and the background distribution."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measured_documents import write_data
+
+from pipeline.cli import InputError
+from pipeline.results.versions import describe_files
+from pipeline.text import folder as data_folder
+from pipeline.text.folder import (
+    EVALUATION_FILE,
+    EvaluationDocument,
+    TokenizationTask,
+    TokenizedData,
+    UnigramDistribution,
+    changed_settings,
+    name_files,
+    read_evaluation_documents,
+    task_folders,
+    write_evaluation_documents,
+    write_token_counts,
+)
+from pipeline.text.sources import Source
+from pipeline.training.data import refuse_damaged_tokens
+
+
+def make_folder(folder: Path) -> Path:
+    """Two parts, 1 2 0 and 3 0, and two evaluation documents."""
+    (folder / "train").mkdir(parents=True)
+    np.array([1, 2, 0], dtype="<u2").tofile(folder / "train/part-00000.npy")
+    np.array([3, 0], dtype="<u2").tofile(folder / "train/part-00001.npy")
+    documents = [
+        EvaluationDocument("bb", np.array([3, 2], dtype=np.int32)),
+        EvaluationDocument("aa", np.array([1], dtype=np.int32), "https://a.org"),
+    ]
+    write_evaluation_documents(folder / EVALUATION_FILE, documents)
+    names = ["train/part-00000.npy", "train/part-00001.npy", EVALUATION_FILE]
+    contents = {name: (folder / name).read_bytes() for name in names}
+    manifest = {
+        "stage": "tokenize_c4",
+        "token_dtype": "uint16",
+        "vocabulary_size": 4,
+        "eos_token_id": 0,
+        "counts": {"train_tokens": 5},
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in contents.items()
+        },
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path / "data"))
+    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 4, 0)
+    assert data.num_train_tokens == 5
+    tokens = np.concatenate([np.memmap(path, dtype=data.token_dtype, mode="r") for path in data.train_paths])
+    assert tokens.tolist() == [1, 2, 0, 3, 0]
+    documents = data.evaluation_documents()
+    assert [(d.document_id, d.token_ids.tolist(), d.url) for d in documents] == [
+        ("aa", [1], "https://a.org"),
+        ("bb", [3, 2], None),
+    ]
+    assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
+    assert data.evaluation_lengths() == [1, 2]
+    write_evaluation_documents(tmp_path / "a.parquet", documents[1:])  # no URL at all
+    assert read_evaluation_documents(tmp_path / "a.parquet")[0].url is None
+
+
+def change_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def flip(path: Path) -> None:
+    """Another byte, so that the size stays."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_fingerprints_follow_the_contents(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path / "one"))
+    same = TokenizedData.open(make_folder(tmp_path / "two"))
+    assert (data.train_sha256, data.evaluation_sha256) == (same.train_sha256, same.evaluation_sha256)
+    files = json.loads((tmp_path / "two/manifest.json").read_text())["files"]
+    files["train/part-00001.npy"]["sha256"] = "0" * 64
+    change_manifest(tmp_path / "two", files=files)
+    assert TokenizedData.open(tmp_path / "two").train_sha256 != data.train_sha256
+
+
+def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
+    part = make_folder(tmp_path) / "train/part-00001.npy"
+    part.write_bytes(b"\x03\x00")
+    with pytest.raises(InputError, match=r"part-00001\.npy has 2 bytes, not 4"):
+        TokenizedData.open(tmp_path)
+    part.unlink()
+    with pytest.raises(InputError, match=r"part-00001\.npy is missing"):
+        TokenizedData.open(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(
+        InputError, match=rf"^no tokenized data in {tmp_path}; run pipeline/tokenize_c4.py --out"
+    ):
+        TokenizedData.open(tmp_path)
+
+
+def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
+    data = TokenizedData.open(make_folder(tmp_path))
+    refuse_damaged_tokens(data)
+    flip(tmp_path / "train/part-00001.npy")
+    assert TokenizedData.open(tmp_path) == data  # by size
+    refuse_damaged_tokens(data, rank=0, num_ranks=2)
+    for rank, num_ranks in ((0, 1), (1, 2)):
+        with pytest.raises(
+            InputError, match=r"part-00001.npy has not the SHA-256 .* run pipeline/tokenize_c4"
+        ):
+            refuse_damaged_tokens(data, rank, num_ranks)
+    flip(tmp_path / "train/part-00000.npy")
+    with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 .* \(and 1 more files\)"):
+        refuse_damaged_tokens(data)
+
+
+def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp_path: Path) -> None:
+    (make_folder(tmp_path) / "tokenizer.json").write_text("{}")
+    files = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    described = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    change_manifest(tmp_path, files={**files, "tokenizer.json": described})
+    data = TokenizedData.open(tmp_path)
+    flip(tmp_path / EVALUATION_FILE)
+    with pytest.raises(InputError, match="has not the SHA-256 of its manifest"):
+        data.evaluation_documents()
+    flip(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match="tokenizer.json has not the SHA-256 of its manifest"):
+        TokenizedData.open(tmp_path)
+
+
+def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    changes: list[dict[str, object]] = [
+        {"stage": "other"}, {"schema_version": 99}, {"schema_version": "one"}, {"token_dtype": "float32"},
+        {"vocabulary_size": "many"}, {"eos_token_id": 4}, {"counts": 5}, {"counts": {"train_tokens": 6}},
+        {"counts": {"train_tokens": 5, "empty": -1}}, {"files": []}, {"settings": [1]},
+        {"files": {"a.npy": {"bytes": 10, "sha256": "short"}}}, {"files": {}, "counts": {"train_tokens": 0}},
+    ]  # fmt: skip
+    damaged = [json.dumps(manifest | change).encode() for change in changes]
+    for content in (*damaged, b"[]", b"not json", b"", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "manifest.json").write_bytes(content)
+        with pytest.raises(
+            InputError, match=r"manifest\.json is damaged, of a newer version, or not a manifest"
+        ):
+            TokenizedData.open(tmp_path)
+
+
+def test_each_change_is_named() -> None:
+    def manifest(seed: int, *digests: str) -> dict[str, dict[str, object]]:
+        source = [{"file": f"{digest}.jsonl", "sha256": digest} for digest in digests]
+        return {"settings": {"seed": seed}, "inputs": {"source": source}}
+
+    assert changed_settings(manifest(0, "x", "y"), manifest(0, "x", "y")) == []
+    assert changed_settings(manifest(0, "x"), manifest(1, "x")) == ["seed was 0, now 1"]
+    assert changed_settings(manifest(0, "x"), manifest(0, "y", "z")) == [
+        "source y.jsonl and 1 more is new or has changed"
+    ]
+    assert changed_settings(manifest(0, "x", "y"), manifest(0, "y")) == [
+        "source has fewer files, or another order of them"
+    ]
+
+
+def sources(count: int) -> list[Source]:
+    return [Source(f"file {index}", lambda: []) for index in range(count)]
+
+
+def test_tasks_one_after_another_are_all_files_and_shares_add_up() -> None:
+    given = sources(5)
+    assert TokenizationTask(0, 2).sources_of(given) == given[:2]
+    assert TokenizationTask(1, 2).sources_of(given) == given[2:]
+    for count, num_tasks in ((7, 3), (128, 7), (1024, 1000), (1024, 128)):
+        given = sources(count)
+        tasks = [TokenizationTask(index, num_tasks) for index in range(num_tasks)]
+        parts = [task.sources_of(given) for task in tasks]
+        assert sum(parts, []) == given, num_tasks
+        assert {len(part) for part in parts} <= {count // num_tasks, count // num_tasks + 1}
+        shares = [task.share_of(10**9 + 7) or 0 for task in tasks]
+        assert sum(shares) == 10**9 + 7 and max(shares) - min(shares) <= 1
+
+
+def test_tasks_that_cannot_be_are_refused() -> None:
+    for index, num_tasks in ((-1, 4), (4, 4)):
+        with pytest.raises(InputError, match=rf"--task-index {index} is out of range.*0 to {num_tasks - 1}"):
+            TokenizationTask(index, num_tasks)
+    with pytest.raises(InputError, match=r"--num-tasks 4 is more than the 3 file\(s\)"):
+        TokenizationTask(0, 4).sources_of(sources(3))
+    with pytest.raises(InputError, match="a limit of 3 cannot be shared by 4 tasks"):
+        TokenizationTask(0, 4).share_of(3)
+
+
+def test_tasks_are_found_by_their_folders_and_share_a_list_of_files(tmp_path: Path) -> None:
+    for name in ("00001-of-00002", "00000-of-00002", "notes"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+    found = task_folders(tmp_path)
+    assert list(found) == [TokenizationTask(0, 2), TokenizationTask(1, 2)]
+    assert all(task.folder(tmp_path) == folder for task, folder in found.items())
+    assert TokenizationTask(0, 1).folder(tmp_path) == tmp_path
+    assert name_files(sources(3)).startswith("3 files, ")
+    assert len({name_files(sources(3)), name_files(sources(3)[::-1]), name_files(sources(4)[1:])}) == 3
+
+
+def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_data(tmp_path, train_token_ids=[[5, 6, 0, 5, 0], [47, 5, 0]])
+    # A folder without counts, as an older version wrote it.
+    counted = UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
+    assert len(counted.counts_V) == 48
+    assert {int(token): int(counted.counts_V[token]) for token in np.flatnonzero(counted.counts_V)} == {
+        5: 3,
+        6: 1,
+        47: 1,
+    }
+    path = write_token_counts(folder, counted.counts_V)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    change_manifest(folder, files=files | describe_files(folder, [path]))
+    monkeypatch.setattr(data_folder, "count_tokens", None)  # nothing is counted again
+    data = TokenizedData.open(folder)
+    read = UnigramDistribution.of_training_tokens(data)
+    assert read.counts_V.tolist() == counted.counts_V.tolist() and read.counts_V.dtype == np.int64
+    # Results that say which distribution they drew from say the same as before.
+    assert read.sha256 == counted.sha256 == data.token_counts_sha256
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(InputError, match=r"train_token_counts\.bin is not the counts of 48 tokens"):
+        UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
+
+
+def test_no_training_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no training tokens .* or say --intervention remove"):
+        UnigramDistribution.of_training_tokens(TokenizedData.open(write_data(tmp_path)))
+
+
+def test_draws_are_seeded_and_follow_the_counts() -> None:
+    unigram = UnigramDistribution(np.array([2, 0, 1]))
+    drawn = unigram.draw(9000, [4])
+    assert (drawn == unigram.draw(9000, [4])).all() and (drawn != unigram.draw(9000, [5])).any()
+    counted = np.bincount(drawn, minlength=3)
+    assert counted[1] == 0 and abs(counted[0] - 6000) < 5 * np.sqrt(9000 * 2 / 9)
+    assert unigram.sha256 != UnigramDistribution(np.array([1, 0, 2])).sha256
