@@ -54,8 +54,8 @@ behind the last whole training file (OUT/unfinished.json says how far that is; t
 but not encoded again), with the same bytes as a result. A file that is missing or of another size is
 noticed, with --verify one whose content has changed too, and the data is written anew. A folder that holds
 data of other settings or inputs, a model's tokenizer, or in which another run is at work, is refused.
-Memory: 0.3 GiB on web pages, and 4 to 8 bytes a token of the evaluation documents. To find repetitions 8 bytes a
-document, 0.5 GiB at most; nothing else grows with the text.
+Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
+8 bytes a document, 0.5 GiB at most.
 """
 
 import sys
