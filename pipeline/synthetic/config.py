@@ -30,12 +30,10 @@ from pipeline.training.settings import (
     SHARE_BELOW_ONE,
     Range,
     Relation,
-    merged_settings,
     read_overrides,
     read_yaml,
-    refuse_bad_numbers,
-    refuse_bad_relations,
-    settings_object,
+    refuse_bad_fields,
+    settings_of,
 )
 
 EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
@@ -285,8 +283,7 @@ def refuse_bad_values(config: TaskConfig) -> None:
     ):
         if value not in valid:
             raise unknown_name(name, value, valid)
-    refuse_bad_numbers(config, RANGES)
-    refuse_bad_relations(config, RELATIONS)
+    refuse_bad_fields(config, RANGES, RELATIONS)
     largest = config.largest_sparsity
     if task.has_sparsity != (largest is not None):
         needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
@@ -349,8 +346,6 @@ def read_task_config(path: Path) -> TaskConfig:
 
 
 def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
-    config: TaskConfig = settings_object(
-        path, merged_settings(path, OmegaConf.structured(TaskConfig), *parts)
-    )
+    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
     refuse_bad_values(config)
     return config

@@ -34,13 +34,11 @@ from pipeline.training.settings import (
     SHARE_BELOW_ONE,
     Range,
     Relation,
-    merged_settings,
     plain_values,
     read_overrides,
     read_yaml,
-    refuse_bad_numbers,
-    refuse_bad_relations,
-    settings_object,
+    refuse_bad_fields,
+    settings_of,
 )
 
 PRECISIONS = ("auto", "amp_bf16", "fp32")
@@ -247,12 +245,23 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         warnings.simplefilter("ignore", UserWarning)
         PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
     file = PretrainConfig.update_legacy_settings(read_yaml(path))
-    settings = merged_settings(path, _schema(), file, chosen)
-    _take_from_data(settings, data)
-    config: PretrainConfig = settings_object(path, settings)
-    refuse_bad_numbers(config, RANGES)
+    decided = {
+        "train_data_sha256": data.train_sha256,
+        "model.vocab_size": data.vocabulary_size,
+        "model.embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
+        "model.eos_token_id": data.eos_token_id,
+        "model.pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
+    }
+    by_data = OmegaConf.create()
+    for field, value in decided.items():
+        OmegaConf.update(by_data, field, value)
+    config: PretrainConfig = settings_of(path, _schema(), file, chosen, by_data)
+    for field, value in decided.items():
+        for part in (file, chosen):
+            if (given := OmegaConf.select(part, field)) not in (None, value):
+                raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
+    refuse_bad_fields(config, RANGES, RELATIONS)
     _derive_sequences(config, {*file, *chosen})
-    refuse_bad_relations(config, RELATIONS)
     _refuse_bad_names(config)
     _refuse_bad_lengths(config)
     config.micro_batch_size(num_ranks=1)
@@ -266,27 +275,8 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
 
 @cache
 def _schema() -> DictConfig:
-    """All fields with their types and defaults, but for what the data decides, which is missing."""
-    schema = OmegaConf.structured(PretrainConfig)
-    for name in ("vocab_size", "embedding_size", "eos_token_id", "pad_token_id"):
-        schema.model[name] = "???"
-    return schema
-
-
-def _take_from_data(settings: DictConfig, data: DataFacts) -> None:
-    """Fill in what the tokenized data decides; refuse a setting that says otherwise."""
-    decided = {
-        "train_data_sha256": data.train_sha256,
-        "model.vocab_size": data.vocabulary_size,
-        "model.embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
-        "model.eos_token_id": data.eos_token_id,
-        "model.pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
-    }
-    for field, value in decided.items():
-        given = OmegaConf.select(settings, field)
-        if given not in (None, value):
-            raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
-        OmegaConf.update(settings, field, value)
+    """All fields with their types and defaults, built once: a study loads a dozen configurations."""
+    return OmegaConf.structured(PretrainConfig)
 
 
 def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:

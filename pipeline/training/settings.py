@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.cli import InputError, omegaconf_sentence
+from pipeline.cli import InputError
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ Relation = tuple[Callable[[Any], bool], str]
 """What must hold between the fields of a configuration, and the sentence where it does not."""
 
 
-def refuse_bad_numbers(config: Any, ranges: Mapping[str, Range]) -> None:
-    """Refuse a number outside of its range.
+def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Sequence[Relation]) -> None:
+    """Refuse a number outside of its range, and then fields that do not go together.
 
     Args:
         config: has the fields of `ranges`.
         ranges: field -> where its number lies, or each number of its list.
+        relations: hold where the numbers are in range.
 
     Raises:
         InputError: names the field, its value and what would be right.
@@ -65,14 +66,6 @@ def refuse_bad_numbers(config: Any, ranges: Mapping[str, Range]) -> None:
         for number in value if isinstance(value, list | tuple) else (value,):
             if number is not None and number not in allowed:
                 raise InputError(f"{field} is {number}; it must be {allowed}")
-
-
-def refuse_bad_relations(config: Any, relations: Sequence[Relation]) -> None:
-    """Refuse fields that do not go together, their numbers all being in range.
-
-    Raises:
-        InputError: says which, and why.
-    """
     for holds, sentence in relations:
         if not holds(config):
             raise InputError(sentence.format(config))
@@ -114,33 +107,23 @@ def read_overrides(overrides: Sequence[str]) -> DictConfig:
     return OmegaConf.from_dotlist(list(overrides))
 
 
-def merged_settings(path: Path, schema: DictConfig, *parts: DictConfig) -> DictConfig:
-    """The fields of `schema`, set as the parts say; later parts win.
+def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
+    """The dataclass of `schema`, its fields set as the parts say; later parts win.
 
     Raises:
-        InputError: a field is unknown, or of another type; names it, and `path`, where most of them stand.
+        InputError: a field is unknown, of another type, or missing; names it, and `path`, where most stand.
     """
     merged = cast(DictConfig, OmegaConf.merge(schema))
-    for part in parts:
-        for name in part:  # one by one: OmegaConf does not always name the field
-            try:
-                merged.merge_with(OmegaConf.masked_copy(part, str(name)))
-            except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
-                field = getattr(error, "full_key", None) or str(name)
-                raise InputError(f"{path}: {field}: {str(error).splitlines()[0]}") from error
-    return merged
-
-
-def settings_object(path: Path, settings: DictConfig) -> Any:
-    """The dataclass of a structured configuration, its interpolations resolved.
-
-    Raises:
-        InputError: a field is missing, or its interpolation leads nowhere.
-    """
+    name = ""
     try:
-        return OmegaConf.to_object(settings)
-    except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
+        for part in parts:
+            for name in map(str, part):  # one by one: OmegaConf does not always name the field
+                merged.merge_with(OmegaConf.masked_copy(part, name))
+        name = ""
+        return OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
+        field = getattr(error, "full_key", None) or name
+        raise InputError(f"{path}: {field}: {str(error).splitlines()[0]}") from error
 
 
 def plain_values(config: Any) -> dict[str, Any]:

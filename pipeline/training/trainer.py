@@ -25,7 +25,7 @@ from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 from torch.optim import Optimizer
 
-from pipeline.cli import InputError, is_out_of_memory
+from pipeline.cli import InputError
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
@@ -255,17 +255,8 @@ def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Ac
 
 def _build_model(config: PretrainConfig) -> OLMo:
     """OLMo with its initial weights, on the CPU."""
-    # OLMo draws its initial weights from the global generator.
-    torch.manual_seed(config.seed)
-    try:
-        model = OLMo(config.model)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"the model does not fit the memory (model.d_model {config.model.d_model}, n_layers"
-            f" {config.model.n_layers}, vocab_size {config.model.vocab_size}); make it smaller"
-        ) from error
+    torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
+    model = OLMo(config.model)
     model.set_activation_checkpointing(config.activation_checkpointing)
     compose_short_attention(model)
     return model.train()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
@@ -12,18 +11,12 @@ from pipeline.models.olmo import blocks_of
 from pipeline.training.trainer import compose_short_attention
 
 
-@pytest.fixture(scope="module")
-def model() -> OLMo:
-    fields = {
-        "d_model": 64,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "n_layers": 1,
-        "vocab_size": 32,
-        "embedding_size": 32,
-    }
-    model = OLMo(ModelConfig.new(**fields, rope=True, attention_dropout=0.0, init_device="cpu"))
-    compose_short_attention(model)
+def new_model(is_composed: bool) -> OLMo:
+    torch.manual_seed(0) fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 32,
+    "embedding_size": 32, "rope": True} without = {"attention_dropout": 0.0, "residual_dropout": 0.0,
+    "embedding_dropout": 0.0} model = OLMo(ModelConfig.new(**fields, **without, init_device="cpu")).train()
+    if is_composed:
+        compose_short_attention(model)
     return model
 
 
@@ -40,65 +33,40 @@ def with_gradients(attended: torch.Tensor, parts: list[torch.Tensor]) -> list[to
     return [attended.detach(), *torch.autograd.grad((weights * attended.float()).sum(), parts)]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 64, 300])
-def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels(model: OLMo, num_tokens: int) -> None:
-    parts = heads(num_tokens, torch.bfloat16)
-    exact_parts = [part.detach().double().requires_grad_() for part in parts]
-    exact = with_gradients(scaled_dot_product_attention(*exact_parts, is_causal=True), exact_parts)
-    fused = with_gradients(scaled_dot_product_attention(*parts, is_causal=True), parts)
-    ours = with_gradients(blocks_of(model)[0]._scaled_dot_product_attention(*parts, is_causal=True), parts)
-    for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
-        assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
-        error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
-        assert error <= 5 * its_error
+def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels() -> None:
+    block = blocks_of(new_model(is_composed=True))[0]
+    for num_tokens in (1, 2, 64, 300):
+        parts = heads(num_tokens, torch.bfloat16)
+        exact_parts = [part.detach().double().requires_grad_() for part in parts]
+        exact = with_gradients(scaled_dot_product_attention(*exact_parts, is_causal=True), exact_parts)
+        fused = with_gradients(scaled_dot_product_attention(*parts, is_causal=True), parts)
+        ours = with_gradients(block._scaled_dot_product_attention(*parts, is_causal=True), parts)
+        for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
+            assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
+            error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
+            assert error <= 5 * its_error, num_tokens
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "dtype", "num_key_heads", "settings"),
-    [
-        (64, torch.float32, 4, {"is_causal": True}),
-        (513, torch.bfloat16, 4, {"is_causal": True}),
-        (64, torch.bfloat16, 2, {"is_causal": True}),
-        (64, torch.bfloat16, 4, {"attn_mask": torch.zeros(64, 64, dtype=torch.bfloat16)}),
-        (64, torch.bfloat16, 4, {}),
-    ],
-    ids=["float32", "long", "shared keys", "mask", "not causal"],
-)
-def test_all_else_is_left_to_the_block(
-    num_tokens: int, dtype: torch.dtype, num_key_heads: int, settings: dict[str, Any]
-) -> None:
-    fields = {
-        "d_model": 64,
-        "n_heads": 4,
-        "n_layers": 1,
-        "vocab_size": 32,
-        "embedding_size": 32,
-        "rope": True,
+def test_all_else_is_left_to_the_block() -> None:
+    own, changed = (blocks_of(new_model(is_composed))[0] for is_composed in (False, True))
+    cases: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {
+        "float32": (heads(64, torch.float32), {"is_causal": True}),
+        "long": (heads(513, torch.bfloat16), {"is_causal": True}),
+        "shared keys": (heads(64, torch.bfloat16, 2), {"is_causal": True}),
+        "mask": (heads(64, torch.bfloat16), {"attn_mask": torch.zeros(64, 64, dtype=torch.bfloat16)}),
+        "not causal": (heads(64, torch.bfloat16), {}),
     }
-    own, changed = (OLMo(ModelConfig.new(**fields, init_device="cpu")) for _ in range(2))
-    compose_short_attention(changed)
-    parts = heads(num_tokens, dtype, num_key_heads)
-    ours, its = (blocks_of(of)[0]._scaled_dot_product_attention(*parts, **settings) for of in (changed, own))
-    assert torch.equal(ours, its)
+    for name, (parts, settings) in cases.items():
+        ours, its = (block._scaled_dot_product_attention(*parts, **settings) for block in (changed, own))
+        assert torch.equal(ours, its), name
 
 
 def test_a_composed_model_keeps_its_names_and_is_as_exact() -> None:
-    fields = {
-        "d_model": 64,
-        "n_heads": 4,
-        "n_layers": 2,
-        "vocab_size": 32,
-        "embedding_size": 32,
-        "rope": True,
-    }
-    without = {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0}
-    models = [OLMo(ModelConfig.new(**fields, **without, init_device="cpu")).train() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    compose_short_attention(models[1])
-    assert models[0].state_dict().keys() == models[1].state_dict().keys()
+    own, composed = new_model(is_composed=False), new_model(is_composed=True)
+    assert own.state_dict().keys() == composed.state_dict().keys()
     token_ids_BS = torch.arange(48).view(2, 24) % 32
-    exact = models[0](token_ids_BS).logits
+    exact = own(token_ids_BS).logits
     with torch.autocast("cpu", torch.bfloat16):
-        fused, ours = (model(token_ids_BS).logits.float() for model in models)
+        fused, ours = (model(token_ids_BS).logits.float() for model in (own, composed))
     assert not torch.equal(fused, ours)
     assert (ours - exact).norm() <= 1.5 * (fused - exact).norm()
