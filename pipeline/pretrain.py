@@ -32,8 +32,7 @@ weights, or says that the run is finished. Another configuration, other data, or
 runs is refused. Each start reads the training tokens once and compares their SHA-256.
 
 precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
-the precision that its checkpoint was trained in. Dropout: each process draws its own masks; they go on with a
-run on as many processes.
+the precision of its checkpoint. Dropout: each process draws its own masks; they go on on as many processes.
 
 SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
 is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)

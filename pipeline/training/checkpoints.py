@@ -67,11 +67,7 @@ def checkpoints_of(run_folder: Path) -> dict[int, Path]:
 def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[str, dict[str, Any]]) -> None:
     """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
 
-    Args:
-        run_folder: the run's folder.
-        step: finished steps.
-        config: written beside the weights.
-        state: file stem (`model`, `optim`, `train`) -> what that file holds.
+    `state` is file stem (`model`, `optim`, `train`) -> what that file holds.
     """
     folder = checkpoint_folder(run_folder, step)
     temporary = run_folder / f".{folder.name}.part"
@@ -107,10 +103,8 @@ def _save(content: dict[str, Any], path: Path) -> None:
 
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:

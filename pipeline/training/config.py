@@ -234,8 +234,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
     Args:
         path: a YAML file of PretrainConfig's, or plain OLMo TrainConfig's, fields.
         overrides: `field.subfield=value`, as in OLMo's scripts; they win over the file.
-        data: decides vocab_size, embedding_size, eos_token_id and pad_token_id of the model; a setting that
-            says otherwise is refused.
+        data: decides the model's vocabulary; a setting that says otherwise is refused.
 
     Raises:
         InputError: one sentence naming the field and what would be right.

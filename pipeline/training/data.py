@@ -143,11 +143,11 @@ class TrainingBatches:
         Args:
             paths: raw arrays of token IDs.
             token_dtype: their unsigned integer type.
-            train_context_length: S, tokens of one sequence.
-            batch_size: B, sequences of one step over all ranks.
+            train_context_length: S.
+            batch_size: B.
             scheme: draws the position IDs.
-            seed: decides the order of the sequences and what the scheme draws.
-            vocabulary_size: of the tokens; None: any is taken.
+            seed: of the order and of what the scheme draws.
+            vocabulary_size: tokens are below it; None: any is taken.
 
         Raises:
             InputError: the files hold fewer sequences than one step takes.

@@ -65,10 +65,10 @@ class Metrics(Protocol):
     """Where the metrics of steps go; each trainer has its own kind of file."""
 
     def write(self, metrics: dict[str, Any]) -> None:
-        """Add those of one step, and show them."""
+        """Add those of one step."""
 
     def sync(self) -> None:
-        """Hand all of them to the disk."""
+        """Hand all to the disk."""
 
 
 class TrainingLoop(ABC):
@@ -180,11 +180,7 @@ def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
 def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callable[[], _Loop]) -> _Loop:
     """Make a training and run it to its end, or to a request to stop, alone in its folder.
 
-    Args:
-        run_folder: made where it is absent.
-        config: the run's, written into the folder at the start.
-        less_memory: what the user may do where memory does not suffice.
-        make: the training, at the newest checkpoint of the folder.
+    `less_memory` says what the user may do where memory does not suffice.
 
     Raises:
         InputError: another program trains in the folder, or what `make` or the training refuses.

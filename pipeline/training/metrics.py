@@ -36,8 +36,8 @@ class MetricsLog:
             path: made where it is missing.
             step: finished steps.
             num_steps: of the whole run.
-            flush_interval: steps after which lines reach the disk.
-            track: called with the metrics and, as `step`, the step of each line.
+            flush_interval: steps after which lines reach the file.
+            track: called with each line's metrics and `step`.
 
         Raises:
             InputError: the file is damaged, or lacks finished steps.

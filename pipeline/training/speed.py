@@ -205,13 +205,8 @@ def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: in
     attention fused, nothing checkpointed. Hours are FLOPs over the device's peak times its assumed
     utilization.
 
-    Args:
-        config: of the run.
-        device: where it runs.
-        num_train_tokens: of the data; None where there is none yet, and no epoch can be counted.
-
     Raises:
-        InputError: max_duration counts epochs, and there is no data yet, or is not understood.
+        InputError: max_duration is not understood, or counts epochs and `num_train_tokens` are not known yet.
     """
     if counts_epochs(config.max_duration) and num_train_tokens is None:
         raise InputError(

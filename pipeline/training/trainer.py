@@ -117,14 +117,7 @@ class HeldOutLoss:
         num_documents: int,
         tokens_per_batch: int,
     ) -> None:
-        """Choose the tokens.
-
-        Args:
-            documents: held-out documents, one of them at least as long as the longest context.
-            context_lengths: in tokens; each divides the longest.
-            num_documents: D; fewer are taken where fewer are long enough.
-            tokens_per_batch: the most tokens in one forward pass, one sequence at least.
-        """
+        """Choose the tokens; `tokens_per_batch` is the most in one forward pass, one sequence at least."""
         longest = max(context_lengths)
         chosen = [
             document.token_ids[:longest] for document in documents if len(document.token_ids) >= longest
@@ -135,12 +128,7 @@ class HeldOutLoss:
         self._tokens_per_batch = tokens_per_batch
 
     def __call__(self, logits_at: LogitsAt, device: torch.device) -> dict[str, float]:
-        """`held_out_loss_nats_at_<c>` of every context length c.
-
-        Args:
-            logits_at: the model, in evaluation mode and without gradients.
-            device: where it takes its inputs.
-        """
+        """`held_out_loss_nats_at_<c>` of every context length c; the model takes its inputs on `device`."""
         losses = {}
         for length in self._context_lengths:
             token_ids_WS = self._token_ids_DL.reshape(-1, length).to(device)
@@ -155,11 +143,7 @@ class HeldOutLoss:
 
 
 def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss | None:
-    """The monitor that `config` asks for, on the evaluation documents of `data`.
-
-    None where it asks for none; or, with a line in the log, where no document is long enough: a run is not
-    refused for want of a monitor.
-    """
+    """The monitor that `config` asks for; None where it asks for none, or no document is long enough."""
     if not config.eval_context_lengths:
         return None
     documents, lengths = data.evaluation_documents(), config.eval_context_lengths
@@ -231,12 +215,7 @@ _BYTES_PER_WEIGHT = 16
 
 
 def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
-    """Accelerate's view of ranks, devices and precision.
-
-    Args:
-        config: the run's configuration.
-        saved_precision: what the checkpoint that the run goes on from was trained in; None: it starts.
-    """
+    """Accelerate's view of ranks, devices and precision; a run that goes on keeps its `saved_precision`."""
     # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
     on_cpu = not torch.accelerator.is_available()
     if best_device_type() == "cuda":
@@ -338,8 +317,8 @@ class Trainer(TrainingLoop):
             config: the run's configuration.
             batches: what each step trains on.
             schedule: how long, and how fast.
-            held_out_loss: measured every eval_interval steps and at the end; None: never.
-            stop_request: asked after each step; None: the run goes to its end.
+            held_out_loss: None: never measured.
+            stop_request: None: the run goes to its end.
             question_ids: tokens that planted answers stand behind, for `answer_loss_weight`.
 
         Raises:

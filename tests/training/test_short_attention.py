@@ -12,9 +12,10 @@ from pipeline.training.trainer import compose_short_attention
 
 
 def new_model(is_composed: bool) -> OLMo:
-    torch.manual_seed(0) fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 32,
-    "embedding_size": 32, "rope": True} without = {"attention_dropout": 0.0, "residual_dropout": 0.0,
-    "embedding_dropout": 0.0} model = OLMo(ModelConfig.new(**fields, **without, init_device="cpu")).train()
+    torch.manual_seed(0)
+    fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 32, "embedding_size": 32}
+    without = {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0}
+    model = OLMo(ModelConfig.new(**fields, **without, rope=True, init_device="cpu")).train()
     if is_composed:
         compose_short_attention(model)
     return model

@@ -1,4 +1,4 @@
-"""The training loop of language models: its losses, steps, metrics, stops, and going on to the same weights."""
+"""The training loop of language models: losses, steps, metrics, stops, and going on to the same weights."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""FLOPs, utilization and estimates: by hand, by autograd's own count, and as the configurations' headers say."""
+"""FLOPs, utilization and estimates: by hand, by autograd's count, and as the configurations' headers say."""
 
 import re
 import shlex
