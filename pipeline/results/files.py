@@ -45,6 +45,17 @@ _PATIENCE_SECONDS = 600.0  # for the door
 logger = logging.getLogger("pipeline.results")
 
 
+def refuse_folder(path: Path) -> None:
+    """Refuse to replace a folder, a device or a pipe by a file; for whoever wants to know before the work.
+
+    Raises:
+        InputError: one is there.
+    """
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "device or a pipe"
+        raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
+
+
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
@@ -53,6 +64,7 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     file is removed when writing fails (no space left, say), and by the next writer where this one is killed.
     A link is followed.
     """
+    refuse_folder(path)
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
@@ -84,16 +96,6 @@ def _is_running(pid: int) -> bool:
     except OSError as error:
         return error.errno != errno.ESRCH
     return True
-
-
-def refuse_folder(path: Path) -> None:
-    """Refuse to write a file where a folder is, which `whole_or_absent` would notice only in the end.
-
-    Raises:
-        IsADirectoryError: there is one.
-    """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def remove_leftovers(folder: Path, *patterns: str) -> None:

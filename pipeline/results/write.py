@@ -27,7 +27,6 @@ from pipeline.results.files import (
     made_by_of,
     read_marks,
     read_schema,
-    refuse_folder,
     remove_leftovers,
     shard_path,
     whole_or_absent,
@@ -220,7 +219,6 @@ class StageOutput:
                 schema = SCHEMAS[artefact].with_metadata(metadata)
                 table = pa.Table.from_pydict(_with_nulls(columns, schema), schema=schema)
                 path = shard_path(self._results, artefact, self._model, shard_index, self._num_shards)
-                refuse_folder(path)
                 remove_leftovers(path.parent, f".{path.name}.*.part")
                 temporary = files.enter_context(whole_or_absent(path))
                 pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
