@@ -1,113 +1,127 @@
+"""An OLMo as a Hugging Face folder: the same losses by a second implementation; whole, checked, or absent."""
+
+import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from losses_under_contexts import long_context_losses
 from olmo.model import OLMo
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from pipeline import export_huggingface
 from pipeline.cli import InputError
-from pipeline.models.load import find_model
+from pipeline.models.export import as_hugging_face, write_hugging_face_folder
+from pipeline.models.load import Loading, find_model, load_causal_lm
+from pipeline.models.olmo import OLMoCausalLM
 from pipeline.text import folder as tokenized_data
 from pipeline.text.folder import TokenizedData
 
 MakeOLMo = Callable[..., OLMo]
+CPU = Loading(torch.device("cpu"))
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenizedData:
-    """Data of 48 words as far as the export reads it."""
-    vocabulary = {f"word{index}": index for index in range(48)}
+def tokenizer_file(tmp_path: Path) -> Path:
+    """48 words, the first of which ends a text."""
+    vocabulary = {"<|endoftext|>": 0, **{f"word{index}": index for index in range(1, 48)}}
     Tokenizer(models.WordLevel(vocabulary, unk_token="word1")).save(str(tmp_path / "tokenizer.json"))
-    data = TokenizedData.__new__(TokenizedData)
-    for name, value in {"folder": tmp_path, "vocabulary_size": 48, "eos_token_id": 0}.items():
-        object.__setattr__(data, name, value)
-    monkeypatch.setattr(tokenized_data.TokenizedData, "open", classmethod(lambda cls, folder: data))
-    return data
+    return tmp_path / "tokenizer.json"
 
 
-def save(model: OLMo, folder: Path) -> Path:
-    folder.mkdir()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weight_tying": False},
+        {"n_kv_heads": 2},
+        {"clip_qkv": 0.5},
+        {"embedding_size": 128},
+        {"rope_theta": 500},
+    ],
+    ids=str,
+)
+def test_hugging_face_agrees_on_every_token_loss(
+    fields: dict[str, object], make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    model = make_olmo(**fields)
+    assert write_hugging_face_folder(model, tokenizer_file, 0, tmp_path / "out") < 1e-5
+    token_ids = np.random.default_rng(3).integers(0, 48, 64)
+    ours = long_context_losses(OLMoCausalLM(model), token_ids, np.arange(1, 64))
+    assert ours.std() > 0.1  # the agreement is about losses that differ from token to token
+    with torch.inference_mode():
+        logits = as_hugging_face(model)(torch.tensor(token_ids)[None]).logits[0, :-1]
+    stock = torch.nn.functional.cross_entropy(logits, torch.tensor(token_ids[1:]), reduction="none")
+    exported = load_causal_lm(find_model(str(tmp_path / "out")), CPU, 64)
+    for losses in (stock.numpy(), long_context_losses(exported, token_ids, np.arange(1, 64))):
+        np.testing.assert_allclose(losses, ours, rtol=0, atol=1e-5)
+
+
+def test_the_folder_is_what_other_tools_expect_and_a_flipped_bit_is_seen(
+    make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    write_hugging_face_folder(make_olmo(), tokenizer_file, 0, out)
+    written = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert written <= {path.name for path in out.iterdir()}
+    (tmp_path / "as_usual").touch()
+    assert {path.stat().st_mode for path in out.iterdir()} == {(tmp_path / "as_usual").stat().st_mode}
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["OlmoForCausalLM"]
+    assert (out / "tokenizer.json").read_bytes() == tokenizer_file.read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (tokenizer.eos_token_id, tokenizer("word7")["input_ids"]) == (0, [7])
+    with pytest.raises(InputError, match="is there already"):
+        write_hugging_face_folder(make_olmo(), tokenizer_file, 0, out)
+    content = bytearray((out / "model.safetensors").read_bytes())
+    content[-1] ^= 1  # a weight's
+    (out / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match="model.safetensors is not what was saved: its SHA-256 differs"):
+        load_causal_lm(find_model(str(out)), CPU, 64)
+
+
+def _save(model: OLMo, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     OmegaConf.save({"model": model.config.asdict()}, folder / "config.yaml")
     torch.save(model.state_dict(), folder / "model.pt")
     return folder
 
 
-def export(checkpoint: Path, out: Path) -> None:
-    words = ["--checkpoint", str(checkpoint), "--data", "data", "--out", str(out)]
+def _export(run: Path, out: Path) -> None:
+    words = ["--checkpoint", str(run), "--data", "data", "--out", str(out)]
     export_huggingface.main(export_huggingface.parser().parse_args(words))
 
 
-def test_a_checkpoint_becomes_a_folder_of_the_same_logits(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
+def test_the_program_writes_a_folder_or_leaves_nothing_behind(
+    make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_olmo()
-    export(save(model, tmp_path / "step3-unsharded"), tmp_path / "exported")
-    token_ids_1S = torch.arange(40)[None]
-    with torch.inference_mode():
-        exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")(token_ids_1S).logits
-        torch.testing.assert_close(exported, model(token_ids_1S).logits, atol=1e-5, rtol=0)
-    (tmp_path / "as_usual").touch()
-    usual = (tmp_path / "as_usual").stat().st_mode
-    assert {file.stat().st_mode for file in (tmp_path / "exported").iterdir()} == {usual}
-
-
-def test_another_tokenizer_and_another_norm_leave_nothing_behind(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="trained with another tokenizer .* 40 tokens and not 48"):
-        export(save(make_olmo(vocab_size=40), tmp_path / "other"), tmp_path / "out")
-    with pytest.raises(InputError, match="model.layer_norm_type is rms"):
-        export(save(make_olmo(layer_norm_type="rms"), tmp_path / "rms"), tmp_path / "out")
-    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "other", "rms"}
-
-
-def test_an_export_is_told_apart_from_its_run_and_readable(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
-) -> None:
-    run = save(make_olmo(), tmp_path / "long")
-    with pytest.raises(InputError, match="has the name of the model itself.* such as .*exported/long-hf"):
-        export(run, tmp_path / "exported" / "long")
-    export(run, tmp_path / "exported" / "long-hf")
-    (tmp_path / "exported" / "other").touch()
-    usual = (tmp_path / "exported" / "other").stat().st_mode
-    assert {path.stat().st_mode for path in (tmp_path / "exported" / "long-hf").iterdir()} == {usual}
-    (tmp_path / "exported" / "other").unlink()
-    assert [path.name for path in (tmp_path / "exported").iterdir()] == ["long-hf"]
-    assert [find_model(str(path)).name for path in (run, tmp_path / "exported" / "long-hf")] == [
-        "long", "long-hf"
-    ]  # fmt: skip
-
-
-def test_weights_that_are_no_numbers_are_not_exported(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path
-) -> None:
-    model = make_olmo()
+    data = TokenizedData.__new__(TokenizedData)  # as far as the export reads it
+    for name, value in {"folder": tmp_path, "vocabulary_size": 48, "eos_token_id": 0}.items():
+        object.__setattr__(data, name, value)
+    monkeypatch.setattr(tokenized_data.TokenizedData, "open", classmethod(lambda cls, folder: data))
+    no_number = make_olmo()
     with torch.no_grad():
-        model.transformer.wte.weight[3, 2] = float("nan")
-    with pytest.raises(InputError, match="the weights transformer.wte.weight hold values that are no finite"):
-        export(save(model, tmp_path / "run"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_full_disk_and_a_file_in_the_way_are_told(
-    make_olmo: MakeOLMo, data: TokenizedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = save(make_olmo(), tmp_path / "run")
+        no_number.transformer.wte.weight[3, 2] = float("nan")
+    run, out = tmp_path / "run", tmp_path / "out"
+    for model, target, sentence in (
+        (make_olmo(vocab_size=40), out, "trained with another tokenizer .* 40 tokens and not 48"),
+        (make_olmo(layer_norm_type="rms"), out, "model.layer_norm_type is rms, but .* knows only default"),
+        (no_number, out, "the weights transformer.wte.weight hold values that are no finite"),
+        (make_olmo(), tmp_path / "x" / "run", "has the name of the model itself.* such as .*x/run-hf"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            _export(_save(model, run), target)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            export(run, tmp_path / "out")
+            _export(run, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (tmp_path / "file").touch()
-    for in_the_way in (tmp_path / "file", tmp_path / "file" / "out"):
-        with pytest.raises(SystemExit, match="2"):
-            export(run, in_the_way)
-    assert capsys.readouterr().err.count("where a folder is wanted") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run", "file"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run"}
+    _export(run, tmp_path / "y" / "run-hf")
+    assert [path.name for path in (tmp_path / "y").iterdir()] == ["run-hf"]
+    assert [find_model(str(path)).name for path in (run, tmp_path / "y" / "run-hf")] == ["run", "run-hf"]

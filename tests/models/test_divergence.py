@@ -53,7 +53,7 @@ def exact(reference_V: torch.Tensor, logits_V: torch.Tensor) -> float:
     return float((reference.exp() * (reference - prediction)).sum())
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e-2, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 5.0])
 def test_large_and_small_divergences(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reference_TV = 4 * torch.randn(6, V, generator=generator)
@@ -71,7 +71,7 @@ def test_the_same_logits_diverge_by_exactly_0() -> None:
     assert (found(LogitsAreStates(logits_TV[None]), reference_of(logits_TV))[1] == 0).all()
 
 
-@pytest.mark.parametrize("rows_per_block", [1, 2, 5, 1000])
+@pytest.mark.parametrize("rows_per_block", [1, 5, 1000])
 def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", rows_per_block * V)
     generator = torch.Generator().manual_seed(2)
@@ -104,11 +104,10 @@ class LargestTensor(TorchDispatchMode):
         return returned
 
 
-@pytest.mark.parametrize("vocabulary_size", [4096, 50_304])
 def test_no_tensor_holds_a_vocabulary_for_every_context(
-    make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch, vocabulary_size: int
+    make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_contexts, num_targets, num_at_a_time = 12, 5, 8
+    vocabulary_size, num_contexts, num_targets, num_at_a_time = 4096, 12, 5, 8
     monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", num_at_a_time * vocabulary_size)
     lm = OLMoCausalLM(make_olmo(vocab_size=vocabulary_size, embedding_size=vocabulary_size))
     generator = torch.Generator().manual_seed(3)

@@ -47,34 +47,29 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str,
 
 
 def test_only_what_a_model_is_loaded_from_is_fetched(downloads: list[dict[str, Any]]) -> None:
-    snapshot("owner/x", "v1", with_code=False)
-    (asked,) = downloads
-    assert (asked["name"], asked["revision"]) == ("owner/x", "v1")
-    assert asked["allow_patterns"] == [
+    for with_code in (False, True):
+        snapshot("owner/x", "v1", with_code)
+    assert [(asked["name"], asked["revision"]) for asked in downloads] == [("owner/x", "v1")] * 2
+    wanted = [
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
         "config.json", "tokenizer.json", "model.safetensors.index.json",
     ]  # fmt: skip
+    assert [asked["allow_patterns"] for asked in downloads] == [wanted, [*wanted, "modeling_x.py"]]
+    # Older weights count where there are no safetensors.
+    assert weight_files(["pytorch_model.bin", "training_args.bin"]) == ["pytorch_model.bin"]
+    assert weight_files(["pytorch_model.bin", "model.safetensors"]) == ["model.safetensors"]
 
 
-def test_code_is_fetched_where_it_is_trusted(downloads: list[dict[str, Any]]) -> None:
-    snapshot("owner/x", None, with_code=True)
-    assert "modeling_x.py" in downloads[0]["allow_patterns"]
-
-
-@pytest.mark.parametrize(
-    ("word", "revision", "name"),
-    [
+def test_results_are_filed_by_the_last_part_and_the_revision(
+    downloads: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for word, revision, name in (
         ("gpt2", None, "gpt2"),
-        ("EleutherAI/pythia-70m", None, "pythia-70m"),
         ("EleutherAI/pythia-70m", "step1000", "pythia-70m-step1000"),
         ("owner/x", "refs/pr/1", "x-refs-pr-1"),
-    ],
-)
-def test_results_are_filed_by_the_last_part_and_the_revision(
-    downloads: list[dict[str, Any]], word: str, revision: str | None, name: str, tmp_path: Path
-) -> None:
-    found = find_model(word, revision)
-    assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
+    ):
+        found = find_model(word, revision)
+        assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
 
 
 def test_offline_is_one_quick_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,13 +104,22 @@ def test_offline_the_cache_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (folder / "snapshots" / commit / "config.json").touch()
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(hub, "snapshot_download", _from(tmp_path))
+    monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, cache_dir=tmp_path))
     assert snapshot("owner/x", None, with_code=False) == folder / "snapshots" / commit
 
 
-def _from(cache: Path) -> Callable[..., str]:
-    download = hub.snapshot_download
-    return lambda name, **options: download(name, cache_dir=cache, **options)
+def test_a_download_that_breaks_off_can_be_taken_up(
+    downloads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stall(*_: object, **__: object) -> None:
+        raise httpx.ReadTimeout("The read operation timed out")
+
+    monkeypatch.setattr(hub, "snapshot_download", stall)
+    sentence = (
+        r"the download of owner/x broke off \(The read operation timed out\); run the same command again"
+    )
+    with pytest.raises(InputError, match=sentence):
+        snapshot("owner/x", None, with_code=False)
 
 
 def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +134,8 @@ def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
         find_model("runs/lnog")
 
 
-@pytest.mark.parametrize("path", ["/runs/x", "./x", "runs/demo/models/x", "~/x", "../x", "x y"])
+@pytest.mark.parametrize("path", ["/runs/x", "./x", "runs/demo/models/x", "x y"])
 def test_paths_are_no_hub_names(path: str) -> None:
     assert not is_hub_name(path)
     with pytest.raises(InputError, match="no OLMo checkpoint at"):
         find_model(path)
-
-
-def test_older_weights_count_where_there_are_no_safetensors() -> None:
-    assert weight_files(["pytorch_model.bin", "training_args.bin"]) == ["pytorch_model.bin"]
-    assert weight_files(["pytorch_model.bin", "model.safetensors"]) == ["model.safetensors"]

@@ -1,7 +1,10 @@
-"""Finding and loading OLMo checkpoints, and saying clearly what is wrong with one."""
+"""OLMo: chosen position IDs and nothing else changed; finding and loading checkpoints, and damaged ones."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,67 +12,185 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.load import find_checkpoint, load_olmo, model_name
-from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.load import FACTS, find_checkpoint, load_olmo, model_name, training_facts, write_mark
+from pipeline.models.olmo import OLMoCausalLM, use_position_ids
+
+MakeOLMo = Callable[..., OLMo]
+CPU = torch.device("cpu")
+ROWS = torch.arange(40)[None]
+
+
+def _tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 48, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rope_full_precision": False},
+        {"n_kv_heads": 2},
+        {"block_group_size": 2},
+        {"weight_tying": False, "scale_logits": True, "embedding_layer_norm": True},
+        {"attention_layer_norm": True, "norm_after": True, "layer_norm_type": "rms"},
+    ],
+)
+def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
+    make_olmo: MakeOLMo, fields: dict[str, object]
+) -> None:
+    token_ids = _tokens(2, 40)
+    with torch.inference_mode():
+        stock = make_olmo(**fields)(token_ids).logits
+    lm = OLMoCausalLM(make_olmo(**fields))
+    assert torch.equal(lm.logits(lm.hidden_states(token_ids, ROWS, None, None)), stock)
+
+
+def test_training_forward_reads_the_ids_too(make_olmo: MakeOLMo) -> None:
+    token_ids, model = _tokens(2, 40), make_olmo()
+    stock = model(token_ids).logits
+    rotary = use_position_ids(model)
+    rotary.set_position_ids(ROWS)
+    assert torch.equal(model(token_ids).logits, stock)
+    rotary.set_position_ids(2 * ROWS)
+    assert (model(token_ids).logits - stock).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="RoPE only"):
+        use_position_ids(make_olmo(rope=False))
+
+
+def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
+    token_ids, lm = _tokens(2, 40), OLMoCausalLM(make_olmo(init_std=0.1))
+    near = lm.logits(lm.hidden_states(token_ids, ROWS, None, None))
+    # Far beyond max_sequence_length: the table of sines grows.
+    far = lm.logits(lm.hidden_states(token_ids, ROWS + 100, None, None))
+    assert (near - far).abs().max() < 1e-5
+    both = torch.cat([ROWS, 3 * ROWS])
+    together = lm.hidden_states(token_ids, both, None, None)
+    for row in (0, 1):
+        alone = lm.hidden_states(token_ids[row : row + 1], both[row : row + 1], None, None)
+        assert (together[row] - alone[0]).abs().max() < 1e-5, "IDs may differ within a batch"
+
+
+def test_leaving_a_token_out_equals_masking_every_edge_into_it(make_olmo: MakeOLMo) -> None:
+    token_ids, lm, left_out = _tokens(1, 24), OLMoCausalLM(make_olmo()), 7
+    kept = torch.tensor([i for i in range(24) if i != left_out])
+    gathered = lm.hidden_states(token_ids[:, kept], kept[None], None, None)
+    visible = torch.ones(24, 24, dtype=torch.bool).tril()
+    visible[:, left_out] = False
+    masked = lm.hidden_states(token_ids, torch.arange(24)[None], visible[None], None)
+    assert (lm.logits(gathered[0]) - lm.logits(masked[0, kept])).abs().max() < 1e-5
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
+def checkpoint(tmp_path: Path, make_olmo: MakeOLMo) -> Path:
+    """As another program leaves it: without a mark."""
     folder = tmp_path / "run" / "step20-unsharded"
     folder.mkdir(parents=True)
-    model = make_olmo(seed=4)
-    TrainConfig.new(model=model.config).save(folder / "config.yaml")
-    torch.save(model.state_dict(), folder / "model.pt")
+    _save(make_olmo(seed=4), folder)
     return folder
 
 
-def test_a_run_folder_means_its_last_step(checkpoint: Path) -> None:
-    (checkpoint.parent / "step100-unsharded").mkdir()  # nothing in it: not a checkpoint
+def _save(model: OLMo, folder: Path) -> None:
+    TrainConfig.new(model=model.config).save(folder / "config.yaml")
+    torch.save(model.state_dict(), folder / "model.pt")
+
+
+def test_a_run_folder_means_its_last_step(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    later = checkpoint.with_name("step100-unsharded")
+    later.mkdir()  # nothing in it: not a checkpoint
     (checkpoint.parent / "step3-unsharded").mkdir()
     (checkpoint.parent / "step3-unsharded" / "model.pt").touch()
-    assert find_checkpoint(checkpoint.parent) == checkpoint
-    assert find_checkpoint(checkpoint) == checkpoint
-    assert model_name(checkpoint.parent) == "run"
-    assert model_name(checkpoint) == "run-step20"
-
-
-def test_loaded_weights_are_the_saved_ones(checkpoint: Path, make_olmo: Callable[..., OLMo]) -> None:
-    token_ids, ids = torch.arange(20)[None], torch.arange(20)[None]
-    loaded = load_olmo(checkpoint, torch.device("cpu"))
-    assert loaded.vocabulary_size == 48
-    here = OLMoCausalLM(make_olmo(seed=4))
-    there, here = (lm.hidden_states(token_ids, ids, None, None) for lm in (loaded, here))
-    assert torch.equal(there, here)
-
-
-def test_missing(tmp_path: Path) -> None:
+    assert find_checkpoint(checkpoint.parent) == find_checkpoint(checkpoint) == checkpoint
+    assert caplog.messages == [f"{later} holds no model and is passed over"]
+    assert (model_name(checkpoint.parent), model_name(checkpoint)) == ("run", "run-step20")
     with pytest.raises(InputError, match="no OLMo checkpoint at"):
-        find_checkpoint(tmp_path / "nowhere")
+        find_checkpoint(checkpoint.parent / "nowhere")
 
 
-def test_truncated(checkpoint: Path) -> None:
-    weights = (checkpoint / "model.pt").read_bytes()
-    (checkpoint / "model.pt").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(InputError, match="model.pt is damaged: it is no archive of torch.save"):
-        load_olmo(checkpoint, torch.device("cpu"))
+def test_loaded_weights_are_the_saved_ones(checkpoint: Path, make_olmo: MakeOLMo) -> None:
+    loaded, here = load_olmo(checkpoint, CPU), OLMoCausalLM(make_olmo(seed=4))
+    assert loaded.vocabulary_size == 48
+    found, expected = (lm.hidden_states(_tokens(1, 40), ROWS, None, None) for lm in (loaded, here))
+    assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("text", ["hello: world\n", "model: 3\n", "model:\n  d_modle: 32\n", "]["])
-def test_not_olmo(checkpoint: Path, text: str) -> None:
-    (checkpoint / "config.yaml").write_text(text)
-    with pytest.raises(InputError, match="config.yaml is not an OLMo configuration"):
-        load_olmo(checkpoint, torch.device("cpu"))
+def _refusal(checkpoint: Path) -> str:
+    with pytest.raises(InputError) as error:
+        load_olmo(checkpoint, CPU)
+    sentence = str(error.value)
+    assert "\n" not in sentence and len(sentence) < 400
+    return sentence
 
 
-def test_weights_of_another_model(checkpoint: Path, make_olmo: Callable[..., OLMo]) -> None:
-    torch.save(make_olmo(d_model=16).state_dict(), checkpoint / "model.pt")
-    with pytest.raises(InputError, match="not the weights of its config.yaml"):
-        load_olmo(checkpoint, torch.device("cpu"))
+class Hostile:
+    """Would run a command where it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
 
 
-def test_no_rope(checkpoint: Path, make_olmo: Callable[..., OLMo]) -> None:
-    model = make_olmo(rope=False)
-    TrainConfig.new(model=model.config).save(checkpoint / "config.yaml")
-    torch.save(model.state_dict(), checkpoint / "model.pt")
-    with pytest.raises(InputError, match="no RoPE"):
-        load_olmo(checkpoint, torch.device("cpu"))
+def _write(text: str) -> Callable[[Path, MakeOLMo], object]:
+    return lambda folder, make_olmo: (folder / "config.yaml").write_text(text)
+
+
+def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
+    return lambda folder, make_olmo: torch.save(content, folder / "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder, make_olmo: os.truncate(folder / "model.pt", 0), "is empty"),
+        (lambda folder, make_olmo: os.truncate(folder / "model.pt", 1000), "is damaged: it is no archive"),
+        (_hold([1, 2]), "holds a list, not named tensors"),
+        (_hold({"a": 3}), "is not the weights of its config.yaml"),
+        (_hold(Hostile()), "is refused: to load it could run code"),
+        (
+            lambda folder, make_olmo: torch.save(make_olmo(d_model=16).state_dict(), folder / "model.pt"),
+            "not the weights of its config.yaml",
+        ),
+        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
+        (_write("hello: world\n"), "config.yaml is not an OLMo configuration"),
+        (_write("model: 3\n"), "config.yaml is not an OLMo configuration"),
+        (_write("model:\n  d_modle: 32\n"), "config.yaml is not an OLMo configuration"),
+        (_write("]["), "config.yaml is not an OLMo configuration"),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_said(
+    spoil: Callable[[Path, MakeOLMo], object], sentence: str, checkpoint: Path, make_olmo: MakeOLMo
+) -> None:
+    spoil(checkpoint, make_olmo)
+    assert sentence in _refusal(checkpoint)
+
+
+def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
+    write_mark(checkpoint)
+    load_olmo(checkpoint, CPU)
+    later = Path(shutil.copytree(checkpoint, checkpoint.with_name("step100-unsharded")))
+    content = bytearray((checkpoint / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (checkpoint / "model.pt").write_bytes(content)
+    assert "model.pt is not what was saved: its SHA-256 differs" in _refusal(checkpoint)
+    os.truncate(checkpoint / "model.pt", 1000)
+    assert "has 1000 bytes, not the " in _refusal(checkpoint)
+    (checkpoint / "complete.json").write_text("{}")
+    assert "complete.json is not the mark of a complete checkpoint" in _refusal(checkpoint)
+    # A later step that lost a file is not passed over: an earlier one would be another result.
+    (later / "model.pt").unlink()
+    assert find_checkpoint(checkpoint.parent) == later
+    assert f"the checkpoint {later} is damaged: it has no model.pt" in _refusal(later)
+
+
+OURS = "seed: 3\ntrain_context_length: 64\nposition_scheme: pose\nmodel: {max_sequence_length: 256}\n"
+STOCK = "seed: 6198\nmodel: {max_sequence_length: 2048}\n"
+
+
+def test_facts_of_training_are_read_off_folder_and_configuration(tmp_path: Path) -> None:
+    for name, config, expected in (
+        ("step1100-unsharded", OURS, (1100, 64, "pose", 3)),
+        ("step738020", STOCK, (738020, 2048, None, 6198)),
+        ("latest", OURS, (None, 64, "pose", 3)),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(config)
+        assert training_facts(tmp_path / name, is_olmo=True) == dict(zip(FACTS, expected, strict=True))
+    assert set(training_facts(tmp_path, is_olmo=False).values()) == {None}

@@ -1,0 +1,120 @@
+"""Attention of our own, with log-sum-exps and to a shared prefix, equals attention written out."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from cuda_kernels import NAMES, write_out_cuda_kernels
+from olmo.model import OLMo
+
+from pipeline.models import attention
+from pipeline.models.attention import attend, attention_and_log_sum_exp, tells_log_sum_exp
+from pipeline.models.olmo import OLMoCausalLM
+
+B, S, K, H, E = 2, 5, 7, 4, 8
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # dtype -> tolerance
+
+
+def _random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _scores(
+    query: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    scores = (query.double() @ keys.double().transpose(-1, -2)) * (scale or 1 / math.sqrt(E))
+    return scores.masked_fill(~seen, -math.inf)
+
+
+@pytest.mark.parametrize("kernels", ["of the CPU", "of CUDA"])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "added", "of each sequence"])
+def test_attention_and_log_sum_exp(kernels: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = write_out_cuda_kernels(monkeypatch) if kernels == "of CUDA" else None
+    visible = torch.rand(B, 1, S, K, generator=torch.Generator().manual_seed(9)) < 0.6
+    visible[..., 0] = True
+    seen = torch.ones(S, K, dtype=torch.bool)
+    seen = {"none": seen, "causal": seen.tril(), "of each sequence": visible}.get(mask, visible[:1])
+    for dtype, tolerance in DTYPES.items():
+        given = {"bool": seen, "of each sequence": visible, "added": torch.zeros(1, 1, S, K, dtype=dtype)}
+        given["added"].masked_fill_(~visible[:1], -math.inf)
+        query, key, value = (
+            _random(B, H, size, E, seed=seed, dtype=dtype) for seed, size in enumerate((S, K, K))
+        )
+        for scale in (None, 0.2):
+            attended, log_sum_exp = attention_and_log_sum_exp(
+                query, key, value, given.get(mask), is_causal=mask == "causal", scale=scale
+            )
+            scores = _scores(query, key, seen, scale)
+            expected = scores.softmax(-1) @ value.double()
+            torch.testing.assert_close(attended.double(), expected, rtol=0, atol=tolerance)
+            sums = scores.logsumexp(-1)
+            torch.testing.assert_close(log_sum_exp.double(), sums, rtol=0, atol=max(tolerance, 2e-6))
+    if calls is not None:
+        is_flash = mask in ("none", "causal")  # in half precision only
+        assert calls == ({NAMES[0]: 2, NAMES[1]: 2} if is_flash else {NAMES[1]: 4})
+
+
+def test_kinds_of_heads_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert tells_log_sum_exp(cuda, torch.float32, 64, 64)
+    assert tells_log_sum_exp(cuda, torch.float32, 4, 4)
+    assert tells_log_sum_exp(cpu, torch.float32, 5, 5)
+    assert not tells_log_sum_exp(cuda, torch.bfloat16, 4, 4)  # 8 bytes; the kernels read 16 at a time
+    assert not tells_log_sum_exp(cuda, torch.float32, 64, 32)
+    assert not tells_log_sum_exp(torch.device("mps"), torch.float32, 64, 64)
+    calls = write_out_cuda_kernels(monkeypatch)
+    for num_calls, (has_flash, width) in enumerate(((False, E), (True, 264)), 1):
+        monkeypatch.setattr(attention, "_has_flash", lambda device, has_flash=has_flash: has_flash)
+        rows = _random(B, H, S, width, seed=0, dtype=torch.float16)
+        attention_and_log_sum_exp(rows, rows, rows, None, is_causal=True)
+        assert calls == {NAMES[1]: num_calls}
+
+
+@pytest.mark.parametrize("num_groups", [4, 2, 1])
+@pytest.mark.parametrize("mask", ["none", "bool", "added", "fewer queries"])
+def test_attention_to_a_shared_prefix(num_groups: int, mask: str) -> None:
+    num_past, rows = 4, [1, 4] if mask == "fewer queries" else list(range(S))
+    visible = torch.ones(1, 1, S, S, dtype=torch.bool).tril()
+    if mask in ("bool", "added"):
+        visible[..., 3:, 1] = False
+    visible = visible[:, :, rows]
+    seen = torch.nn.functional.pad(visible, (num_past, 0), value=True)
+    for dtype, tolerance in DTYPES.items():
+        query = _random(B, H, S, E, seed=0, dtype=dtype)[:, :, rows]
+        key, value = (_random(B, num_groups, S, E, seed=seed, dtype=dtype) for seed in (1, 2))
+        past = tuple(_random(1, num_groups, num_past, E, seed=seed, dtype=dtype) for seed in (3, 4))
+        given = None if mask == "none" else visible
+        if mask == "added":
+            given = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -math.inf)
+        keys, values = (
+            torch.cat((of_past.expand(B, -1, -1, -1), own), dim=2).repeat_interleave(H // num_groups, 1)
+            for of_past, own in zip(past, (key, value), strict=True)
+        )
+        expected = _scores(query, keys, seen).softmax(-1) @ values.double()
+        for goes_apart in (True, False):  # derivatives need the one pass over both
+            with torch.set_grad_enabled(not goes_apart):
+                found = attend(query, key, value, past, given).double()
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{dtype}, {goes_apart}")
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 2}])
+def test_a_model_that_reads_on_from_a_prefix_by_cudas_kernels(
+    fields: dict[str, int], make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    token_ids_BS = torch.randint(0, 48, (3, 20), generator=generator)
+    token_ids_BS[:, :8] = token_ids_BS[0, :8]
+    position_ids_1S, last_1T = torch.arange(20)[None], torch.tensor([[9, 11]])
+    visible_1SS = torch.ones(1, 12, 12, dtype=torch.bool).tril()
+    visible_1SS[:, 5:, 3] = False
+    wholly_visible = torch.ones(1, 20, 20, dtype=torch.bool).tril()
+    wholly_visible[:, 13:, 11] = False
+    lm = OLMoCausalLM(make_olmo(seed=1, **fields))
+    expected = lm.hidden_states(token_ids_BS, position_ids_1S, wholly_visible, last_1T + 8)
+    calls = write_out_cuda_kernels(monkeypatch)
+    _, prefix = lm.read(token_ids_BS[:1, :8], position_ids_1S[:, :8], None, None)
+    assert not calls  # nothing to be merged
+    found = lm.hidden_states(token_ids_BS[:, 8:], position_ids_1S[:, 8:], visible_1SS, last_1T, prefix)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert calls == {NAMES[1]: 4}  # two layers, prefix and own rows
