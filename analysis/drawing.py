@@ -1,29 +1,15 @@
-"""One colour and marker for each role, everywhere: a kind of training, a selection rule, a position scheme.
+"""What all figures share: colours and markers, words, titles, named lines, points in rows, saving.
 
-The named colours are Okabe and Ito's, which colour-blind readers tell apart. Solid and filled is a
-measurement, hollow and dashed always the null of what has that colour and marker. What a model's role is:
-`analysis.drawing`.
+A colour and marker belong to one kind of training, selection rule or position scheme, everywhere. Solid and
+filled is what was measured; dashed and hollow is the null of what has that colour and marker. The named
+colours are Okabe and Ito's, which colour-blind readers tell apart.
 
-Words on a figure: its title and subtitle, the names of lines at their ends, of thresholds along them.
-
-Titles that say no more than the data: what an interval supports, and the line below of n and model.
-
-Each figure's own sentence stands beside its numbers or its drawing; here are the words that all share.
-
-What stands in a figure, in words: models by how they were trained, selection rules by what they do.
-
-A model's role comes from what its results tell of it (`model_facts`), never from its place
-in a list.
-
-What all figures share: style, panels, saving, lines with the bars of their intervals, scales.
-
-No number is computed in a module that draws. A line or point is a mean, its band or bar the 95 % interval
-over documents. Solid and filled is what was measured, dashed and hollow its null.
+A line or point is a mean, its bar or band the 95 % interval over documents. No number is computed here.
 """
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +20,6 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -49,8 +34,8 @@ _READABLE = 4.5  # contrast with white that the web's guidelines ask of text
 
 
 @dataclass(frozen=True)
-class Look:
-    """A role's colour and marker."""
+class Style:
+    """A colour and marker."""
 
     color: str
     marker: str
@@ -63,73 +48,172 @@ class Look:
     @property
     def null(self) -> dict[str, Any]:
         """The same of its null: dashed, hollow."""
-        return {
-            "color": self.color,
-            "marker": self.marker,
-            "linestyle": "--",
-            "markerfacecolor": "white",
-            "linewidth": 1,
-        }
+        hollow = {"linestyle": "--", "markerfacecolor": "white", "linewidth": 1}
+        return {"color": self.color, "marker": self.marker, **hollow}
 
 
-TRAINED_LONG = Look(BLUE, "o")
-TRAINED_POSE = Look(VERMILION, "s")
-TRAINED_CONTIGUOUS = Look(GREEN, "^")
+TRAINED_LONG = Style(BLUE, "o")
+TRAINED_POSE = Style(VERMILION, "s")
+TRAINED_CONTIGUOUS = Style(GREEN, "^")
 """Trained short: with PoSE, or with contiguous positions. No rule has these three colours."""
-OTHER_MODELS = (Look(BLACK, "D"), Look(GREY, "d"), Look("#5B5BD6", "8"), Look("#8C6D1F", "X"))
+OTHER_MODELS = (Style(BLACK, "D"), Style(GREY, "d"), Style("#5B5BD6", "8"), Style("#8C6D1F", "X"))
 """Of results that do not tell how a model was trained."""
-POSITION_LOOKS = {
+POSITION_STYLES = {
     "contiguous": TRAINED_CONTIGUOUS,
     "pose": TRAINED_POSE,
-    "coupled": Look(SKY, "o"),
-    "predicted": Look(PURPLE, "h"),
-    "randomized": Look(ORANGE, "D"),
+    "coupled": Style(SKY, "o"),
+    "predicted": Style(PURPLE, "h"),
+    "randomized": Style(ORANGE, "D"),
 }
 """Position schemes of the synthetic tasks; PoSE and contiguous look as they do in text."""
-RULE_LOOKS = {
-    "leave_one_out_divergence": Look(ORANGE, "v"), "leave_one_out": Look(PURPLE, "D"),
-    "nearest": Look(BLACK, "X"), "random": Look(GREY, "P"),
-    "add_one_in": Look(SKY, "<"), "greedy": Look("#7A8B00", ">"), "gradient": Look("#8C3B1F", "p"),
-    "attention": Look("#00838F", "h"),
-    "leave_one_out_search": Look("#00456B", "8"), "banzhaf": Look("#8C6D1F", "H"),
-    "add_one_in_divergence": Look("#7B3F9E", "<"), "greedy_divergence": Look("#4E5A00", ">"),
-    "gradient_divergence": Look("#C0653F", "p"), "banzhaf_divergence": Look("#A33E5B", "H"),
-    "context_length_probing": Look("#B8860B", "d"), "context_length_probing_divergence": Look("#6B4E00", "d"),
-    "surrogate": Look("#E377C2", "^"), "surrogate_divergence": Look("#9E2A7D", "^"),
-    "attention_rollout": Look("#00585F", "h"), "learned_attention": Look("#FF8C69", "s"),
-    "learned_attention_divergence": Look("#B5533C", "s"), "input_x_gradient": Look("#5B5BD6", "o"),
-    "integrated_gradients": Look("#2E2E8C", "o"),
+RULE_STYLES = {
+    "leave_one_out_divergence": Style(ORANGE, "v"), "leave_one_out": Style(PURPLE, "D"),
+    "nearest": Style(BLACK, "X"), "random": Style(GREY, "P"),
+    "add_one_in": Style(SKY, "<"), "greedy": Style("#7A8B00", ">"), "gradient": Style("#8C3B1F", "p"),
+    "attention": Style("#00838F", "h"),
+    "leave_one_out_search": Style("#00456B", "8"), "banzhaf": Style("#8C6D1F", "H"),
+    "add_one_in_divergence": Style("#7B3F9E", "<"), "greedy_divergence": Style("#4E5A00", ">"),
+    "gradient_divergence": Style("#C0653F", "p"), "banzhaf_divergence": Style("#A33E5B", "H"),
+    "context_length_probing": Style("#B8860B", "d"),
+    "context_length_probing_divergence": Style("#6B4E00", "d"),
+    "surrogate": Style("#E377C2", "^"), "surrogate_divergence": Style("#9E2A7D", "^"),
+    "attention_rollout": Style("#00585F", "h"), "learned_attention": Style("#FF8C69", "s"),
+    "learned_attention_divergence": Style("#B5533C", "s"), "input_x_gradient": Style("#5B5BD6", "o"),
+    "integrated_gradients": Style("#2E2E8C", "o"),
 }  # fmt: skip
 """Of every selection rule."""
-_UNKNOWN_RULE = Look(BLACK, "o")
 
 
-def rule_look(rule: str) -> Look:
+def rule_style(rule: str) -> Style:
     """That of a selection rule; black circles for one that is not known."""
-    return RULE_LOOKS.get(rule, _UNKNOWN_RULE)
+    return RULE_STYLES.get(rule, Style(BLACK, "o"))
 
 
 def graded(num_colors: int) -> Sequence[str]:
-    """Colours of ordered values, from dark to light: of cividis, which colour-blind readers see as others do.
-
-    Without its lightest end, which paper swallows.
-    """
+    """Colours of ordered values, dark to light: cividis without its lightest end, which paper swallows."""
     return [to_hex(colormaps["cividis"](place)) for place in np.linspace(0, 0.85, num_colors)]
 
 
-def ink(color: str) -> str:
+def darker(color: str) -> str:
     """A colour for text on white: the same hue, as dark as it must be to be read."""
     rgb = np.array(to_rgb(color))
-    while _contrast_with_white(rgb) < _READABLE:
+    while contrast_with_white(rgb) < _READABLE:
         rgb = 0.95 * rgb
-    red, green, blue = map(float, rgb)
-    return to_hex((red, green, blue))
+    return to_hex((float(rgb[0]), float(rgb[1]), float(rgb[2])))
 
 
-def _contrast_with_white(rgb: np.ndarray) -> float:
-    """Of the web's guidelines (WCAG 2.2), from 1 to 21."""
+def contrast_with_white(rgb: np.ndarray) -> float:
+    """From 1 to 21, by the web's guidelines (WCAG 2.2)."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(1.05 / (linear @ np.array([0.2126, 0.7152, 0.0722]) + 0.05))
+
+
+BARS = "bars: 95 % over documents"
+FEWEST_TARGETS = 30
+"""Classes of fewer targets are not drawn: their intervals would set a figure's scale."""
+POSE = "pose"
+
+
+@dataclass(frozen=True)
+class ModelLabel:
+    """How figures call and draw a model."""
+
+    text: str
+    """Such as "trained at 64, PoSE", with its seed where another model was trained in the same way."""
+    style: Style
+    num_parameters: int | None
+    """None where the results do not say, as of the length."""
+    train_context_length: int | None
+    """Tokens that it saw at once in training."""
+
+    @property
+    def size(self) -> str:
+        """Such as "2.3 M parameters"; "" where it is not known."""
+        return "" if self.num_parameters is None else size_text(self.num_parameters)
+
+
+def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
+    """Model -> its label, from what the artefact's files say of its training.
+
+    Of models not trained with PoSE, those are trained long that saw as many tokens as any model here. A model
+    whose training is not known has its own name and style.
+
+    Raises:
+        InputError: the artefact's files are damaged or not complete.
+    """
+    facts = read_model_facts(results, artefact)
+    longest = max((of_model.get("train_context_length") or 0 for of_model in facts.values()), default=0)
+    training = ("train_context_length", "position_scheme", "num_parameters", "train_step")
+    labels = {}
+    for model, known in facts.items():
+        length, size = known.get("train_context_length"), known.get("num_parameters")
+        if length is None:
+            text = re.sub(r"-seed(\d+)$", r", seed \1", model).replace("-", " ").replace("_", " ")
+            style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
+        else:
+            is_pose = known.get("position_scheme") == POSE
+            style = TRAINED_POSE if is_pose else TRAINED_LONG if length == longest else TRAINED_CONTIGUOUS
+            text = f"trained at {length}" + (", PoSE" if is_pose else "")
+            twins = [of for of in facts.values() if all(of.get(name) == known.get(name) for name in training)]
+            if len(twins) > 1 and known.get("seed") is not None:
+                text += f", seed {known['seed']}"
+        labels[model] = ModelLabel(text, style, size, length)
+    return labels
+
+
+def rule_text(rule: str) -> str:
+    """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
+    if rule.endswith("_divergence"):
+        return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
+    irregular = {"nearest": "nearest tokens", "random": "random tokens",
+                 "input_x_gradient": "input times gradient"}  # fmt: skip
+    return irregular.get(rule, rule.replace("_", " "))
+
+
+def size_text(num_parameters: int) -> str:
+    """A model's size, such as "2.3 M parameters"."""
+    return f"{num_parameters / 1e6:.2g} M parameters"
+
+
+def common_size(labels: Iterable[ModelLabel]) -> str:
+    """The size of all these models; "" where it differs or is not known."""
+    sizes = {label.size for label in labels}
+    return sizes.pop() if len(sizes) == 1 else ""
+
+
+def percent(share: float) -> str:
+    """A share of one as "65 %"."""
+    return f"{100 * share:.0f} %"
+
+
+def is_above(low: float, bound: float = 0.0) -> bool:
+    """Whether an interval lies above `bound`; False where it is NaN."""
+    return bool(low > bound)
+
+
+def lie_apart(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether two intervals (low, high) do not touch; False where an end is not known."""
+    return bool(first[0] > second[1] or second[0] > first[1])
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: "1 token", "2,560 targets"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def counted_seeds(cells: pd.DataFrame) -> str:
+    """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
+    fewest, most = int(cells["num_seeds"].min()), int(cells["num_seeds"].max())
+    return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
+
+
+def sample_size(rows: pd.DataFrame) -> str:
+    """The n of a subtitle: targets and documents, from the fewest to the most where the rows drawn differ."""
+    counts = []
+    for kind in ("targets", "documents"):
+        low, high = int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())
+        counts.append(f"{low:,} {kind}" if low == high else f"{low:,} to {high:,} {kind}")
+    return f"n = {', '.join(counts)}"
 
 
 TITLE, SUBTITLE = "title", "subtitle"
@@ -138,24 +222,23 @@ _TITLE_SIZE, _SUBTITLE_SIZE, _LABEL_SIZE = 10.5, 8.5, 8.5  # points
 _LEADING, _MARGIN = 1.3, 0.08  # height of a line, of its font's; inches around the texts
 
 
-def put_title(figure: Figure, title: str, subtitle: str) -> None:
+def put_title(figure: Figure, title: str, *parts: str) -> None:
     """Write a title and below it a subtitle, at the left above the panels; the figure grows by their height.
 
-    Call it last: the names at line ends (`label_line_ends`) may come before or after.
+    Call it last: names at line ends (`label_line_ends`) may come before or after.
 
     Args:
-        figure: of `figures.panels`.
-        title: what the figure shows, in words.
-        subtitle: n, model, what bars and bands are.
+        figure: of `panels`.
+        title: the question that the figure answers.
+        parts: of the subtitle: n, model, what bars and bands are; empty ones are left out.
     """
-    sizes = {TITLE: _TITLE_SIZE, SUBTITLE: _SUBTITLE_SIZE}
+    shared: dict[str, Any] = {"ha": "left", "va": "top", "linespacing": _LEADING}
     texts = [
+        figure.text(0, 1, title, gid=TITLE, fontsize=_TITLE_SIZE, weight="bold", **shared),
         figure.text(
-            0, 1, words, gid=kind, fontsize=sizes[kind], ha="left", va="top", linespacing=_LEADING,
-            weight="bold" if kind == TITLE else "normal", color="black" if kind == TITLE else GREY,
-        )
-        for kind, words in ((TITLE, title), (SUBTITLE, subtitle))
-    ]  # fmt: skip
+            0, 1, "; ".join(filter(None, parts)), gid=SUBTITLE, fontsize=_SUBTITLE_SIZE, color=GREY, **shared
+        ),
+    ]
     width, height = figure.get_size_inches()
     for text in texts:
         _wrap(text, width - 2 * _MARGIN)
@@ -168,7 +251,7 @@ def put_title(figure: Figure, title: str, subtitle: str) -> None:
         text.set_position((_MARGIN / width, top / grown))
         top -= own + 0.5 * _MARGIN
     engine = figure.get_layout_engine()
-    assert engine is not None, "figures are made by figures.panels"
+    assert engine is not None, "figures are made by panels"
     engine.set(rect=(0, 0, 1, height / grown))  # type: ignore[call-arg]
 
 
@@ -198,8 +281,59 @@ class LineEnd:
 
     x: float
     y: float
-    words: str
+    name: str
     color: str
+
+
+def draw_line(
+    ax: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, style: Mapping[str, Any], name: str = "",
+    *, ends: tuple[str, str] = ("low", "high"), band: bool = False,
+) -> LineEnd:  # fmt: skip
+    """A line of means with the bars, or the band, of their intervals.
+
+    Args:
+        ax: to draw on.
+        x: of each row, ascending.
+        rows: with `value`, and the ends of its interval as `<value>_<end>`.
+        value: the column drawn.
+        style: of matplotlib's line, such as `Style.measured`.
+        name: of the line, for `label_line_ends`.
+        ends: names of the ends, lower first.
+        band: shade the interval, instead of a bar a point.
+    """
+    places, values = np.asarray(list(x), dtype=float), rows[value].to_numpy(dtype=float)
+    low, high = (rows[f"{value}_{end}"].to_numpy(dtype=float) for end in ends)
+    if band:
+        ax.plot(places, values, **style)
+        ax.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    else:
+        ax.errorbar(places, values, yerr=np.array([values - low, high - values]), elinewidth=0.9, **style)
+    return LineEnd(places[-1], values[-1], name, style["color"])
+
+
+def draw_points(
+    ax: Axes, heights: Iterable[float], rows: pd.DataFrame, value: str, styles: Iterable[Mapping[str, Any]],
+    *, ends: tuple[str, str] = ("low", "high"),
+) -> None:  # fmt: skip
+    """Points in rows, each with the horizontal bar of its interval; none where the value is NaN.
+
+    Args:
+        ax: to draw on.
+        heights: of each row.
+        rows: with `value`, and the ends of its interval as `<value>_<end>`.
+        value: the column drawn.
+        styles: of each row, such as `Style.measured`.
+        ends: names of the ends, lower first.
+    """
+    for height, row, style in zip(heights, rows.to_dict("records"), styles, strict=True):
+        if not pd.isna(row[value]):
+            bar = [[row[value] - row[f"{value}_{ends[0]}"]], [row[f"{value}_{ends[1]}"] - row[value]]]
+            ax.errorbar([row[value]], [height], xerr=np.abs(bar), elinewidth=0.9, **style)
+
+
+def beside(place: Any, num_places: int) -> Any:
+    """How far from the middle the place-th of several things stands, or each of an array of places."""
+    return place - (num_places - 1) / 2
 
 
 def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
@@ -216,12 +350,12 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     shown.sort(key=lambda end: end.y)
     places = ax.transData.transform([(end.x, end.y) for end in shown]).reshape(-1, 2)[:, 1]
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72
-    heights = [line_height * (end.words.count("\n") + 1) for end in shown]
+    heights = [line_height * (end.name.count("\n") + 1) for end in shown]
     bottom, top = ax.bbox.y0, ax.bbox.y1
     for end, place in zip(shown, moved_apart(places, heights, bottom, top), strict=True):
         ax.annotate(
-            end.words, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
-            textcoords="axes fraction", va="center", ha="left", fontsize=_LABEL_SIZE, color=ink(end.color),
+            end.name, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
+            textcoords="axes fraction", va="center", ha="left", fontsize=_LABEL_SIZE, color=darker(end.color),
             annotation_clip=False, linespacing=1.1,
             arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "relpos": (0, 0.5),
                         "shrinkA": 1, "shrinkB": 3},
@@ -255,196 +389,36 @@ def moved_apart(
     return np.clip(starts, lowest, max(lowest, highest)) + offsets
 
 
-def name_level(ax: Axes, y: float, words: str, side: str = "right", *, below: bool = False) -> None:
+def name_level(ax: Axes, y: float, text: str, side: str = "right", *, below: bool = False) -> None:
     """A dotted line across the axes at `y`, with its name on it: chance, a threshold, the whole gain.
 
     Args:
         ax: to draw on, with its horizontal limits.
         y: the level, in data.
-        words: its name.
+        text: its name.
         side: "left" or "right", where the name stands.
         below: under the line, where lines end above it.
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        words, (0 if side == "left" else 1, y), (2 if side == "left" else -2, -2 if below else 2),
+        text, (0 if side == "left" else 1, y), (2 if side == "left" else -2, -2 if below else 2),
         xycoords=("axes fraction", "data"), textcoords="offset points", ha=side,
         va="top" if below else "bottom", fontsize=_LABEL_SIZE, color=GREY,
     )  # fmt: skip
 
 
-def name_place(ax: Axes, x: float, words: str) -> None:
+def name_place(ax: Axes, x: float, text: str) -> None:
     """A dotted upright line at `x`, with its name above the axes: a training length, a short context."""
     ax.axvline(x, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        words, (x, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
+        text, (x, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
         va="bottom", fontsize=_LABEL_SIZE, color=GREY,
     )  # fmt: skip
 
 
-OVER_DOCUMENTS = "95 % over documents"
-BARS = f"bars: {OVER_DOCUMENTS}"
-BANDS = f"bands: {OVER_DOCUMENTS}"
-FEWEST_TARGETS = 30
-"""Classes of fewer targets are not drawn: their intervals would set a figure's scale."""
-SHOWN_K = 4
-"""Tokens that a title tells of, where so many were studied."""
-_SAMPLED = ("targets", "documents")
-
-
-def is_above(low: float, bound: float = 0.0) -> bool:
-    """Whether an interval lies above `bound`: only then may a title say "more". False where it is NaN."""
-    return bool(low > bound)
-
-
-def is_below(high: float, bound: float = 0.0) -> bool:
-    """Whether an interval lies below `bound`. False where it is NaN."""
-    return bool(high < bound)
-
-
-def lie_apart(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether two intervals (low, high) do not touch; False where an end is not known."""
-    return bool(first[0] > second[1] or second[0] > first[1])
-
-
-def percent(share: float) -> str:
-    """A share of one as "65 %"."""
-    return f"{100 * share:.0f} %"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun: "1 token", "2,560 targets"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def counted_seeds(cells: pd.DataFrame) -> str:
-    """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
-    fewest, most = int(cells["num_seeds"].min()), int(cells["num_seeds"].max())
-    return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
-
-
-def sample_size(rows: pd.DataFrame) -> str:
-    """The n of a subtitle: targets and documents, from the fewest to the most where the rows drawn differ."""
-    sizes = [(int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())) for kind in _SAMPLED]
-    counts = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in sizes)
-    return "n = " + ", ".join(f"{count} {kind}" for count, kind in zip(counts, _SAMPLED, strict=True))
-
-
-def carried_share(of_rule: pd.DataFrame, nearest: pd.DataFrame, share: str, beyond: str = "") -> str:
-    """What a few chosen tokens carry of what the far context is worth, and as many of the nearest.
-
-    Nothing is said of a share whose interval reaches 0, nor of the nearest where the intervals touch.
-
-    Args:
-        of_rule: a row a k of one rule, with the share and its interval.
-        nearest: the same of the nearest tokens; may be empty.
-        share: the column.
-        beyond: said after the share, such as " beyond their null".
-    """
-    ks = sorted(of_rule["k"].unique())
-    k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
-    row = of_rule[of_rule["k"] == k].iloc[0]
-    tokens, carry = counted(k, "token"), "carries" if k == 1 else "carry"
-    low, high = row[f"{share}_low"], row[f"{share}_high"]
-    if not is_above(low):
-        return f"{tokens} {carry} no clear share of what the far context is worth{beyond}"
-    title = f"{tokens} {carry} {percent(row[share])} of what the far context is worth{beyond}"
-    for of_nearest in nearest[nearest["k"] == k].to_dict("records"):
-        if lie_apart((low, high), (of_nearest[f"{share}_low"], of_nearest[f"{share}_high"])):
-            title += f", the nearest {k} {carry} {percent(of_nearest[share])}"
-    return title
-
-
-def subtitle(*parts: str) -> str:
-    """n, model and interval as one line; empty parts, which are not known, are left out."""
-    return "; ".join(part for part in parts if part)
-
-
-POSE = "pose"
-_RULE_WORDS = {
-    "nearest": "nearest tokens",
-    "random": "random tokens",
-    "input_x_gradient": "input times gradient",
-    "leave_one_out_search": "leave one out, searched",
-}
-_DIVERGENCE = "_divergence"
-
-
-@dataclass(frozen=True)
-class Role:
-    """How a model is called and drawn in figures."""
-
-    words: str
-    """Such as "trained at 64, PoSE", with its seed where another model was trained alike."""
-    look: Look
-    num_parameters: int | None
-    """None where the results do not tell, as of the length."""
-    train_context_length: int | None
-    """Tokens that it saw at once in training."""
-
-
-def model_roles(results: Path, artefact: str) -> dict[str, Role]:
-    """Model -> its role, of all models of an artefact.
-
-    With PoSE a model is trained short. Of the others, those are trained long that saw as many tokens as any
-    model here. Earlier results do not tell how a model was trained: it has its name, and a look of its own.
-
-    Raises:
-        InputError: the artefact's files are damaged or not complete.
-    """
-    facts = read_model_facts(results, artefact)
-    lengths = [of_model.get("train_context_length") or 0 for of_model in facts.values()]
-    roles = {}
-    for model, of_model in facts.items():
-        look = _look(of_model, max(lengths), sorted(facts).index(model))
-        told = (of_model.get(name) for name in ("num_parameters", "train_context_length"))
-        roles[model] = Role(_words(model, facts), look, *told)
-    return roles
-
-
-def _look(facts: dict[str, Any], longest: int, place: int) -> Look:
-    length = facts.get("train_context_length")
-    if length is None:
-        return OTHER_MODELS[place % len(OTHER_MODELS)]
-    if facts.get("position_scheme") == POSE:
-        return TRAINED_POSE
-    return TRAINED_LONG if length == longest else TRAINED_CONTIGUOUS
-
-
-def _words(model: str, facts: dict[str, dict[str, Any]]) -> str:
-    told = facts[model]
-    if told.get("train_context_length") is None:
-        return re.sub(r"-seed(\d+)$", r", seed \1", model).replace("-", " ").replace("_", " ")
-    names = ("train_context_length", "position_scheme", "num_parameters", "train_step")
-    alike = [other for other in facts if all(facts[other].get(name) == told.get(name) for name in names)]
-    scheme = ", PoSE" if told.get("position_scheme") == POSE else ""
-    seed = f", seed {told['seed']}" if len(alike) > 1 and told.get("seed") is not None else ""
-    return f"trained at {told['train_context_length']}{scheme}{seed}"
-
-
-def rule_words(rule: str) -> str:
-    """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
-    if rule in _RULE_WORDS:
-        return _RULE_WORDS[rule]
-    if rule.endswith(_DIVERGENCE):
-        return f"{rule_words(rule.removesuffix(_DIVERGENCE))}, by divergence"
-    return rule.replace("_", " ")
-
-
-def common_size(roles: Iterable[Role]) -> str:
-    """The size of all these models, such as "2.3 M parameters"; "" where it differs or is not known."""
-    sizes = {size_words(role.num_parameters) for role in roles}
-    return sizes.pop() if len(sizes) == 1 else ""
-
-
-def size_words(num_parameters: int | None) -> str:
-    """A model's size, such as "2.3 M parameters"; "" where it is not known."""
-    return "" if num_parameters is None else f"{num_parameters / 1e6:.2g} M parameters"
-
-
 _DOTS_AN_INCH = 200
-COLUMN_WIDTH, TEXT_WIDTH = 3.4, 7.0  # inches, of a two-column page
-STYLE: dict[str, Any] = {
+_PAGE_WIDTH = 7.0  # inches
+_FIGURES: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "figure.titlesize": 9,
@@ -464,20 +438,12 @@ STYLE: dict[str, Any] = {
 }
 
 
-def panels(
-    num_rows: int = 1, num_columns: int = 1, width: float = COLUMN_WIDTH, height: float = 2.6
-) -> tuple[Figure, Any]:
-    """A figure of `num_rows` x `num_columns` panels, in the style of all figures here.
-
-    Args:
-        num_rows, num_columns: of panels.
-        width, height: of the whole figure, inches.
-
-    Returns:
-        The figure and its Axes, one or an array of them, as `matplotlib.pyplot.subplots` does.
-    """
-    plt.style.use(STYLE)
-    return plt.subplots(num_rows, num_columns, figsize=(width, height), layout="constrained")
+def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, np.ndarray]:
+    """A figure of panels, as wide as a page and `height` inches high, and its Axes row by row."""
+    plt.style.use(_FIGURES)
+    size = (_PAGE_WIDTH, height)
+    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, layout="constrained", squeeze=False)
+    return figure, axes.ravel()
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -495,26 +461,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     for path, metadata in zip(paths, undated.values(), strict=True):
         figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata, bbox_inches="tight" if note else None)
     return paths
-
-
-def _errors(rows: pd.DataFrame, value: str) -> np.ndarray:
-    """Distances of the interval's ends from the mean, as errorbar wants them."""
-    return np.array([rows[value] - rows[f"{value}_low"], rows[f"{value}_high"] - rows[value]])
-
-
-def draw_with_bars(
-    ax: Axes, x: Sequence[float] | pd.Series, rows: pd.DataFrame, value: str, **style: Any
-) -> ErrorbarContainer:
-    """A line of means with the bars of their intervals.
-
-    Args:
-        ax: to draw on.
-        x: of each row.
-        rows: with `value`, and its ends as `<value>_low` and `<value>_high`.
-        value: the column drawn.
-        style: as of matplotlib's `errorbar`.
-    """
-    return ax.errorbar(x, rows[value], yerr=_errors(rows, value), elinewidth=0.9, **style)
 
 
 def tokens_axis(ax: Axes, ks: Iterable[int], label: str = "k tokens") -> None:

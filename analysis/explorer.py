@@ -26,7 +26,6 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from analysis.read import data_of
 from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import (
     NATS,
@@ -38,10 +37,10 @@ from pipeline.explorer_page.writing import (
 )
 from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
 from pipeline.text.folder import TOKENIZER_FILE
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from analysis.explorer_records import Shown
+    from pipeline.text.tokenizer import DocumentTokenizer
 
 MAX_BYTES = 20_000_000
 _HEADER_BYTES = 50_000
@@ -72,6 +71,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
     # Imported late, for a --help at once.
     from analysis.explorer_records import choose, records, refuse_missing_artefacts
+    from analysis.read import data_of
+    from pipeline.text.tokenizer import load_tokenizer
 
     if arguments.out.is_dir():
         raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
@@ -102,7 +103,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def fitting(
-    every: Iterable[Record], tokenizer: DocumentTokenizer, max_bytes: int
+    every: Iterable[Record], tokenizer: "DocumentTokenizer", max_bytes: int
 ) -> tuple[list[tuple[Record, str]], dict[int, str]]:
     """The first records that fit into `max_bytes`.
 

@@ -1,66 +1,60 @@
-"""What a notebook's kernel runs where partial results may be read: every table and figure then says so.
+"""Rows of results as analyses need them: one model, one judge, joined tables, means with their intervals.
 
-Tables that notebooks make of results, as Parquet in the schemas of pipeline/RESULTS.md.
+Every mean is over targets, every interval is a 95 % interval over documents. A column `x` with an interval is
+followed by `x_low` and `x_high`, in the unit of `x`.
 
-Joining tables on what both measured, and saying how much is left out because a table lacks it.
-
-Numbers with their intervals over documents, and what goes into a row beside them.
-
-Every mean is over targets and every interval is a 95 % interval over documents. A column `x` with an interval
-is followed by `x_low` and `x_high`, in the unit of `x`.
-
-What a model's chosen tokens are worth to that model itself: the rows that tables and figures tell of.
-
-Results hold more: the same tokens tried on other models (`--judge-with`), k* by two criteria, and the
-controls `random` and `nearest` at more numbers of tokens than were asked for. Whoever means one of these says
-so.
-
-The text that results were measured on: the data's chunks, checked to be those that were measured.
+Results hold more than what a model's chosen tokens are worth to that model: the same tokens tried on other
+models (`--judge-with`), k* by two criteria, and the controls `random` and `nearest` at more numbers of tokens
+than were requested. Whoever means one of these says so.
 """
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from IPython.core.getipython import get_ipython
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.files import allow_partial, make_table, partial_note, write_parquet
-from pipeline.results.read import missing_artefact, read_artefact, read_made_by, read_settings
+from pipeline.results.read import (
+    missing_artefact,
+    read_artefact,
+    read_made_by,
+    read_model_facts,
+    read_settings,
+)
 from pipeline.results.schemas import DIVERGENCE, LOSS, SCHEMAS
 from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
+TARGET = ["document_id", "chunk_index", "target_position"]
+"""The columns that name a target, in every artefact of targets."""
+NO_INTERVAL = Interval(np.nan, np.nan, np.nan)
+Row = Mapping[Hashable, Any]
+"""Of a table, as `to_dict("records")` gives it."""
+logger = logging.getLogger("analysis")
 
-def tell_below_every_cell() -> None:
-    """Allow partial results in this kernel, and print what was read in part below every cell from then on."""
+
+def note_below_every_cell() -> None:
+    """Allow partial results in this notebook's kernel, and print what was read in part below every cell."""
+    from IPython.core.getipython import get_ipython  # late: only notebooks need it
+
     allow_partial()
     shell = get_ipython()
     assert shell is not None, "only a notebook's kernel calls this"
-    shell.events.register("post_run_cell", _tell)
-
-
-def _tell(*_: object) -> None:
-    if note := partial_note():
-        print(note)  # noqa: T201
+    shell.events.register("post_run_cell", lambda *_: print(partial_note()) if partial_note() else None)  # noqa: T201
 
 
 def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
-    """Write `<folder>/<artefact>.parquet`; its path.
+    """Write the artefact's columns as `<folder>/<artefact>.parquet`; its path.
 
     Where results were read in part, the file's metadata says so as `note`, as that of a query's Parquet does.
-
-    Args:
-        table: with the columns of the artefact, and others, which are left out.
-        artefact: a name of `SCHEMAS`.
-        folder: where it is written.
     """
     path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
     if note := partial_note():
@@ -69,9 +63,31 @@ def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Pat
     return path
 
 
-TARGET = ["document_id", "chunk_index", "target_position"]
-"""The columns that name a target, in every artefact of targets."""
-logger = logging.getLogger("analysis")
+def models_by_training(
+    results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """The measured models trained at the long context, and those trained at a shorter one.
+
+    Args:
+        results: their folder, with loss differences.
+        long_models, short_models: only these. Where neither is given, a model is trained short that saw fewer
+            tokens at once than the long context and than another model; those that chose tokens come first.
+
+    Raises:
+        InputError: none of the given models trained at the long context was measured.
+    """
+    facts = read_model_facts(results, "loss_differences")
+    if long_models or short_models:
+        longs, shorts = ([name for name in names if name in facts] for names in (long_models, short_models))
+        if not longs:
+            raise unknown_name("model", [*long_models, *short_models][0], facts)
+        return longs, shorts
+    settings, chose = read_settings(results, "loss_differences"), read_settings(results, "influential_tokens")
+    seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
+    longest = max(seen.values(), default=np.inf)
+    is_short = {model: seen[model] < min(longest, settings[model]["long_context_length"]) for model in facts}
+    in_order = sorted(facts, key=lambda model: model not in chose)
+    return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
 
 
 def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -102,36 +118,25 @@ def joined_on_common(
         on: what names a target, or whatever is paired.
         what: is paired, for the warning, such as "targets of the generalization gap".
         suffixes: of columns that both have.
-        may_right_have_more: nothing is left out with keys that `right` alone has, as where it tells of all
-            targets and `left` asks for some.
+        may_right_have_more: keys that `right` alone has do not count, as where it covers all targets.
     """
     keys = list(on)
     sides: Any = left[keys].drop_duplicates().merge(
         right[keys].drop_duplicates(), on=keys, how="left" if may_right_have_more else "outer", indicator=True
     )["_merge"]  # fmt: skip
-    tell_left_out(int((sides != "both").sum()), len(sides), what)
+    warn_of_left_out(int((sides != "both").sum()), len(sides), what)
     return left.merge(right, on=keys, suffixes=suffixes)
 
 
 def of_targets(rows: pd.DataFrame, targets: pd.DataFrame | None) -> pd.DataFrame:
-    """The rows of these targets; all where None.
-
-    Args:
-        rows: any table whose rows name a target.
-        targets: the columns of `TARGET`, a row a target.
-    """
+    """The rows of these targets, by the columns of `TARGET`; all where None."""
     return rows if targets is None else rows.merge(targets[TARGET], on=TARGET)
 
 
 def of_common_groups(
     left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of each table in the groups that both have: what one did not measure at all is not left out.
-
-    Args:
-        left, right: tables with the columns `groups`.
-        groups: such as model, rule and k.
-    """
+    """The rows of each table in the groups, such as model and k, that both measured at all."""
     keys = list(groups)
     return (
         left.merge(right[keys].drop_duplicates(), on=keys),
@@ -142,11 +147,11 @@ def of_common_groups(
 def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
     """The rows without a missing value; a warning says how many others there are."""
     complete = table.dropna()
-    tell_left_out(len(table) - len(complete), len(table), what)
+    warn_of_left_out(len(table) - len(complete), len(table), what)
     return complete
 
 
-def tell_left_out(num_left_out: int, num_all: int, what: str) -> None:
+def warn_of_left_out(num_left_out: int, num_all: int, what: str) -> None:
     """Warn of what a statistic leaves out, where that is anything."""
     if num_left_out:
         logger.warning(
@@ -168,9 +173,7 @@ def interval_over_documents(
         The ends are NaN for fewer than two documents, which say nothing about other documents.
     """
     sums_D = _sums(document_ids, numerators, denominators)
-    if sums_D.empty:
-        return Interval(np.nan, np.nan, np.nan)
-    return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
+    return ratio_of_sums(*sums_D) if len(sums_D[0]) else NO_INTERVAL
 
 
 def paired_difference(
@@ -184,18 +187,20 @@ def paired_difference(
         document_ids: the document of each target.
         first, second: numerators and denominators, as of `interval_over_documents`.
     """
-    sums = [_sums(document_ids, *number) for number in (first, second)]
-    if sums[0].empty:
-        return Interval(np.nan, np.nan, np.nan)
-    ratios = [(of_D["numerator"].to_numpy(), of_D["denominator"].to_numpy()) for of_D in sums]
-    return difference_of_ratios(*ratios)
+    ratios = _sums(document_ids, *first), _sums(document_ids, *second)
+    return difference_of_ratios(*ratios) if len(ratios[0][0]) else NO_INTERVAL
 
 
-def _sums(document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None) -> pd.DataFrame:
+def _sums(
+    document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Both, summed over the targets of each document."""
     counted = 1.0 if denominators is None else denominators.astype("float64")
-    values = {"numerator": numerators.astype("float64"), "denominator": counted}
-    return pd.DataFrame(values, index=numerators.index).groupby(document_ids).sum()
+    values = pd.DataFrame(
+        {"numerator": numerators.astype("float64"), "denominator": counted}, numerators.index
+    )
+    sums_D = values.groupby(document_ids).sum()
+    return sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy()
 
 
 def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
@@ -203,23 +208,40 @@ def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
     return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
+def interval_of(row: Row | pd.Series, name: str) -> Interval:
+    """The interval that a row's columns `name`, `name`_low and `name`_high hold."""
+    return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def mean_columns(targets: pd.DataFrame, *names: str) -> dict[Hashable, float]:
+    """The mean of each of these columns over targets, with its interval."""
+    columns: dict[Hashable, float] = {}
+    for name in names:
+        columns |= interval_columns(name, interval_over_documents(targets["document_id"], targets[name]))
+    return columns
+
+
 def sample_counts(rows: pd.DataFrame) -> dict[Hashable, int]:
     """num_targets and num_documents of a row; `rows` are targets."""
     return {"num_targets": len(rows), "num_documents": rows["document_id"].nunique()}
 
 
+def summarized(
+    rows: pd.DataFrame, by: Sequence[str], numbers: Callable[[pd.DataFrame], Row], *, sort: bool = True
+) -> pd.DataFrame:
+    """A row a group of targets: the columns `by`, num_targets, num_documents, and `numbers` of the group."""
+    table = [
+        {**dict(zip(by, key, strict=True)), **sample_counts(group), **numbers(group)}
+        for key, group in rows.groupby(list(by), sort=sort, observed=True)
+    ]
+    return pd.DataFrame(table) if table else pd.DataFrame(columns=[*by, "num_targets", "num_documents"])
+
+
 def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
-    """The sentence that goes with every table or figure of several intervals.
+    """The sentence that goes with every table or figure of several intervals; "" for fewer than two.
 
     Each interval covers its own truth in 95 of 100 studies; that all of them do is less likely. The
     level that Bonferroni's bound asks of each, for 95 % together, needs no independence of them.
-
-    Args:
-        table: a row an interval.
-        value: the column with the intervals; those that could not be measured (NaN) do not count.
-
-    Returns:
-        "" for fewer than two intervals.
     """
     num_intervals = int(table[f"{value}_low"].notna().sum())
     if num_intervals < 2:
@@ -245,28 +267,20 @@ def read_sparse_losses(
     every_judge: bool = False,
     every_k: bool = False,
 ) -> pd.DataFrame:
-    """Rows of sparse_context_losses: judged by the model that chose, at the k that were asked for.
+    """Rows of sparse_context_losses: judged by the model that chose, at the k that were requested.
 
     Args:
         results, columns, only: as `read_artefact` takes them.
         every_judge: the rows of other judges too.
         every_k: the controls' further k too, up to the whole far context.
-
-    Raises:
-        InputError: as `read_artefact`.
     """
-    asked = {} if every_k else asked_ks(results)
-    further = [] if every_judge else ["judge"]
-    if any(asked.values()):
-        further.append("k")
-    rows = _read_with(results, "sparse_context_losses", columns, only, further)
-    is_wanted = pd.Series(True, index=rows.index)
-    if not every_judge:
-        is_wanted &= is_own(rows)
-    for model, ks in asked.items():
+    further = [] if columns is None else ["judge", "k"]
+    rows = read_artefact(results, "sparse_context_losses", _with(columns, further), only)
+    is_wanted = pd.Series(True, index=rows.index) if every_judge else is_own(rows)
+    for model, ks in {} if every_k else requested_ks(results).items():
         if ks:
             is_wanted &= (rows["model"] != model) | rows["k"].isin(ks)
-    return _only_columns(rows[is_wanted], columns)
+    return _only(rows[is_wanted], columns)
 
 
 def read_sparsity(
@@ -280,29 +294,27 @@ def read_sparsity(
     Args:
         results, columns, only: as `read_artefact` takes them.
         criterion: of `pipeline.results.schemas`; rows of before there were two are of the loss.
-
-    Raises:
-        InputError: as `read_artefact`.
     """
-    rows = _read_with(results, "dependency_sparsity", columns, only, ["judge", "criterion"])
-    is_wanted = is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)
-    return _only_columns(rows[is_wanted], columns)
+    rows = read_artefact(results, "dependency_sparsity", _with(columns, ["judge", "criterion"]), only)
+    return _only(rows[is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)], columns)
+
+
+def _with(columns: Sequence[str] | None, further: Sequence[str]) -> list[str] | None:
+    return None if columns is None else list(dict.fromkeys([*columns, *further]))
+
+
+def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
+    names = list(rows) if columns is None else ["model", *(name for name in columns if name != "model")]
+    return rows[names].reset_index(drop=True)
 
 
 def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
     """Rows of dependency_sparsity as another model judges, by the divergence: what stood the trial.
 
-    Args:
-        results, only: as `read_artefact` takes them.
-
     Returns:
-        Rows of the first other judge of each model, of rules that choose and never see the answer; none where
-        nothing else judged.
-
-    Raises:
-        InputError: as `read_artefact`.
+        Rows of the first other judge of each model, of rules that choose and never see the answer.
     """
-    rows = _read_with(results, "dependency_sparsity", None, only, [])
+    rows = read_artefact(results, "dependency_sparsity", None, only)
     chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
     rows = rows[~is_own(rows) & (rows["criterion"] == DIVERGENCE) & chooses]
     return rows[rows["judge"] == rows.groupby("model")["judge"].transform("first")].reset_index(drop=True)
@@ -313,14 +325,14 @@ def is_own(rows: pd.DataFrame) -> pd.Series:
     return rows["judge"].isna() | (rows["judge"] == rows["model"])
 
 
-def asked_ks(results: Path) -> dict[str, list[int]]:
-    """Model -> the numbers of tokens that influential_tokens was asked for; [] where that is not told."""
+def requested_ks(results: Path) -> dict[str, list[int]]:
+    """Model -> the numbers of tokens that influential_tokens was run for; [] where that is not known."""
     settings = read_settings(results, "influential_tokens")
     return {model: sorted(of_model.get("k") or []) for model, of_model in settings.items()}
 
 
 def sees_answer(rule: str) -> bool:
-    """Whether a rule looks at the target's loss; one that is not known is taken to."""
+    """Whether a rule looks at the target's loss; so does one that is not known."""
     return rule not in RULES or RULES[rule].sees == "answer"
 
 
@@ -330,30 +342,16 @@ def needs_null(rule: str) -> bool:
 
 
 def shown_rule(rules: Iterable[str]) -> str:
-    """The rule that a page of one rule tells of: the least fooled, or the first other that is no control."""
+    """The rule that a page of one rule shows: the least fooled, or the first other that is no control."""
     present = list(dict.fromkeys(rules))
     chosen = [rule for rule in (*PREFERRED_RULES, *RULES, *present) if rule in present]
     return next((rule for rule in chosen if rule not in CONTROLS), chosen[0])
 
 
-def _read_with(
-    results: Path,
-    artefact: str,
-    columns: Sequence[str] | None,
-    only: Mapping[str, Sequence[str]] | None,
-    further: Sequence[str],
-) -> pd.DataFrame:
-    wanted = None if columns is None else list(dict.fromkeys([*columns, *further]))
-    return read_artefact(results, artefact, wanted, only)
-
-
-def _only_columns(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    names = list(rows) if columns is None else ["model", *(name for name in columns if name != "model")]
-    return rows[names].reset_index(drop=True)
-
-
-_GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
-_EXTENT = ("num_documents", "max_chunks_per_document")
+_LENGTHS = (
+    "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
+    "max_chunks_per_document",
+)  # fmt: skip
 
 
 def data_of(results: Path, data: Path | None) -> TokenizedData:
@@ -389,14 +387,13 @@ class MeasuredText:
 
         Raises:
             InputError: there is no data, it is not that which was measured, or models were measured with
-                other lengths or on other documents than each other.
+                different lengths or on different documents.
         """
         made_by = read_made_by(results, stage)
         if not made_by:
             raise missing_artefact(results, stage)
         opened = data_of(results, data)
-        names = [*_GEOMETRY, *_EXTENT]
-        settings = [{name: made["settings"].get(name) for name in names} for made in made_by.values()]
+        settings = [{name: made["settings"].get(name) for name in _LENGTHS} for made in made_by.values()]
         for (model, made), setting in zip(made_by.items(), settings, strict=True):
             if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
                 raise InputError(
@@ -406,7 +403,7 @@ class MeasuredText:
                 )
             if setting != settings[0]:
                 raise InputError(
-                    f"{results} holds {stage} of models that were not measured alike: {setting} for"
+                    f"{results} holds {stage} of models that were measured in two ways: {setting} for"
                     f" '{model}', {settings[0]} for '{next(iter(made_by))}'; keep them in two folders"
                 )
         return cls(opened, settings[0])

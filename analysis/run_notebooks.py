@@ -4,13 +4,13 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook is skipped where nothing has changed since its last execution: what it reads (results, data), the
-code and the versions of libraries that it uses, its parameters, and the figures that it left. It is skipped
-too where something lacks (analysis/notebooks.py): the results it is about, several selection rules
-(selection_rules), model sizes or training steps, those of --also-results counted (model_scale), the
-tokenized data, beside the results or as --data (influential_places; token_categories, which takes a table of
-its own in that place too), planted needles, as --needles (needles). Given --data, or that table in its place,
-model_scale tells targets that copying can foretell from all others.
+A notebook is skipped where its executed copy was made from the same files and parameters: results, data and
+code. It is skipped too where something lacks (analysis/notebooks.py): the results it is about, several
+selection rules (selection_rules), model sizes or training steps, those of --also-results counted
+(model_scale), a short-trained model (sparsity_and_generalization), the tokenized data, beside the results or
+as --data (influential_places; token_categories, which takes a table of its own in that place too), planted
+needles, as --needles (needles). Given --data, or that table in its place, model_scale tells targets that
+copying can foretell from all others.
 
 To execute some notebooks only, which must then lack nothing:
 
@@ -30,12 +30,10 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
-from collections.abc import Sequence
 
 from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
 from pipeline.results.files import add_partial_flag
 
-NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 logger = logging.getLogger("analysis")
 
 
@@ -47,45 +45,21 @@ def main(arguments: argparse.Namespace) -> None:
         SystemExit: a cell failed.
     """
     # Imported late, for a --help at once.
-    from analysis.notebooks import execute_all, fingerprint, is_up_to_date, what_lacks
+    from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
     from pipeline.results.files import FolderLock, allow_partial
     from pipeline.results.read import artefacts_in
 
     allow_partial(arguments.allow_partial)
-    if not arguments.results.is_dir():
-        raise InputError(f"--results {arguments.results} is not a folder; name one that the stages wrote to")
     if not artefacts_in(arguments.results):
         raise InputError(f"--results {arguments.results} holds no results; name a folder of a stage's")
-    notebooks, parameters, figures = (
-        _notebooks(arguments.notebooks),
-        _parameters(arguments),
-        arguments.figures,
-    )
-    with FolderLock(figures, "--figures"):
-        made_from: dict[Path, str] = {}
-        for path in notebooks:
-            decides = parameters | {"allow_partial": arguments.allow_partial}
-            inputs = fingerprint(arguments.results, path, decides, figures)
-            if is_up_to_date(figures / path.name, inputs):
-                logger.info("%s: nothing has changed, skipped", path.name)
-            elif lacks := what_lacks(path.stem, arguments):
-                if arguments.notebooks:
-                    raise InputError(f"{path.name}: {lacks}")
-                logger.info("%s: %s, skipped", path.name, lacks)
-            else:
-                made_from[path] = inputs
-        executed = execute_all(
-            made_from, figures, parameters, num_at_once=arguments.jobs, allow_partial=arguments.allow_partial
-        )
-        for _ in progress(executed, "notebooks", "notebook", len(made_from)):
-            pass
-
-
-def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
-    """What notebooks are told; those that were not given are left to a notebook's own defaults."""
-    given = {
+    paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    for name in arguments.notebooks:
+        if name not in paths:
+            raise unknown_name("notebook", name, paths)
+    figures, data = arguments.figures.resolve(), arguments.data or arguments.results.parent / "data"
+    parameters = {
         "results": str(arguments.results.resolve()),
-        "figures_folder": str(arguments.figures.resolve()),
+        "figures_folder": str(figures),
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
@@ -93,20 +67,26 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
         "data": str(arguments.data.resolve()) if arguments.data else None,
         "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
-    return {name: value for name, value in given.items() if value}
-
-
-def _notebooks(names: Sequence[str]) -> list[Path]:
-    """Those of the given names, all where none is given.
-
-    Raises:
-        InputError: there is none of a name.
-    """
-    of_name = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
-    for name in names:
-        if name not in of_name:
-            raise unknown_name("notebook", name, of_name)
-    return [path for name, path in of_name.items() if not names or name in names]
+    parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
+    with FolderLock(figures, "--figures"):
+        inputs = [arguments.results, *arguments.also_results, data, *filter(None, [arguments.needles])]
+        made_from = fingerprint(inputs, parameters | {"partial": arguments.allow_partial}, figures)
+        stale = []
+        for name in arguments.notebooks or paths:
+            if is_fresh(figures / f"{name}.ipynb", made_from):
+                logger.info("%s.ipynb: nothing has changed, skipped", name)
+            elif missing := missing_inputs(name, arguments):
+                if arguments.notebooks:
+                    raise InputError(f"{name}.ipynb: {missing}")
+                logger.info("%s.ipynb: %s, skipped", name, missing)
+            else:
+                stale.append(paths[name])
+        executed = execute_all(
+            stale, figures, parameters, made_from, num_at_once=arguments.jobs,
+            allow_partial=arguments.allow_partial,
+        )  # fmt: skip
+        for _ in progress(executed, "notebooks", "notebook", len(stale)):
+            pass
 
 
 def _model_and_length(text: str) -> tuple[str, int]:
@@ -127,15 +107,15 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=(),
         metavar="MODEL",
-        help="models trained at the long context; k* from the first, gap from the last; the demo's if not"
-        " given",
+        help="models trained at the long context; k* from the first, gap from the last; those that the"
+        " results name if not given",
     )
     add(
         "--short-models",
         nargs="+",
         default=(),
         metavar="MODEL",
-        help="models trained at a short context; the demo's if not given",
+        help="models trained at a short context; likewise",
     )
     add(
         "--train-context-lengths",

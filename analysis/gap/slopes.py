@@ -1,25 +1,16 @@
-"""A permutation test: how often sparsity that is dealt at random goes with the gap as closely as it does.
-
-Shapes: T targets, B permutations of a block.
-
-Linear regressions of a target's generalization gap on its dependency sparsity, by statsmodels.
-
-Targets of one document are not independent. The first estimate leaves the coefficients of least squares and
-makes their standard errors robust to that (documents are clusters); the second gives every document an
-intercept of its own, drawn from a normal distribution (a random effect), and weighs the targets accordingly.
-
-Shapes: T targets, C controls, P parameters (intercept, sparsity, controls).
-
-Whether the generalization gap rises with dependency sparsity, other things being equal.
+"""Whether the generalization gap rises with dependency sparsity, other things being equal.
 
 A row of most tables here is a slope: nats of generalization gap a doubling of k*. Sparse targets may simply
 be easy ones, so each slope stands beside those with controls: how frequent the target's token is, where in
 the chunk it stands, and its loss under the short context; and, as who gains much from the long context has
 much to lose, what it gains.
 
-What the regressions of the gap on sparsity say, in sentences that are read off their tables.
+Targets of one document are not independent. One estimate leaves the coefficients of least squares and makes
+their standard errors robust to that (documents are clusters); another gives every document an intercept of
+its own, drawn from a normal distribution (a random effect), and weighs the targets accordingly. Beside them
+stands a permutation test: how often sparsity shuffled at random goes with the gap as closely as it does.
 
-The drawing of the generalization gap by k*, and of its slopes: tables of `gaps` and `gap_slopes` in.
+Shapes: T targets, B permutations of a block, C controls, P parameters (intercept, sparsity, controls).
 """
 
 import warnings
@@ -38,16 +29,15 @@ from analysis.drawing import (
     BARS,
     BLACK,
     FEWEST_TARGETS,
-    TEXT_WIDTH,
-    LineEnd,
-    Role,
+    ModelLabel,
+    beside,
     common_size,
-    draw_with_bars,
+    draw_line,
+    draw_points,
     label_line_ends,
     panels,
     put_title,
     sample_size,
-    subtitle,
 )
 from analysis.gap.gaps import NO_GAIN, generalization_gaps
 from analysis.gap.sparsity import (
@@ -55,10 +45,18 @@ from analysis.gap.sparsity import (
     AMONG_REACHED,
     CODINGS,
     coded_sparsity,
-    measure_words,
+    measure_text,
     measures_in_order,
 )
-from analysis.read import TARGET, interval_columns, joined_on_common, rows_of, sample_counts
+from analysis.read import (
+    NO_INTERVAL,
+    TARGET,
+    Row,
+    interval_columns,
+    joined_on_common,
+    rows_of,
+    sample_counts,
+)
 from pipeline.cli import InputError
 from pipeline.results.statistics import Interval
 
@@ -92,8 +90,11 @@ def permutation_p_value(
         (1 + permutations at least as extreme) / (1 + permutations) (Phipson and Smyth 2010), which is never
         0; NaN where no permutation changes anything.
     """
-    strata_T = np.unique(strata_T, return_inverse=True)[1]
-    gaps_T, sparsity_T = _centred(gaps_T, strata_T), _centred(sparsity_T, strata_T)
+    strata_T = _codes(strata_T)
+    counts = np.bincount(strata_T)
+    gaps_T, sparsity_T = (
+        values_T - (np.bincount(strata_T, values_T) / counts)[strata_T] for values_T in (gaps_T, sparsity_T)
+    )
     size = np.abs(gaps_T) @ np.abs(sparsity_T)
     if not size > 0:
         return np.nan
@@ -111,14 +112,8 @@ def permutation_p_value(
     return (1 + num_extreme) / (1 + num_permutations)
 
 
-def _centred(values_T: np.ndarray, strata_T: np.ndarray) -> np.ndarray:
-    sums, counts = np.bincount(strata_T, values_T), np.bincount(strata_T)
-    return values_T - (sums / counts)[strata_T]
-
-
 FEWEST_DOCUMENTS = 10
 """Standard errors over fewer clusters are too small to be called robust (Cameron and Miller 2015)."""
-_NOT_ESTIMATED = Interval(np.nan, np.nan, np.nan)
 _SPARSITY = 1  # its place among the parameters
 
 
@@ -155,7 +150,7 @@ def cluster_robust_slope(
 
     design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
     if not _is_estimable(design_TP, clusters_T):
-        return _NOT_ESTIMATED
+        return NO_INTERVAL
     fit = OLS(gaps_T, design_TP).fit(cov_type="cluster", cov_kwds={"groups": clusters_T}, use_t=True)
     low, high = fit.conf_int()[_SPARSITY]
     return Interval(float(fit.params[_SPARSITY]), float(low), float(high))
@@ -178,7 +173,7 @@ def random_effects_slope(
 
     design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
     if not _is_estimable(design_TP, clusters_T):
-        return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)
+        return RandomEffects(NO_INTERVAL, np.nan, np.nan)
     with warnings.catch_warnings():
         # A variance at its bound, 0, is no failure; whether the maximum was found is asked below.
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -187,7 +182,7 @@ def random_effects_slope(
         fit = MixedLM(gaps_T, design_TP, groups=clusters_T).fit(reml=True, method=["powell"])
     low, high = fit.conf_int()[_SPARSITY]
     if not (fit.converged and np.isfinite(low)):
-        return RandomEffects(_NOT_ESTIMATED, np.nan, np.nan)
+        return RandomEffects(NO_INTERVAL, np.nan, np.nan)
     slope = Interval(float(fit.params[_SPARSITY]), float(low), float(high))
     return RandomEffects(slope, float(fit.cov_re[0, 0]), float(fit.scale))
 
@@ -278,7 +273,7 @@ def of_expected_gap(targets: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFra
 
     Args:
         targets: of `gap_targets`.
-        expected: of `expected_gaps.expected_gaps`.
+        expected: of `gap.gaps.expected_gaps`.
     """
     gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
     return targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
@@ -289,7 +284,7 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
 
     Args:
         targets: of `gap_targets`.
-        measured: of `sparsity_measures.sparsity_measures`, from another long-trained model than the gap.
+        measured: of `gap.sparsity.sparsity_measures`, from another long-trained model than the gap.
         largest_k: the largest studied k.
 
     Returns:
@@ -342,13 +337,7 @@ def permutation_tests(
 
 
 def slope_with_gain(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> Interval:
-    """The slope of `gap_slopes` with all controls and the gain, of one model, measure and the first coding.
-
-    Args:
-        targets: of `gap_targets`, one model.
-        measured: of `sparsity_measures.sparsity_measures`, one measure.
-        largest_k: the largest studied k.
-    """
+    """The slope of `gap_slopes` with all controls and the gain: one model, measure and the first coding."""
     sparsity = measured[TARGET].assign(sparsity=coded_sparsity(measured, CODINGS[0], largest_k))
     chosen = targets.merge(sparsity.dropna(), on=TARGET)
     return cluster_robust_slope(
@@ -383,9 +372,6 @@ def _controls(chosen: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
     return chosen[present].to_numpy(dtype="float64").reshape(len(chosen), len(present))
 
 
-Row = Mapping[Hashable, Any]
-
-
 def direction(row: Row) -> str:
     """What the interval of a slope says of the gap: it rises with k*, falls, or neither clearly."""
     if row["slope_low"] > 0:
@@ -393,263 +379,141 @@ def direction(row: Row) -> str:
     return "falls" if row["slope_high"] < 0 else "not clear"
 
 
-def slope_sentences(slopes: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
-    """A sentence a short model and measure, of targets that have a k*; then one a model on all readings.
+def slope_sentences(slopes: pd.DataFrame) -> list[str]:
+    """A sentence a short model: in how many readings of k*, a measure and a coding each, the gap rises.
 
     Args:
-        slopes: `gap_slopes.gap_slopes`.
-        tests: `gap_slopes.permutation_tests`, of the same targets and measures.
+        slopes: of `gap_slopes`.
     """
-    keys = ["model", "measure", "coding"]
-    p_value = tests.set_index(keys)["p_value"].to_dict()
     sentences = []
-    for (model, measure), rows in slopes[slopes["coding"] == AMONG_REACHED].groupby(keys[:2], sort=False):
-        of = {row["adjustment"]: row for row in rows.to_dict("records")}
-        sentences.append(
-            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
-            f" gap by {_slope(of[NO_CONTROLS])} without controls, {_slope(of[ALL_CONTROLS])} with them,"
-            f" {_slope(of[WITH_GAIN])} with the gain held constant too, and {_slope(of[RANDOM_EFFECTS])} with"
-            " document effects and without the gain; permutation"
-            f" p = {p_value[model, measure, AMONG_REACHED]:.4f}."
-        )
-    sentences += [_count_of_readings(str(model), rows) for model, rows in slopes.groupby("model", sort=False)]
+    for model, of_model in slopes.groupby("model", sort=False):
+        parts = []
+        for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
+            rows = of_model[of_model["adjustment"] == adjustment].to_dict("records")
+            found = [direction(row) for row in rows]
+            rises, falls = found.count("rises"), found.count("falls")
+            parts.append(f"clearly rises with k* in {rises} and falls in {falls} ({adjustment})")
+        sentences.append(f"{model}, of {len(rows)} readings of k* the gap {'; '.join(parts)}.")
     return sentences
-
-
-def expected_slope_sentences(slopes: pd.DataFrame) -> list[str]:
-    """A sentence a short model: the slope of the expected gap, of targets that have a k*.
-
-    Args:
-        slopes: `gap_slopes.gap_slopes` of `gap_slopes.of_expected_gap`, one measure.
-    """
-    among = slopes[slopes["coding"] == AMONG_REACHED]
-    sentences = []
-    for (model, measure), rows in among.groupby(["model", "measure"], sort=False):
-        of = {row["adjustment"]: row for row in rows.to_dict("records")}
-        sentences.append(
-            f"{model}, k* by {measure} (n = {of[NO_CONTROLS]['num_targets']:,}): a doubling of k* changes the"
-            f" expected gap by {_slope(of[NO_CONTROLS])} without controls,"
-            f" {_slope(of[ALL_CONTROLS])} with them and {_slope(of[WITH_GAIN])} with the gain held constant."
-        )
-    return sentences
-
-
-def _slope(row: Row) -> str:
-    if pd.isna(row["slope_low"]):
-        return "an amount that cannot be estimated"
-    interval = Interval(row["slope"], row["slope_low"], row["slope_high"])
-    return f"{interval} nats ({direction(row)})"
-
-
-def _count_of_readings(model: str, rows: pd.DataFrame) -> str:
-    """How many readings of k*, a measure and a coding each, agree."""
-    parts = []
-    for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
-        directions = [direction(row) for row in rows[rows["adjustment"] == adjustment].to_dict("records")]
-        parts.append(
-            f"the gap clearly rises with k* in {directions.count('rises')} and falls in"
-            f" {directions.count('falls')} ({adjustment})"
-        )
-    num_readings = len(rows[["measure", "coding"]].drop_duplicates())
-    return f"{model}, of {num_readings} readings of k*: {'; '.join(parts)}."
-
-
-_DIRECTIONS = {"rises": "rises", "falls": "falls", "not clear": "neither rises nor falls steadily"}
-
-
-def gap_title(slopes: pd.DataFrame, expected: pd.DataFrame | None = None) -> str:
-    """Whether the gap changes with k*, and whether it still does with the gain held constant.
-
-    Args:
-        slopes: `gap_slopes.gap_slopes`, one measure and coding, one or more models.
-        expected: the rows with the gain held constant of the expected gap, which is the less noisy one.
-    """
-    if slopes["slope_low"].isna().any():
-        return "The gap by k*: too few targets to say whether it rises"
-    without, with_gain = (
-        _common_direction(slopes[slopes["adjustment"] == adjustment])
-        for adjustment in (NO_CONTROLS, WITH_GAIN)
-    )
-    if expected is not None and expected["slope_low"].notna().all():
-        with_gain = _common_direction(expected)
-        return f"The gap {without} with k*; with the gain held constant the expected gap {with_gain}"
-    if without == with_gain:
-        return f"The gap {without} with k*, with or without the gain held constant"
-    return f"The gap {without} with k*; with the gain held constant it {with_gain}"
-
-
-def _common_direction(rows: pd.DataFrame) -> str:
-    found = [direction(row) for row in rows.to_dict("records")]
-    if len(set(found)) == 1:
-        return _DIRECTIONS[found[0]]
-    clear = [name for name in ("rises", "falls") if name in found]
-    return f"{' and '.join(f'{name} for {found.count(name)}' for name in clear)} of {len(found)} models"
-
-
-def slopes_title(slopes: pd.DataFrame) -> str:
-    """How many slopes rise and fall clearly, with nothing held constant, and with the gain too.
-
-    Args:
-        slopes: `gap_slopes.gap_slopes`.
-    """
-    found = {
-        adjustment: [direction(row) for row in slopes[slopes["adjustment"] == adjustment].to_dict("records")]
-        for adjustment in (NO_CONTROLS, WITH_GAIN)
-    }
-    without, with_gain = found[NO_CONTROLS], found[WITH_GAIN]
-    return (
-        f"The gap rises with k* in {_number(without, 'rises')} of {len(without)} readings; with the gain held"
-        f" constant it rises in {_number(with_gain, 'rises')} and falls in {_number(with_gain, 'falls')}"
-    )
-
-
-def _number(found: Sequence[str], name: str) -> str:
-    return str(found.count(name) or "none")
 
 
 _ASIDE = 0.24  # between models, of a row or class
-_ROW_HEIGHT = 0.3  # inches
-_BLOCKS = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
-_SLOPE_LABEL = "nats a doubling of k*"
 
 
 def gap_figure(
     gaps: pd.DataFrame,
     slopes: pd.DataFrame,
-    roles: Mapping[str, Role],
+    labels: Mapping[str, ModelLabel],
     held: str,
     expected: pd.DataFrame | None = None,
 ) -> Figure:
     """The gap of each class of k*, and beside it how a doubling of k* changes it, other things held constant.
 
     Args:
-        gaps: `gaps.generalization_gap_by_sparsity`.
-        slopes: `gap_slopes.gap_slopes`, of the measure behind the classes.
-        roles: of the models.
+        gaps: `gap.gaps.generalization_gap_by_sparsity`.
+        slopes: `gap_slopes`, of the measure behind the classes.
+        labels: of the models.
         held: what the slopes hold constant beside the gain, in words.
         expected: as `slopes`, of the expected gap; None: it was not measured.
     """
-    figure, (gap_ax, slope_ax) = panels(1, 2, TEXT_WIDTH, 3.1)
+    figure, (gap_ax, slope_ax) = panels(2, 3.1)
     among = slopes[slopes["coding"] == AMONG_REACHED]
     is_large = gaps.groupby("category")["num_targets"].transform("min") >= FEWEST_TARGETS
-    gaps_by_class(gaps[is_large], gap_ax, roles)
-    adjustments = {NO_CONTROLS: "nothing", ALL_CONTROLS: held, WITH_GAIN: f"{held}\nand the gain"}
-    rows = [among[among["adjustment"] == adjustment] for adjustment in adjustments]
-    names = list(adjustments.values())
+    _draw_gaps_by_class(gaps[is_large], gap_ax, labels)
+    adjustments = {"nothing": NO_CONTROLS, held: ALL_CONTROLS, f"{held}\nand the gain": WITH_GAIN}
+    rows = {name: among[among["adjustment"] == adjustment] for name, adjustment in adjustments.items()}
     if expected is not None:
-        held_all = (expected["coding"] == AMONG_REACHED) & (expected["adjustment"] == WITH_GAIN)
-        rows.append(expected[held_all])
-        names.append("the same,\nexpected gap")
-    slopes_in_rows(rows, names, slope_ax, roles)
+        is_shown = (expected["coding"] == AMONG_REACHED) & (expected["adjustment"] == WITH_GAIN)
+        rows["the same,\nexpected gap"] = expected[is_shown]
+    _draw_slopes(list(rows.values()), list(rows), slope_ax, labels)
     slope_ax.set_title("held constant:", loc="left")
-    measure = measure_words(str(among["measure"].iloc[0]))
+    measure = measure_text(str(among["measure"].iloc[0]))
     left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
-    told = subtitle(sample_size(among), _size(among, roles), f"k* by {measure}", BARS, left_out)
-    put_title(figure, gap_title(among, None if expected is None else rows[-1]), told)
+    put_title(
+        figure, "Does the generalization gap rise with k*?", sample_size(among), _size(among, labels),
+        f"k* by {measure}", BARS, left_out,
+    )  # fmt: skip
     return figure
 
 
-def gaps_by_class(gaps: pd.DataFrame, ax: Axes, roles: Mapping[str, Role]) -> Axes:
-    """Mean generalization gap of each class of k*, short-trained models beside each other, n below.
-
-    Args:
-        gaps: `gaps.generalization_gap_by_sparsity`.
-        ax: to draw on.
-        roles: of the models.
-    """
+def _draw_gaps_by_class(gaps: pd.DataFrame, ax: Axes, labels: Mapping[str, ModelLabel]) -> None:
+    """Mean generalization gap of each class of k*, short-trained models beside each other, n below."""
     categories, models = (list(dict.fromkeys(gaps[name])) for name in ("category", "model"))
-    ends = []
+    ends, is_class = [], np.array([category != NO_GAIN for category in categories], dtype=bool)
     for place, model in enumerate(models):
         rows = gaps[gaps["model"] == model].set_index("category").loc[categories]
-        x = np.arange(len(categories)) + _ASIDE * (place - (len(models) - 1) / 2)
-        look = roles[model].look
-        draw_with_bars(ax, list(x), rows, "generalization_gap", **look.measured | {"linestyle": "none"})
-        is_class = [category != NO_GAIN for category in categories]
-        ax.plot(x[is_class], rows["generalization_gap"][is_class], color=look.color, linewidth=0.8)
-        words = roles[model].words.replace(", ", ",\n")
-        ends.append(LineEnd(float(x[-1]), float(rows["generalization_gap"].iloc[-1]), words, look.color))
+        x = np.arange(len(categories)) + _ASIDE * beside(place, len(models))
+        style, name = labels[model].style, labels[model].text.replace(", ", ",\n")
+        points = style.measured | {"linestyle": "none"}
+        ends.append(draw_line(ax, x, rows, "generalization_gap", points, name))
+        ax.plot(x[is_class], rows["generalization_gap"][is_class], color=style.color, linewidth=0.8)
     counts = gaps.groupby("category")["num_targets"].min()
-    names = [
-        f"{name.replace('more than ', '>').replace(NO_GAIN, 'none')}\n{counts[name]:,}" for name in categories
-    ]
+    shorter = [name.replace("more than ", ">").replace(NO_GAIN, "none") for name in categories]
+    names = [f"{name}\n{counts[category]:,}" for name, category in zip(shorter, categories, strict=True)]
     ax.set_xticks(range(len(categories)), names)
     ax.axhline(0, color=BLACK, linewidth=0.6)
     ax.set_xlabel("k*: tokens needed for 0.9 of the gain\nand number of targets (none: no gain)")
     ax.set_ylabel("generalization gap (nats)")
     label_line_ends(ax, ends)
-    return ax
 
 
-def slopes_in_rows(
-    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, roles: Mapping[str, Role]
-) -> Axes:
-    """Slope and interval, models below each other in a row.
-
-    Args:
-        rows: of `gap_slopes`, a table a row of the panel, a row a model.
-        names: of the rows, from above.
-        ax: to draw on.
-        roles: of the models.
-    """
+def _draw_slopes(
+    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, labels: Mapping[str, ModelLabel]
+) -> None:
+    """Slopes in rows from above, a table of `gap_slopes` a row, models below each other in it."""
     for height, of_row in enumerate(rows):
-        for place, (model, slope) in enumerate(of_row.groupby("model", sort=False)):
-            ends = np.array([slope["slope"] - slope["slope_low"], slope["slope_high"] - slope["slope"]])
-            y = height + _ASIDE * (place - (of_row["model"].nunique() - 1) / 2)
-            ax.errorbar(slope["slope"], [y], xerr=ends, elinewidth=0.9, **roles[str(model)].look.measured)
+        heights = height + _ASIDE * beside(np.arange(len(of_row)), len(of_row))
+        styles = [labels[model].style.measured for model in of_row["model"]]
+        draw_points(ax, heights, of_row, "slope", styles)
     ax.axvline(0, color=BLACK, linewidth=0.6)
     ax.set_yticks(range(len(rows)), names)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.set_xlabel(_SLOPE_LABEL)
-    return ax
+    ax.set_xlabel("nats a doubling of k*")
 
 
-def slopes_figure(slopes: pd.DataFrame, roles: Mapping[str, Role], held: str) -> Figure:
+def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel], held: str) -> Figure:
     """Slopes by every measure of k*, with nothing held constant and with everything, on one scale.
 
     Args:
-        slopes: `gap_slopes.gap_slopes`.
-        roles: of the models.
+        slopes: of `gap_slopes`.
+        labels: of the models.
         held: what is held constant beside the gain, in words.
     """
     measures = list(dict.fromkeys(slopes["measure"]))
     drawn = slopes[slopes["num_targets"] >= FEWEST_TARGETS]
-    num_rows = len(_BLOCKS) * (len(measures) + 1)
-    figure, axes = panels(1, 2, TEXT_WIDTH, 0.9 + _ROW_HEIGHT * num_rows)
-    panels_of = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
-    for ax, (adjustment, title) in zip(axes, panels_of.items(), strict=True):
+    blocks = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
+    figure, axes = panels(2, 0.9 + 0.3 * len(blocks) * (len(measures) + 1))
+    titles = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
+    for ax, (adjustment, title) in zip(axes, titles.items(), strict=True):
         rows, names = [], []
-        for coding, block in _BLOCKS.items():
+        for coding, block in blocks.items():
             rows.append(slopes.iloc[:0])
             names.append(block)
             for measure in measures:
                 is_row = (drawn["measure"] == measure) & (drawn["coding"] == coding)
                 rows.append(drawn[is_row & (drawn["adjustment"] == adjustment)])
-                count = (
-                    f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else f"fewer than {FEWEST_TARGETS}"
-                )
-                names.append(f"{measure_words(measure)} ({count})")
-        slopes_in_rows(rows, names if ax is axes[0] else [""] * len(rows), ax, roles)
+                few = f"fewer than {FEWEST_TARGETS}"
+                count = f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else few
+                names.append(f"{measure_text(measure)} ({count})")
+        _draw_slopes(rows, names if ax is axes[0] else [""] * len(rows), ax, labels)
         ax.tick_params(axis="y", length=0)
         ax.set_title(title, loc="left")
     limits = [limit for ax in axes for limit in ax.get_xlim()]
     for ax in axes:
         ax.set_xlim(min(limits), max(limits))
     for tick, name in zip(axes[0].yaxis.get_major_ticks(), names, strict=True):
-        if name in _BLOCKS.values():
-            tick.label1.set_fontweight("bold")
-    figure.legend(*_model_handles(slopes, roles), loc="outside lower right", ncols=2)
-    told = subtitle(sample_size(drawn), _size(slopes, roles), "targets in brackets", BARS)
-    put_title(figure, slopes_title(drawn), told)
+        tick.label1.set_fontweight("bold" if name in blocks.values() else "normal")
+    models = list(dict.fromkeys(slopes["model"]))
+    handles = [Line2D([], [], **labels[model].style.measured) for model in models]
+    texts = [labels[model].text for model in models]
+    figure.legend(handles, texts, loc="outside lower right", ncols=2)
+    put_title(
+        figure, "How does a doubling of k* change the generalization gap?", sample_size(drawn),
+        _size(slopes, labels), "targets in brackets", BARS,
+    )  # fmt: skip
     return figure
 
 
-def _size(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> str:
-    return common_size(roles[str(model)] for model in slopes["model"].unique())
-
-
-def _model_handles(slopes: pd.DataFrame, roles: Mapping[str, Role]) -> tuple[list, list[str]]:
-    models = [str(model) for model in dict.fromkeys(slopes["model"])]
-    return [Line2D([], [], **roles[model].look.measured) for model in models], [
-        roles[m].words for m in models
-    ]
+def _size(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> str:
+    return common_size(labels[model] for model in slopes["model"].unique())

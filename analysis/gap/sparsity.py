@@ -1,9 +1,7 @@
 """Dependency sparsity k* as each selection rule reads it, and as numbers that a regression can take.
 
 A k* of a rule that sees the answer is mostly selection noise where gains are small. Beside it stand a k* that
-asks for the same recovery beyond the null, and those of rules that never see the answer.
-
-The drawing of how many far tokens predictions need: tables of `gain_bins` in, Figures out.
+requires the same recovery beyond the null, and those of rules that never see the answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,23 +14,15 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import (
     BARS,
-    SHOWN_K,
-    TEXT_WIDTH,
-    LineEnd,
-    Role,
+    ModelLabel,
     common_size,
-    counted,
-    draw_with_bars,
-    is_above,
+    draw_line,
     label_line_ends,
     panels,
-    percent,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    size_words,
-    subtitle,
     tokens_axis,
 )
 from analysis.losses.token_worth import with_recovered_losses
@@ -65,7 +55,7 @@ def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.
     """`sparsity_measures` of one model, also as another judged, and its rows of sparse_context_losses.
 
     Raises:
-        InputError: as `read_artefact`; or the folder does not tell how the model was measured.
+        InputError: as `read_artefact`; or the folder does not say how the model was measured.
     """
     only = {"model": [model]}
     losses = read_sparse_losses(results, only=only)
@@ -103,7 +93,7 @@ def sparsity_measures(
 def sparsity_beyond_null(
     sparse_context_losses: pd.DataFrame, *, recovery_fraction: float, minimum_gain: float
 ) -> pd.DataFrame:
-    """The least studied k that recovers beyond its null the fraction of the gain that k* asks for.
+    """The least studied k that recovers beyond its null the fraction of the gain that k* requires.
 
     One draw of another document stands for the null of each target, so this k* is noisy too, but not by
     selection: what choosing with the answer in hand finds anywhere is taken out on average.
@@ -121,9 +111,8 @@ def sparsity_beyond_null(
     keys = ["rule", *TARGET, "loss_difference"]
     own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     both = pd.concat(of_common_groups(own, null, ["rule", "k"]))
-    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context").reindex(
-        columns=[OWN, OTHER_DOCUMENT]
-    )
+    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context")
+    of_k = of_k.reindex(columns=[OWN, OTHER_DOCUMENT])
     of_k = complete_rows(of_k, "choices of own and null tokens for k*")
     excess = (of_k[OWN] - of_k[OTHER_DOCUMENT]).unstack("k").sort_index(axis="columns")
     targets = excess.index.to_frame(index=False)
@@ -172,81 +161,48 @@ def rule_of(measure: str) -> str:
 
 
 def shown_measure(measures: Iterable[str]) -> str:
-    """What a page of one measure tells of: the trusted rule, as another seed judges where one did."""
+    """What a page of one measure shows: the trusted rule, as another seed judges where one did."""
     present = list(measures)
     rule = shown_rule([measure for measure in present if measure == rule_of(measure)])
     return rule + JUDGED if rule + JUDGED in present else rule
 
 
-def measure_words(measure: str) -> str:
+def measure_text(measure: str) -> str:
     """A measure in words: `leave_one_out beyond its null` is "leave one out, beyond its null"."""
     rule = rule_of(measure)
-    return rule_words(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")
+    return rule_text(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")
 
 
-def sparsity_figure(needed: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+def sparsity_figure(needed: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
     """Share of the targets that gain for which k tokens suffice: a panel a measure, a line a model.
 
     The measures are the rule that is trusted most, and beyond its null the first that needs one.
 
     Args:
-        needed: `gain_bins.shares_of_gaining_targets` of every model, with the column `model`.
-        roles: of the models.
+        needed: `gap.gaps.shares_of_gaining_targets` of every model, with the column `model`.
+        labels: of the models.
     """
-    measures, names = shown_measures(needed), _names(needed["model"], roles)
-    figure, grid = panels(1, len(measures), TEXT_WIDTH, 3.1)
-    axes = np.ravel(grid)
+    present, models = list(dict.fromkeys(needed["measure"])), list(dict.fromkeys(needed["model"]))
+    trusted, beyond = shown_measure(present), [name for name in present if name.endswith(BEYOND_NULL)]
+    measures = [*([] if needs_null(rule_of(trusted)) and beyond else [trusted]), *beyond[:1]]
+    sizes = {model: labels[model].size for model in models}
+    names = {model: labels[model].text.replace(", ", ",\n") for model in models}
+    if len(set(sizes.values())) == len(models) > 1:
+        names = {model: size.replace(" parameters", "\nparameters") for model, size in sizes.items()}
+    figure, axes = panels(len(measures), 3.1)
     for measure, ax in zip(measures, axes, strict=True):
-        rows = needed[needed["measure"] == measure]
-        rule = rule_of(measure)
-        ends = []
+        rows, ends = needed[needed["measure"] == measure], []
         for place, (model, line) in enumerate(rows.groupby("model", sort=False)):
-            width = 1.0 + 0.8 * place  # models of one role differ by the weight of their lines
-            draw_with_bars(ax, line["k"], line, "share", **rule_look(rule).measured | {"linewidth": width})
-            last = line.iloc[-1]
-            ends.append(LineEnd(last["k"], last["share"], names[str(model)], rule_look(rule).color))
+            # Models of one kind differ by the weight of their lines.
+            style = rule_style(rule_of(measure)).measured | {"linewidth": 1.0 + 0.8 * place}
+            ends.append(draw_line(ax, line["k"], line, "share", style, names[str(model)]))
         tokens_axis(ax, rows["k"].unique())
         ax.set_ylim(0, 1)
-        ax.set_title(measure_words(measure), loc="left")
+        ax.set_title(measure_text(measure), loc="left")
         label_line_ends(ax, ends)
     axes[0].set_ylabel("share of targets with k* of at most k")
-    size = common_size(roles[str(model)] for model in needed["model"].unique())
-    told = subtitle(sample_size(needed[needed["measure"].isin(measures)]), "of targets that gain", size, BARS)
-    put_title(figure, sparsity_title(needed), told)
+    size = common_size(labels[model] for model in models)
+    drawn = sample_size(needed[needed["measure"].isin(measures)])
+    title = "How many far tokens does a prediction need that gains from its long context?"
+    put_title(figure, title, drawn, "of targets that gain", size, BARS)
     return figure
-
-
-def shown_measures(needed: pd.DataFrame) -> list[str]:
-    """Of the measures present, the trusted rule's, and the first beyond its null where there is one."""
-    present = list(dict.fromkeys(needed["measure"]))
-    trusted = shown_measure(present)
-    beyond = [measure for measure in present if measure.endswith(BEYOND_NULL)]
-    return [*([] if needs_null(rule_of(trusted)) and beyond else [trusted]), *beyond[:1]]
-
-
-def _names(models: pd.Series, roles: Mapping[str, Role]) -> dict[str, str]:
-    """Models by their sizes where they differ in these, else by their training."""
-    sizes = {str(model): size_words(roles[str(model)].num_parameters) for model in models.unique()}
-    if len(set(sizes.values())) == len(sizes) > 1:
-        return {model: size.replace(" ", "\n").replace("\nM", " M") for model, size in sizes.items()}
-    return {model: roles[model].words.replace(", ", ",\n") for model in sizes}
-
-
-def sparsity_title(needed: pd.DataFrame) -> str:
-    """For what share of the predictions that gain few tokens suffice, over the models shown.
-
-    Args:
-        needed: as `sparsity_figure` takes it.
-    """
-    measure = shown_measures(needed)[0]
-    rows = needed[needed["measure"] == measure]
-    ks = sorted(rows["k"].unique())
-    k = int(SHOWN_K if SHOWN_K in ks else ks[len(ks) // 2])
-    suffice = "suffices" if k == 1 else "suffice"
-    rows = rows[rows["k"] == k]
-    if not all(is_above(low) for low in rows["share_low"]):
-        return f"Whether {counted(k, 'token')} {suffice} for any prediction that gains is not clear"
-    shares = rows["share"]
-    least, most = percent(shares.min()), percent(shares.max())
-    among = most if least == most else f"{least.removesuffix(' %')} to {most}"
-    return f"{counted(k, 'token')} {suffice} for {among} of the predictions that gain from the far context"

@@ -3,16 +3,13 @@
 A divergence KL(p(.|long) || p(.|less)) is the gain that the long context would have over less of it if the
 next token were drawn from the model's own prediction; it does not see that token. Over targets expected to
 gain so much the mean actual gain is as large if the model is calibrated: on the diagonal of the figure,
-with slope 1. Where it is not, divergences are no nats of loss, whatever else they tell.
-
-The drawing of calibration: tables of `analysis.losses.calibration` in, Figures out.
+with slope 1. Where it is not, divergences are no nats of loss, whatever else they say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
@@ -20,22 +17,17 @@ from analysis.drawing import (
     BLACK,
     FEWEST_TARGETS,
     GREY,
-    TEXT_WIDTH,
     LineEnd,
-    Role,
-    counted,
-    draw_with_bars,
-    is_above,
-    is_below,
+    ModelLabel,
+    draw_line,
     label_line_ends,
     panels,
     put_title,
     sample_size,
-    subtitle,
+    share_scale,
 )
 from analysis.gap.slopes import cluster_robust_slope
-from analysis.read import interval_columns, interval_over_documents, sample_counts
-from pipeline.results.statistics import Interval
+from analysis.read import interval_columns, interval_of, interval_over_documents, mean_columns, summarized
 
 EXPECTED_AND_ACTUAL = {
     "short_context_divergence": "loss_difference",
@@ -43,11 +35,7 @@ EXPECTED_AND_ACTUAL = {
 }
 """Expected gain -> actual gain, columns of loss_differences: over the short context alone, and over the short
 context with another document's far context."""
-MEANT = {
-    "short_context_divergence": "the long context over the short one",
-    "foreign_context_divergence": "its far context over another document's",
-}
-"""Expected gain -> what gains, over what."""
+_OVER = dict(zip(EXPECTED_AND_ACTUAL, ("the short context", "another document's"), strict=True))
 NUM_BINS = 8
 
 
@@ -69,18 +57,14 @@ def calibration_bins(loss_differences: pd.DataFrame, expected: str, num_bins: in
         model, expected (the column's name), bin (from 0, least expected first), num_targets, num_documents,
         then with intervals expected_gain and actual_gain: means, nats.
     """
-    rows = []
-    for model, targets in _gains(loss_differences, expected).groupby("model"):
-        ranks = targets["expected_gain"].rank(method="first")
-        bins = pd.qcut(ranks, min(num_bins, len(targets)), labels=False)
-        for index, of_bin in targets.groupby(bins):
-            rows.append(
-                {
-                    "model": model, "expected": expected, "bin": index, **sample_counts(of_bin),
-                    **_mean(of_bin, "expected_gain"), **_mean(of_bin, "actual_gain"),
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
+    targets = _gains(loss_differences, expected)
+    targets["bin"] = targets.groupby("model")["expected_gain"].transform(
+        lambda gains: pd.qcut(gains.rank(method="first"), min(num_bins, len(gains)), labels=False)
+    )
+    return summarized(
+        targets, ["model", "expected", "bin"],
+        lambda of_bin: mean_columns(of_bin, "expected_gain", "actual_gain"),
+    )  # fmt: skip
 
 
 def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
@@ -93,133 +77,68 @@ def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
         model, expected (the column's name), num_targets, num_documents, then with intervals expected_gain
         and actual_gain (means, nats), ratio (actual / expected, of sums) and slope (of actual on expected by
         least squares, robust to dependence within documents; NaN for fewer than ten). Both are 1 where the
-        model is calibrated; the slope is told by the few targets of large expected gain.
+        model is calibrated; the few targets of large expected gain decide the slope.
     """
-    rows = []
-    for expected in measured_expectations(loss_differences):
-        for model, targets in _gains(loss_differences, expected).groupby("model"):
-            documents = targets["document_id"]
-            ratio = interval_over_documents(documents, targets["actual_gain"], targets["expected_gain"])
-            rows.append(
-                {
-                    "model": model, "expected": expected, **sample_counts(targets),
-                    **_mean(targets, "expected_gain"), **_mean(targets, "actual_gain"),
-                    **interval_columns("ratio", ratio), **interval_columns("slope", _slope(targets)),
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, float]:
+        expected, actual, documents = (
+            targets[name] for name in ("expected_gain", "actual_gain", "document_id")
+        )
+        slope = cluster_robust_slope(
+            actual.to_numpy(), expected.to_numpy(), np.empty((len(targets), 0)), documents.to_numpy()
+        )
+        return {
+            **mean_columns(targets, "expected_gain", "actual_gain"),
+            **interval_columns("ratio", interval_over_documents(documents, actual, expected)),
+            **interval_columns("slope", slope),
+        }
+
+    tables = [
+        summarized(_gains(loss_differences, expected), ["model", "expected"], numbers)
+        for expected in measured_expectations(loss_differences)
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def calibration_sentences(slopes: pd.DataFrame) -> list[str]:
-    """A sentence a model and expected gain: both means, the slope, and whether 1 is within its interval.
-
-    Args:
-        slopes: of `calibration_slopes`.
-    """
-    sentences = []
-    for row in slopes.to_dict("records"):
-        expected, actual, slope = (
-            Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-            for name in ("expected_gain", "actual_gain", "slope")
-        )
-        if np.isnan(slope.low):
-            verdict = "too few documents for a slope"
-        elif slope.low > 1 or slope.high < 1:
-            verdict = f"the slope {slope} is not that of a calibrated model, 1"
-        else:
-            verdict = f"the slope {slope} agrees with that of a calibrated model, 1"
-        sentences.append(
-            f"{row['model']}: {MEANT[row['expected']]} is expected to gain {expected} nats and gains"
-            f" {actual}; {verdict}."
-        )
-    return sentences
+    """A sentence a row of `calibration_slopes`: both means, and the slope."""
+    return [
+        f"{row['model']}: over {_OVER[row['expected']]} it is expected to gain"
+        f" {interval_of(row, 'expected_gain')} nats and gains {interval_of(row, 'actual_gain')}; slope"
+        f" {interval_of(row, 'slope')} (1: calibrated)."
+        for row in slopes.to_dict("records")
+    ]
 
 
 def _gains(loss_differences: pd.DataFrame, expected: str) -> pd.DataFrame:
     columns = {expected: "expected_gain", EXPECTED_AND_ACTUAL[expected]: "actual_gain"}
     targets = loss_differences.dropna(subset=list(columns)).rename(columns=columns)
-    return targets.astype({name: "float64" for name in columns.values()})
+    return targets.astype(dict.fromkeys(columns.values(), "float64")).assign(expected=expected)
 
 
-def _mean(targets: pd.DataFrame, name: str) -> dict:
-    return interval_columns(name, interval_over_documents(targets["document_id"], targets[name]))
-
-
-def _slope(targets: pd.DataFrame) -> Interval:
-    return cluster_robust_slope(
-        targets["actual_gain"].to_numpy(),
-        targets["expected_gain"].to_numpy(),
-        np.empty((len(targets), 0)),
-        targets["document_id"].to_numpy(),
-    )
-
-
-_PANELS = dict(zip(EXPECTED_AND_ACTUAL, ("over the short context", "over another document's"), strict=True))
-
-
-def calibration_figure(bins: pd.DataFrame, slopes: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+def calibration_figure(bins: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
     """A panel an expected gain, on one scale: mean actual gain of each bin of it, a line a model.
 
     Args:
-        bins: `calibration.calibration_bins` of one or more expected gains.
-        slopes: `calibration.calibration_slopes` of the same models.
-        roles: of the models.
+        bins: `calibration_bins` of one or more expected gains.
+        labels: of the models.
     """
     bins = bins[bins["num_targets"] >= min(FEWEST_TARGETS, bins["num_targets"].max())]
     expectations = list(dict.fromkeys(bins["expected"]))
-    figure, grid = panels(1, len(expectations), TEXT_WIDTH, 3.2)
-    axes = np.ravel(grid)
-    for expected, ax in zip(expectations, axes, strict=True):
-        actual_against_expected(bins[bins["expected"] == expected], ax, roles)
-        ax.set_title(f"gain {_PANELS[expected]}", loc="left")
-    limits = [limit for ax in axes for limit in ax.get_ylim()]
+    figure, axes = panels(len(expectations), 3.2)
     largest = 1.05 * bins["expected_gain"].max()
-    for ax in axes:
-        ax.set(xlim=(0, largest), ylim=(min(limits), max(*limits, largest)))
+    for expected, ax in zip(expectations, axes, strict=True):
+        ends = [LineEnd(largest, largest, "calibrated", GREY)]
+        for model, line in bins[bins["expected"] == expected].groupby("model", sort=False):
+            style, text = labels[str(model)].style.measured, labels[str(model)].text
+            ends.append(draw_line(ax, line["expected_gain"], line, "actual_gain", style, text))
+        ax.axline((0, 0), slope=1, color=GREY, linewidth=1, linestyle=":")
+        ax.axhline(0, color=BLACK, linewidth=0.6)
+        ax.set(xlim=(0, largest), xlabel="expected gain, a divergence (nats)")
+        ax.set_ylim(top=max(ax.get_ylim()[1], largest))
+        ax.set_title(f"gain over {_OVER[expected]}", loc="left")
+    share_scale(axes)
     axes[0].set_ylabel("mean actual gain (nats)")
-    ends = [LineEnd(largest, largest, "calibrated", GREY)]
-    for model, line in bins[bins["expected"] == expectations[-1]].groupby("model", sort=False):
-        last, role = line.sort_values("expected_gain").iloc[-1], roles[str(model)]
-        ends.append(LineEnd(last["expected_gain"], last["actual_gain"], role.words, role.look.color))
     label_line_ends(axes[-1], ends)
-    told = subtitle(f"bins of {sample_size(bins)}", BARS)
-    put_title(figure, calibration_title(slopes[slopes["expected"].isin(expectations)]), told)
+    put_title(figure, "Do gains come as the model expects them?", f"bins of {sample_size(bins)}", BARS)
     return figure
-
-
-def actual_against_expected(bins: pd.DataFrame, ax: Axes, roles: Mapping[str, Role]) -> Axes:
-    """Mean actual gain against mean expected gain of each bin; on the grey diagonal a model is calibrated.
-
-    Args:
-        bins: `calibration.calibration_bins`.
-        ax: to draw on.
-        roles: of the models.
-    """
-    for model, line in bins.groupby("model", sort=False):
-        look = roles[str(model)].look
-        draw_with_bars(ax, line["expected_gain"], line, "actual_gain", **look.measured)
-    ax.axline((0, 0), slope=1, color=GREY, linewidth=1, linestyle=":")
-    ax.axhline(0, color=BLACK, linewidth=0.6)
-    ax.set_xlabel("expected gain, a divergence (nats)")
-    return ax
-
-
-def calibration_title(slopes: pd.DataFrame) -> str:
-    """Whether actual gains follow expected ones with the slope of a calibrated model, 1.
-
-    Args:
-        slopes: `calibration.calibration_slopes`, a row a model and expected gain.
-    """
-    rows = slopes.dropna(subset=["slope_low"]).to_dict("records")
-    if not rows:
-        return "Gains that came, beside those that were expected"
-    above = sum(is_above(row["slope_low"], 1) for row in rows)
-    below = sum(is_below(row["slope_high"], 1) for row in rows)
-    if not above and not below:
-        return "Gains come as expected: no slope differs clearly from that of a calibrated model, 1"
-    said = [
-        f"{number} {'is' if number == 1 else 'are'} {side}"
-        for number, side in ((above, "steeper"), (below, "flatter"))
-        if number
-    ]
-    return f"Of {counted(len(rows), 'slope')}, {' and '.join(said)} than that of a calibrated model, 1"

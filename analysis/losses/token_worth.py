@@ -1,11 +1,4 @@
-"""How much of a long context's gain k tokens recover, and how much of that is selection.
-
-Losses are in nats; means and intervals as in `analysis.read`. The baseline is what k tokens are
-added to: the short context, or under the intervention `background` it and a foreign far context.
-
-The drawing of what k tokens recover of the gain, beside the null: tables of `recovered_gain` in.
-
-What k tokens are worth, by both criteria and for every judge: the paired excess over the null.
+"""What k tokens are worth: how much of a long context's gain they recover, and how much of that is selection.
 
 Whatever the intervention, k tokens are added to a baseline, and what they recover of its gain is counted:
 
@@ -16,56 +9,50 @@ Whatever the intervention, k tokens are added to a baseline, and what they recov
     excess      recovered - null, target by target
 
 Nats, means over targets; intervals as in `analysis.read`.
-
-The drawing of what k tokens are worth: tables of `analysis.losses.token_worth` in, Figures out.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
     BARS,
     BLACK,
     GREY,
-    TEXT_WIDTH,
-    LineEnd,
-    Role,
-    carried_share,
-    draw_with_bars,
+    ModelLabel,
+    draw_line,
     label_line_ends,
     name_level,
     panels,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
     share_scale,
-    size_words,
-    subtitle,
     tokens_axis,
 )
 from analysis.read import (
+    NO_INTERVAL,
     TARGET,
+    Row,
     interval_columns,
+    interval_of,
     interval_over_documents,
     joined_on_common,
+    mean_columns,
     needs_null,
     of_common_groups,
-    sample_counts,
-    shown_rule,
+    summarized,
 )
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
-from pipeline.results.statistics import Interval
 
-
-def is_clear_gain(gain: Interval) -> bool:
-    """Whether the interval of a mean gain is above 0: only then is a fraction of it a number."""
-    return bool(gain.low > 0)
+CRITERIA = (LOSS, DIVERGENCE)
+NEAREST = "nearest"
+_CHOICE = ["model", "judge", "rule", "k"]
 
 
 def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -75,27 +62,25 @@ def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     L_long with the document's *own* far context in every row, the null's too, so that both are measured on
     one scale. Targets measured under the null only are left out.
     """
-    own_targets = sparse_context_losses.loc[
-        sparse_context_losses["far_context"] == OWN, ["model", *TARGET, "long_context_loss"]
-    ].drop_duplicates(["model", *TARGET])
+    keys = ["model", *TARGET]
+    own = sparse_context_losses[sparse_context_losses["far_context"] == OWN]
     rows = joined_on_common(
         sparse_context_losses.drop(columns="long_context_loss"),
-        own_targets,
-        ["model", *TARGET],
+        own[[*keys, "long_context_loss"]].drop_duplicates(keys),
+        keys,
         "targets with k tokens of their own far context",
     )
-    rows["baseline_loss"] = baseline_losses(rows)
+    rows["baseline_loss"] = _baseline_losses(rows)
     rows["loss_difference"] = rows["baseline_loss"] - rows["long_context_loss"]
     rows["recovered_loss"] = rows["baseline_loss"] - rows["sparse_context_loss"]
     return rows
 
 
-def baseline_losses(sparse_context_losses: pd.DataFrame) -> pd.Series:
+def _baseline_losses(rows: pd.DataFrame) -> pd.Series:
     """The loss that k tokens are to lower, nats: of the short context, or with a foreign far context."""
-    short_losses = sparse_context_losses["short_context_loss"]
-    if "background_loss" not in sparse_context_losses:
-        return short_losses
-    return sparse_context_losses["background_loss"].astype("float64").fillna(short_losses)
+    if "background_loss" not in rows:
+        return rows["short_context_loss"]
+    return rows["background_loss"].astype("float64").fillna(rows["short_context_loss"])
 
 
 def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -113,37 +98,15 @@ def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         long_context_loss (means, nats), then with intervals recovered_loss, loss_difference (nats) and
         recovered_fraction; is_gain_clear.
     """
-    rows = []
-    groups = with_recovered_losses(sparse_context_losses).groupby(["model", "rule", "far_context", "k"])
-    for (model, rule, far_context, k), targets in groups:
-        losses = ["baseline_loss", "sparse_context_loss", "long_context_loss"]
-        rows.append(
-            {
-                "model": model, "rule": rule, "far_context": far_context, "k": k,
-                **sample_counts(targets),
-                **targets[losses].astype("float64").mean().to_dict(),
-                **_amount_and_fraction(targets, "recovered_loss", "recovered_fraction"),
-            }
-        )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> dict[Hashable, float | bool]:
-    """Mean of `amount` in nats, the mean gain, and their ratio where the gain is clear."""
-    documents, gains = targets["document_id"], targets["loss_difference"]
-    gain = interval_over_documents(documents, gains)
-    is_clear = is_clear_gain(gain)
-    ratio = (
-        interval_over_documents(documents, targets[amount], gains)
-        if is_clear
-        else Interval(np.nan, np.nan, np.nan)
+    losses = ["baseline_loss", "sparse_context_loss", "long_context_loss"]
+    return summarized(
+        with_recovered_losses(sparse_context_losses),
+        ["model", "rule", "far_context", "k"],
+        lambda targets: {
+            **targets[losses].astype("float64").mean().to_dict(),
+            **_amount_and_fraction(targets, "recovered_loss", "recovered_fraction"),
+        },
     )
-    return {
-        **interval_columns(amount, interval_over_documents(documents, targets[amount])),
-        **interval_columns("loss_difference", gain),
-        **interval_columns(fraction, ratio),
-        "is_gain_clear": is_clear,
-    }
 
 
 def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -163,142 +126,50 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     losses = with_recovered_losses(sparse_context_losses)
     own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
     keys = ["model", "rule", "k", *TARGET]
-    own, null = of_common_groups(own, null[[*keys, "recovered_loss"]], ["model", "rule", "k"])
+    own, null = of_common_groups(own, null[[*keys, "recovered_loss"]], keys[:3])
     paired = joined_on_common(own, null, keys, "choices of own and null tokens", ("", "_null"))
     paired["excess_loss"] = paired["recovered_loss"] - paired["recovered_loss_null"]
-    rows = [
-        {
-            "model": model, "rule": rule, "k": k,
-            **sample_counts(targets),
-            **_amount_and_fraction(targets, "excess_loss", "excess_fraction"),
-        }
-        for (model, rule, k), targets in paired.groupby(["model", "rule", "k"])
-    ]  # fmt: skip
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["model", "rule", "k"])
+    return summarized(
+        paired, keys[:3], lambda targets: _amount_and_fraction(targets, "excess_loss", "excess_fraction")
+    )
 
 
-NEAREST = "nearest"
-_LARGEST_SHARE = 3
-"""Of the gain; where a choice that sees the answer "recovers" more, it leaves the scale, told in words."""
-_BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
-
-
-def recovered_figure(recovered: pd.DataFrame, role: Role) -> Figure:
-    """A panel of rules that do not see the answer, one of those that do, on one scale; each beside its null.
-
-    As a share of the gain; in nats where the long context brings no clear gain.
-
-    Args:
-        recovered: `recovered_gain.recovered_losses`, one model.
-        role: of the model.
-    """
-    is_fitted = recovered["rule"].map(needs_null).astype(bool)
-    of_panel = {
-        "chosen blind to the answer": recovered[~is_fitted],
-        "chosen by the answer, or to fit the prediction": recovered[is_fitted],
-    }
-    of_panel = {name: rows for name, rows in of_panel.items() if len(rows)}
-    value, label, whole = "recovered_fraction", "recovered share of the gain", 1.0
-    if not recovered["is_gain_clear"].any():
-        value, label = "recovered_loss", "recovered (nats)"
-        whole = recovered["loss_difference"].iloc[0]
-    figure, grid = panels(1, len(of_panel), TEXT_WIDTH, 3.4)
-    axes = np.ravel(grid)
-    for ax, (name, rows) in zip(axes, of_panel.items(), strict=True):
-        _draw_rules(ax, rows, value)
-        tokens_axis(ax, rows["k"].unique())
-        ax.set_title(name, loc="left")
-    share_scale(axes, _LARGEST_SHARE * whole)
-    for ax, rows in zip(axes, of_panel.values(), strict=True):
-        name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
-        _name_rules(ax, rows, value)
-    axes[0].set_ylabel(label)
-    put_title(figure, recovered_title(recovered), recovered_subtitle(recovered, role))
-    return figure
-
-
-def _draw_rules(ax: Axes, rows: pd.DataFrame, value: str) -> None:
-    for (rule, far_context), line in rows.groupby(["rule", "far_context"], sort=False):
-        line, look = line.sort_values("k"), rule_look(str(rule))
-        is_null = far_context == OTHER_DOCUMENT
-        style = look.null if is_null else look.measured
-        draw_with_bars(ax, line["k"] * (_BESIDE if is_null else 1 / _BESIDE), line, value, **style)
-    ax.axhline(0, color=BLACK, linewidth=0.6)
-
-
-def _name_rules(ax: Axes, rows: pd.DataFrame, value: str) -> None:
-    """The rules at their ends; their nulls together, or one by one where few rules stand here."""
-    last, top = rows[rows["k"] == rows["k"].max()], ax.get_ylim()[1]
-
-    def end(row: dict, words: str, color: str) -> LineEnd:
-        beyond = f": {row[value]:.2g}" if row[value] > top else ""
-        return LineEnd(row["k"], min(row[value], top), words + beyond, color)
-
-    ends = []
-    for row in last[last["far_context"] == OWN].to_dict("records"):
-        ends.append(end(row, rule_words(row["rule"]).replace(", ", ",\n"), rule_look(row["rule"]).color))
-    null = last[last["far_context"] == OTHER_DOCUMENT].sort_values(value).to_dict("records")
-    if len(null) == 1:
-        words = "its null: the same\nin another document"
-        ends.append(end(null[0], words, rule_look(null[0]["rule"]).color))
-    elif null:
-        ends.append(LineEnd(null[0]["k"], min(null[0][value], top), "dashed: their nulls", GREY))
-    label_line_ends(ax, ends)
-
-
-def recovered_title(recovered: pd.DataFrame) -> str:
-    """What few tokens of the rule that is trusted most carry, and as many of the nearest where that differs.
-
-    Args:
-        recovered: `recovered_gain.recovered_losses`, one model.
-    """
-    if not recovered["is_gain_clear"].any():
-        return "The long context brings no clear gain, so there is none for few tokens to carry"
-    own = recovered[recovered["far_context"] == OWN]
-    rule = shown_rule(own["rule"])
-    of_rule, nearest = own[own["rule"] == rule], own[own["rule"] == NEAREST]
-    if needs_null(rule):
-        return (
-            f"What k tokens recover that {rule_words(rule)} chooses, and what it recovers in another document"
-        )
-    return carried_share(of_rule, nearest if rule != NEAREST else nearest.iloc[:0], "recovered_fraction")
-
-
-def recovered_subtitle(recovered: pd.DataFrame, role: Role) -> str:
-    """n, model, bars.
-
-    Args:
-        recovered: `recovered_gain.recovered_losses`, one model.
-        role: of the model.
-    """
-    return subtitle(sample_size(recovered), size_words(role.num_parameters), role.words, BARS)
-
-
-CRITERIA = (LOSS, DIVERGENCE)
-_GROUP = ["model", "judge", "rule", "k"]
+def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> dict[Hashable, float | bool]:
+    """Mean of `amount` in nats, the mean gain, and their ratio where the gain is clear."""
+    columns = mean_columns(targets, amount, "loss_difference")
+    is_clear, ratio = bool(columns["loss_difference_low"] > 0), NO_INTERVAL
+    if is_clear:
+        ratio = interval_over_documents(targets["document_id"], targets[amount], targets["loss_difference"])
+    return {**columns, **interval_columns(fraction, ratio), "is_gain_clear": is_clear}
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """A row a model, judge, criterion, rule and k.
 
     Args:
-        sparse_context_losses: the artefact, with all judges and k that are meant
-            (`own_measurements.read_sparse_losses`). Rows of version 1 have no divergences.
+        sparse_context_losses: the artefact, with all judges and k that are meant (`read_sparse_losses`).
+            Rows of version 1 have no divergences.
 
     Returns:
-        model, judge, criterion, rule, k, num_targets, num_documents, then with intervals gain, recovered,
+        model, judge, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
         null_recovered, excess (nats), effect (excess, or of rules that fit neither answer nor prediction
         recovered, which another document's tokens would flatter) and share (effect / gain, of sums; NaN where
         the gain's interval reaches 0). Choices without their null are left out.
     """
-    rows = []
-    for criterion in CRITERIA:
-        paired = effects_of_targets(sparse_context_losses, criterion)
-        for key, targets in paired.groupby(_GROUP, sort=False):
-            labels: dict[Hashable, Any] = dict(zip(_GROUP, cast(tuple[Any, ...], key), strict=True))
-            rows.append({**labels, "criterion": criterion, **sample_counts(targets), **_amounts(targets)})
-    columns = [*_GROUP, "criterion"]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        columns = mean_columns(targets, "gain", "recovered", "null_recovered", "excess", "effect")
+        share = NO_INTERVAL
+        if columns["gain_low"] > 0:
+            share = interval_over_documents(targets["document_id"], targets["effect"], targets["gain"])
+        return columns | interval_columns("share", share)
+
+    paired = [effects_of_targets(sparse_context_losses, criterion) for criterion in CRITERIA]
+    tables = [
+        summarized(of_criterion.assign(criterion=criterion), [*_CHOICE, "criterion"], numbers, sort=False)
+        for criterion, of_criterion in zip(CRITERIA, paired, strict=True)
+    ]
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
 def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
@@ -308,49 +179,28 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
         model, judge, rule, k, the columns of `TARGET`, then gain, recovered, null_recovered, excess and
         effect, nats. Choices without their null are left out.
     """
-    amounts = _recovered(sparse_context_losses, criterion)
-    own, null = (amounts[amounts["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    null = null[[*_GROUP, *TARGET, "recovered"]].rename(columns={"recovered": "null_recovered"})
-    own, null = of_common_groups(own[[*_GROUP, *TARGET, "gain", "recovered"]], null, _GROUP)
-    paired = joined_on_common(own, null, [*_GROUP, *TARGET], "choices of own and null tokens")
-    excess = paired["recovered"] - paired["null_recovered"]
-    has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
-    return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
-
-
-def _recovered(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
-    """Gain and recovered of each row, nats; without those that have no such numbers."""
     judges = sparse_context_losses.get("judge", sparse_context_losses["model"])
     rows = sparse_context_losses.assign(judge=judges.fillna(sparse_context_losses["model"]))
     if criterion == LOSS:
-        baseline = baseline_losses(rows)
+        baseline = _baseline_losses(rows)
         gain, with_tokens = baseline - rows["long_context_loss"], rows["sparse_context_loss"]
-    elif "sparse_context_divergence" not in rows:
-        return rows.iloc[:0].assign(gain=0.0, recovered=0.0)
-    else:
-        of_background = rows["background_divergence"].astype("float64")
-        baseline = of_background.fillna(rows["short_context_divergence"])
+    elif "sparse_context_divergence" in rows:
+        baseline = rows["background_divergence"].astype("float64").fillna(rows["short_context_divergence"])
         gain, with_tokens = baseline, rows["sparse_context_divergence"]
-    amounts = rows.assign(
-        gain=gain.astype("float64"),
-        recovered=(baseline - with_tokens).astype("float64"),
+    else:
+        rows = rows.iloc[:0]
+        baseline = gain = with_tokens = rows["short_context_loss"]
+    amounts = {"gain": gain.astype("float64"), "recovered": (baseline - with_tokens).astype("float64")}
+    rows = rows.assign(**amounts).dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "far_context", *amounts]]
+    own, null = (
+        rows[rows["far_context"] == far].drop(columns="far_context") for far in (OWN, OTHER_DOCUMENT)
     )
-    return amounts.dropna(subset=["gain", "recovered"])
-
-
-def _amounts(targets: pd.DataFrame) -> dict[Hashable, Any]:
-    documents = targets["document_id"]
-    intervals = {
-        name: interval_over_documents(documents, targets[name])
-        for name in ("gain", "recovered", "null_recovered", "excess", "effect")
-    }
-    share = Interval(np.nan, np.nan, np.nan)
-    if is_clear_gain(intervals["gain"]):
-        share = interval_over_documents(documents, targets["effect"], targets["gain"])
-    columns: dict[Hashable, Any] = {}
-    for name, interval in {**intervals, "share": share}.items():
-        columns |= interval_columns(name, interval)
-    return columns
+    null = null.drop(columns="gain").rename(columns={"recovered": "null_recovered"})
+    own, null = of_common_groups(own, null, _CHOICE)
+    paired = joined_on_common(own, null, [*_CHOICE, *TARGET], "choices of own and null tokens")
+    excess = paired["recovered"] - paired["null_recovered"]
+    has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
+    return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
 
 
 def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
@@ -366,19 +216,18 @@ def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
         effect's interval. No rows where `nearest` was not studied.
     """
     rows = []
-    for key, group in effects.groupby(["model", "judge", "criterion"]):
+    for _, group in effects.groupby(["model", "judge", "criterion"]):
         nearest = group[group["rule"] == NEAREST].sort_values("k")
         for row in group[group["rule"] != NEAREST].to_dict("records") if len(nearest) else ():
-            low, _ = _bracket(nearest, row["effect_low"])
-            _, high = _bracket(nearest, row["effect_high"])
             more_than, at_most = _bracket(nearest, row["effect"])
-            labels = dict(zip(("model", "judge", "criterion"), key, strict=True))
-            of_k = {name: row[name] for name in ("rule", "k", "effect")}
+            labels = {name: row[name] for name in ("model", "judge", "criterion", "rule", "k", "effect")}
             ends = {
-                "more_than": more_than, "at_most": at_most, "more_than_low": low, "at_most_high": high,
+                "more_than": more_than, "at_most": at_most,
+                "more_than_low": _bracket(nearest, row["effect_low"])[0],
+                "at_most_high": _bracket(nearest, row["effect_high"])[1],
                 "most_studied": int(nearest["k"].max()),
             }  # fmt: skip
-            rows.append({**labels, **of_k, **ends})
+            rows.append(labels | ends)
     return pd.DataFrame(rows)
 
 
@@ -394,7 +243,7 @@ def _bracket(nearest: pd.DataFrame, effect: float) -> tuple[float, float]:
     return (int(studied[first - 1]) if first else 0), int(studied[first])
 
 
-def number_in_words(row: Mapping[Hashable, Any]) -> str:
+def number_in_words(row: Row) -> str:
     """A row of `nearest_equivalents` as "between 32 and 64", "no more than 1" or "more than 231"."""
     if row["effect"] <= 0:
         return "none"
@@ -417,93 +266,103 @@ def effect_sentences(effects: pd.DataFrame, equivalents: pd.DataFrame) -> Iterat
     chosen = effects[effects["rule"] != NEAREST]
     for _, rows in chosen.groupby(keys[:-1], sort=False):
         row = rows.sort_values("k").iloc[-1]
-        effect = Interval(row["effect"], row["effect_low"], row["effect_high"])
         beyond = " beyond the null" if needs_null(row["rule"]) else ""
         judge = "" if row["judge"] == row["model"] else f", judged by {row['judge']}"
         nearest = numbers.get(tuple(row[name] for name in keys))
         as_many = "" if nearest is None else f", as {number_in_words(nearest)} of the nearest do"
         yield (
             f"{row['model']}, {row['rule']}, by the {row['criterion']}{judge}: {row['k']} tokens are worth"
-            f" {effect} nats{beyond} of {row['gain']:.3f}{as_many}."
+            f" {interval_of(row, 'effect')} nats{beyond} of {row['gain']:.3f}{as_many}."
         )
 
 
-_PANELS = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
+_LARGEST_SHARE = 3
+"""Of the gain; a choice that sees the answer and "recovers" more leaves the scale, and its name says so."""
+_BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
 
 
-def effects_figure(effects: pd.DataFrame, role: Role, judge: str = "") -> Figure:
-    """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
+def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
+    """A panel of rules that do not see the answer, one of those that do, on one scale; each beside its null.
+
+    As a share of the gain; in nats where the long context brings no clear gain.
 
     Args:
-        effects: `token_effects.token_effects`, one model and judge.
-        role: of the model.
-        judge: in words, where another model judged.
+        recovered: `recovered_losses`, one model.
+        label: of the model.
     """
-    present = [criterion for criterion in CRITERIA if criterion in set(effects["criterion"])]
-    figure, grid = panels(1, len(present), TEXT_WIDTH, 3.2)
-    axes = np.ravel(grid)
-    of_panel = [effects[effects["criterion"] == criterion] for criterion in present]
-    for criterion, rows, ax in zip(present, of_panel, axes, strict=True):
-        effects_against_k(rows, ax)
-        ax.set_title(_PANELS[criterion], loc="left")
-    share_scale(axes)
-    for rows, ax in zip(of_panel, axes, strict=True):
-        name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
-        if ax is axes[-1]:
-            _name_rules_of_token_effect_figures(ax, rows)
-    axes[0].set_ylabel("worth of k tokens (nats)")
-    told = [
-        sample_size(effects),
-        size_words(role.num_parameters),
-        role.words,
-        f"judged by another model, {judge}" if judge else "",
-        "shares by the whole prediction" if DIVERGENCE in present else "",
-        BARS,
-    ]
-    put_title(figure, effects_title(effects), subtitle(*told))
+    is_fitted = recovered["rule"].map(needs_null).astype(bool)
+    of_panel = {
+        "chosen blind to the answer": recovered[~is_fitted],
+        "chosen by the answer, or to fit the prediction": recovered[is_fitted],
+    }
+    of_panel = {name: rows for name, rows in of_panel.items() if len(rows)}
+    value, axis, whole = "recovered_fraction", "recovered share of the gain", 1.0
+    if not recovered["is_gain_clear"].any():
+        value, axis = "recovered_loss", "recovered (nats)"
+        whole = recovered["loss_difference"].iloc[0]
+
+    figure, axes = panels(len(of_panel), 3.4)
+    ends_of_panels = []
+    for ax, (title, rows) in zip(axes, of_panel.items(), strict=True):
+        ends, nulls = [], []
+        for (rule, far_context), line in rows.groupby(["rule", "far_context"], sort=False):
+            line, style, name = line.sort_values("k"), rule_style(str(rule)), _name(str(rule))
+            if far_context == OWN:
+                ends.append(draw_line(ax, line["k"] / _BESIDE, line, value, style.measured, name))
+            else:
+                name = "its null: the same\nin another document"
+                nulls.append(draw_line(ax, line["k"] * _BESIDE, line, value, style.null, name))
+        lowest = min(nulls, key=lambda end: end.y, default=None)
+        if lowest is not None:
+            several = replace(lowest, name="dashed: their nulls", color=GREY)
+            ends.append(several if len(nulls) > 1 else lowest)
+        ends_of_panels.append(ends)
+        ax.axhline(0, color=BLACK, linewidth=0.6)
+        tokens_axis(ax, rows["k"].unique())
+        ax.set_title(title, loc="left")
+    share_scale(axes, _LARGEST_SHARE * whole)
+    for ax, ends in zip(axes, ends_of_panels, strict=True):
+        name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
+        top = ax.get_ylim()[1]
+        label_line_ends(
+            ax, [replace(end, y=top, name=f"{end.name}: {end.y:.2g}") if end.y > top else end for end in ends]
+        )
+    axes[0].set_ylabel(axis)
+    title = "How much of what the far context is worth do k tokens recover?"
+    put_title(figure, title, sample_size(recovered), label.size, label.text, BARS)
     return figure
 
 
-def effects_against_k(effects: pd.DataFrame, ax: Axes) -> Axes:
-    """Nats against k, a line and the bars of its interval a rule.
-
-    Args:
-        effects: `token_effects.token_effects`, one model, judge and criterion.
-        ax: to draw on.
-    """
-    for rule, line in effects.groupby("rule", sort=False):
-        draw_with_bars(ax, line["k"], line, "effect", **rule_look(str(rule)).measured)
-    ax.axhline(0, color=BLACK, linewidth=0.6)
-    tokens_axis(ax, effects["k"].unique())
-    return ax
-
-
-def _name_rules_of_token_effect_figures(ax: Axes, effects: pd.DataFrame) -> None:
-    last = effects.sort_values("k").groupby("rule").tail(1)
-    label_line_ends(
-        ax,
-        [
-            LineEnd(row["k"], row["effect"], _words(row["rule"]), rule_look(row["rule"]).color)
-            for row in last.to_dict("records")
-        ],
-    )
-
-
-def _words(rule: str) -> str:
+def _name(rule: str) -> str:
     """In lines that fit beside a panel."""
-    words = rule_words(rule).replace(", ", ",\n")
-    return f"{words},\nbeyond its null" if needs_null(rule) else words
+    return rule_text(rule).replace(", ", ",\n")
 
 
-def effects_title(effects: pd.DataFrame) -> str:
-    """What few tokens of the most trusted rule are worth, by the divergence where it was measured.
+def effects_figure(effects: pd.DataFrame, label: ModelLabel, judge: str = "") -> Figure:
+    """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
 
     Args:
-        effects: `token_effects.token_effects`, one model and judge.
+        effects: `token_effects`, one model and judge.
+        label: of the model.
+        judge: in words, where another model judged.
     """
-    criterion = DIVERGENCE if DIVERGENCE in set(effects["criterion"]) else LOSS
-    rows = effects[effects["criterion"] == criterion]
-    rule = shown_rule(rows["rule"])
-    beyond = " beyond their null" if needs_null(rule) else ""
-    of_rule, nearest = rows[rows["rule"] == rule], rows[rows["rule"] == NEAREST]
-    return carried_share(of_rule, nearest if rule != NEAREST else nearest.iloc[:0], "share", beyond)
+    of_panel = {criterion: rows for criterion, rows in effects.groupby("criterion", sort=False)}
+    titles = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
+    figure, axes = panels(len(of_panel), 3.2)
+    for ax, (criterion, rows) in zip(axes, of_panel.items(), strict=True):
+        ends = []
+        for rule, line in rows.groupby("rule", sort=False):
+            name = _name(str(rule)) + (",\nbeyond its null" if needs_null(str(rule)) else "")
+            ends.append(draw_line(ax, line["k"], line, "effect", rule_style(str(rule)).measured, name))
+        ax.axhline(0, color=BLACK, linewidth=0.6)
+        tokens_axis(ax, rows["k"].unique())
+        ax.set_title(titles[str(criterion)], loc="left")
+    share_scale(axes)
+    for ax, rows in zip(axes, of_panel.values(), strict=True):
+        name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
+    label_line_ends(axes[-1], ends)
+    axes[0].set_ylabel("worth of k tokens (nats)")
+    judged = f"judged by another model, {judge}" if judge else ""
+    title = "What are k tokens of the far context worth?"
+    put_title(figure, title, sample_size(effects), label.size, label.text, judged, BARS)
+    return figure

@@ -31,16 +31,14 @@ from matplotlib.figure import Figure
 from analysis.drawing import (
     BARS,
     GREY,
-    TEXT_WIDTH,
-    Look,
+    Style,
     counted,
     is_above,
     panels,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    subtitle,
 )
 from analysis.losses.token_worth import effects_of_targets, token_effects
 from analysis.read import TARGET, interval_columns, interval_over_documents, needs_null, read_sparse_losses
@@ -217,7 +215,7 @@ def methods_title(rows: pd.DataFrame) -> str:
         return f"What the {counted(k, 'token')} of each method are worth to the prediction"
     beyond = " beyond their null" if needs_null(best["rule"]) else ""
     return (
-        f"“{rule_words(best['rule'])}” stands first: its {counted(k, 'token')} are worth"
+        f"“{rule_text(best['rule'])}” stands first: its {counted(k, 'token')} are worth"
         f" {best['divergence_effect']:.2f} nats to the prediction{beyond}"
     )
 
@@ -233,8 +231,8 @@ def methods_figure(table: pd.DataFrame) -> Figure:
     rows = of_k.iloc[::-1].reset_index(drop=True)
     found = [name for name in _FOUND_METHOD_FIGURES if rows[name].notna().any()]
     height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = panels(1, 2 if found else 1, TEXT_WIDTH, height)
-    worth, *truth = np.atleast_1d(axes)
+    figure, axes = panels(2 if found else 1, height)
+    worth, *truth = axes
     _draw(worth, rows, _WORTH)
     worth.set_xlabel(f"worth of {counted(int(k), 'token')}\nto the prediction (nats)")
     for ax in truth:
@@ -242,7 +240,7 @@ def methods_figure(table: pd.DataFrame) -> Figure:
             _draw(ax, rows, name, is_beside=name != found[0])
         ax.set_xlabel(f"share found of {_found_words(found)}")
         ax.set_xlim(-0.05, 1.05)
-    for ax in np.atleast_1d(axes):
+    for ax in axes:
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     worth.set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
@@ -252,13 +250,13 @@ def methods_figure(table: pd.DataFrame) -> Figure:
         f"tried by {judge}", f"intervention: {best['intervention']}",
         "in brackets: what the choice sees, token-forwards a target",
     )  # fmt: skip
-    put_title(figure, methods_title(of_k), subtitle(sample_size(rows), *told, BARS))
+    put_title(figure, methods_title(of_k), sample_size(rows), *told, BARS)
     return figure
 
 
 def _label(row: Any) -> str:
     cost = row["token_forwards_per_target"]
-    return f"{rule_words(row['rule'])} ({row['sees']}{f', {cost:,.0f}' if cost else ''})"
+    return f"{rule_text(row['rule'])} ({row['sees']}{f', {cost:,.0f}' if cost else ''})"
 
 
 def _found_words(found: Sequence[str]) -> str:
@@ -272,7 +270,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, name: str, *, is_beside: bool = False) -
     for place, row in enumerate(rows.to_dict("records")):
         if row[name] != row[name]:
             continue
-        look = Look(GREY, "|") if is_beside else rule_look(row["rule"])
+        look = Style(GREY, "|") if is_beside else rule_style(row["rule"])
         ends = np.abs([[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]])
         ax.errorbar(
             row[name], place - 0.3 * is_beside, xerr=ends, color=look.color, marker=look.marker, linewidth=0.9

@@ -23,18 +23,15 @@ from analysis.drawing import (
     BARS,
     BLACK,
     GREY,
-    TEXT_WIDTH,
-    Role,
+    ModelLabel,
     counted,
     is_above,
     panels,
     percent,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    size_words,
-    subtitle,
 )
 from analysis.losses.token_worth import excess_over_null, recovered_losses, with_recovered_losses
 from analysis.read import (
@@ -383,7 +380,7 @@ _ROW_HEIGHT = 0.32  # inches
 _ASIDE = 0.14  # of a row, between a rule and its null
 
 
-def rules_figure(table: pd.DataFrame, role: Role) -> Figure:
+def rules_figure(table: pd.DataFrame, label: ModelLabel) -> Figure:
     """A row a rule, at the largest k: what it recovers beside its null, and what that says of this document.
 
     The second panel holds what is left beyond the null; of rules that fit neither answer nor prediction their
@@ -391,18 +388,18 @@ def rules_figure(table: pd.DataFrame, role: Role) -> Figure:
 
     Args:
         table: `selection_rules.rules_table`, one model.
-        role: of the model.
+        label: of the model.
     """
     rows = table[table["k"] == table["k"].max()].iloc[::-1].reset_index(drop=True)
     rows = pd.concat([rows, effects(rows)], axis="columns")
-    figure, (recovered_ax, effect_ax) = panels(1, 2, TEXT_WIDTH, 1.1 + _ROW_HEIGHT * len(rows))
+    figure, (recovered_ax, effect_ax) = panels(2, 1.1 + _ROW_HEIGHT * len(rows))
     for place, row in enumerate(rows.to_dict("records")):
-        look = rule_look(row["rule"])
+        look = rule_style(row["rule"])
         _point(recovered_ax, row, "null_recovered_loss", place - _ASIDE, look.null)
         _point(recovered_ax, row, "recovered_loss", place + _ASIDE, look.measured)
         _point(effect_ax, row, "effect", place, look.measured)
     costs = [_cost_words(cost) for cost in rows["token_forwards_per_target"]]
-    names = [f"{rule_words(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
+    names = [f"{rule_text(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
     recovered_ax.set_yticks(range(len(rows)), names)
     effect_ax.set_yticks(range(len(rows)), [""] * len(rows))
     k = int(rows["k"].iloc[0])
@@ -414,14 +411,14 @@ def rules_figure(table: pd.DataFrame, role: Role) -> Figure:
         ax.axvline(rows["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel("nats (dotted: the whole gain)")
-    told = subtitle(
+    told = (
         sample_size(rows),
-        size_words(role.num_parameters),
-        role.words,
+        label.size,
+        label.text,
         "brackets: cost in token-forwards",
         BARS,
     )
-    put_title(figure, rules_title(rows), told)
+    put_title(figure, rules_title(rows), *told)
     return figure
 
 

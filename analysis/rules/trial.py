@@ -30,16 +30,14 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import (
     BARS,
-    TEXT_WIDTH,
     lie_apart,
     name_place,
     panels,
     percent,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    subtitle,
 )
 from analysis.losses.token_worth import token_effects
 from analysis.read import TARGET, interval_columns, interval_over_documents, is_own, read_sparse_losses
@@ -289,7 +287,7 @@ _ROW_HEIGHT, _FRAME_HEIGHT = 0.36, 0.9  # inches
 def measure_words(row: Any, between: str = ", ") -> str:
     """A measure in words: its rule, what stands in a token's place, and who judges."""
     judge = "judged by another seed" if row["judge"] == OTHER else "judged by itself"
-    return f"{rule_words(row['rule'])},{between[1:]}{_IN_THE_PLACE[row['intervention']]}, {judge}"
+    return f"{rule_text(row['rule'])},{between[1:]}{_IN_THE_PLACE[row['intervention']]}, {judge}"
 
 
 def shown_measures(table: pd.DataFrame) -> pd.DataFrame:
@@ -330,7 +328,7 @@ def measures_figure(table: pd.DataFrame) -> Figure:
         table: of `compared_measures`.
     """
     rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
-    figure, axes = panels(1, len(_PANELS), TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
+    figure, axes = panels(len(_PANELS), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
     for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
         _draw(ax, rows, name)
         ax.set_title(title, fontsize=8.5, pad=14)
@@ -343,7 +341,7 @@ def measures_figure(table: pd.DataFrame) -> Figure:
     axes[0].set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
     agreed = rows["num_agreement_targets"].agg(["min", "max"])
     told = f"agreement of {agreed['min']:.0f} to {agreed['max']:.0f} of these targets"
-    put_title(figure, measures_title(table), subtitle(sample_size(rows), told, BARS))
+    put_title(figure, measures_title(table), sample_size(rows), told, BARS)
     return figure
 
 
@@ -356,6 +354,6 @@ def _label(row: Any) -> str:
 
 def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
     for place, row in enumerate(rows.to_dict("records")):
-        look = rule_look(row["rule"])
+        look = rule_style(row["rule"])
         ends = [[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]]
         ax.errorbar(row[name], place, xerr=np.abs(ends), color=look.color, marker=look.marker, linewidth=1)

@@ -18,10 +18,9 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import (
     GREY,
-    POSITION_LOOKS,
-    TEXT_WIDTH,
+    POSITION_STYLES,
     LineEnd,
-    Look,
+    Style,
     counted,
     counted_seeds,
     graded,
@@ -30,7 +29,6 @@ from analysis.drawing import (
     name_level,
     panels,
     put_title,
-    subtitle,
 )
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
@@ -179,13 +177,13 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """
     learnt, unlearnt = _schemes(cells)
     shown = learnt[:_MOST_PANELS] or unlearnt[:1]
-    figure, axes = panels(1, len(shown), TEXT_WIDTH, _HEIGHT)
+    figure, axes = panels(len(shown), _HEIGHT)
     tasks = sorted(cells["task"].unique())
-    for scheme, ax in zip(shown, [axes] if len(shown) == 1 else axes, strict=True):
+    for scheme, ax in zip(shown, axes, strict=True):
         of_scheme = cells[cells["positions"] == scheme]
         ends = []
         for task, line in of_scheme.groupby("task"):
-            look = Look(POSITION_LOOKS[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)])
+            look = Style(POSITION_STYLES[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)])
             times = line.assign(size=line["size"] / line["largest_train_size"])
             ends.append(_draw_line(times, ax, task_words(str(task)), look))
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
@@ -193,7 +191,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     solved = "solved: 90 %, learnt: 99 % in the sizes of training, guessing: about 0 %"
-    put_title(figure, positions_title(cells), subtitle(sample_size(cells, num_examples), _BANDS, solved))
+    put_title(figure, positions_title(cells), sample_size(cells, num_examples), _BANDS, solved)
     return figure
 
 
@@ -269,13 +267,13 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     shown = [("sparsity", within, f"one training, on up to {counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    figure, axes = panels(1, len(shown), TEXT_WIDTH, _HEIGHT)
+    figure, axes = panels(len(shown), _HEIGHT)
     colors = graded(most)
-    for (column, lines, title, words), ax in zip(shown, [axes] if len(shown) == 1 else axes, strict=True):
+    for (column, lines, title, words), ax in zip(shown, axes, strict=True):
         ends = []
         for bits, line in lines.groupby(column):
             number = int(float(str(bits)))
-            look = Look(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
+            look = Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
             ends.append(_draw_line(line, ax, words.format(counted(number, noun)), look))
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
@@ -287,11 +285,11 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     parts = names, sample_size(cells, num_examples), _BANDS
-    put_title(figure, sparsity_title(cells), subtitle(*parts))
+    put_title(figure, sparsity_title(cells), *parts)
     return figure
 
 
-def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Look) -> LineEnd:
+def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Style) -> LineEnd:
     ascending = cells.sort_values("size")
     is_learnt = bool(ascending["is_learnt"].all())
     style = (

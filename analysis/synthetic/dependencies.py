@@ -23,22 +23,19 @@ A panel a kind of ID, a row a rule; a bar is the range over seeds.
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
     GREY,
-    TEXT_WIDTH,
     counted,
     counted_seeds,
     panels,
     percent,
     put_title,
-    rule_look,
-    rule_words,
-    subtitle,
+    rule_style,
+    rule_text,
 )
 from analysis.synthetic.accuracy import task_words
 from pipeline.measuring.rules import REMOVE, SUBSTITUTE
@@ -164,7 +161,7 @@ _ASIDE = 0.14  # of a row, between parts
 
 def selection_words(rule: str, intervention: object) -> str:
     """A rule, and what happens to a token that is left out, in words."""
-    return rule_words(rule) + _WHAT_HAPPENS.get(str(intervention), "")
+    return rule_text(rule) + _WHAT_HAPPENS.get(str(intervention), "")
 
 
 def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
@@ -208,12 +205,12 @@ def found_figure(parts: pd.DataFrame) -> Figure:
     best = parts.groupby(["rule", "intervention"], dropna=False)["found"].max()
     rows.sort(key=lambda row: best[row[0]][best[row[0]].index.isin([row[1]])].iloc[0])
     height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = panels(1, len(shown), TEXT_WIDTH, height)
-    for of_one, ax in zip(shown, np.atleast_1d(axes), strict=True):
+    figure, axes = panels(len(shown), height)
+    for of_one, ax in zip(shown, axes, strict=True):
         _draw(of_one, rows, ax)
-    np.atleast_1d(axes)[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
+    axes[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
     note = "share among the first as many tokens as there are true ones; bars: range of seeds"
-    put_title(figure, found_title(parts), subtitle(sample_size(parts), note))
+    put_title(figure, found_title(parts), sample_size(parts), note)
     return figure
 
 
@@ -223,7 +220,7 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     for row in of_one.to_dict("records"):
         place = next(i for i, (rule, what) in enumerate(rows) if rule == row["rule"] and _same(what, row))
         y = place + _ASIDE * ((len(parts) - 1) / 2 - parts.index(row["part"])) * 2
-        look = rule_look(row["rule"])
+        look = rule_style(row["rule"])
         ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
         marker = "os"[parts.index(row["part"]) % 2]
         ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=marker, elinewidth=0.9)
@@ -347,11 +344,11 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
     rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
     parts = list(dict.fromkeys(named["part"]))
     height = _FRAME_HEIGHT_FOUND_IDS_FIGURES + _ROW_HEIGHT_FOUND_IDS_FIGURES * len(rows)
-    figure, axes = panels(1, len(parts), TEXT_WIDTH, height)
-    for part, ax in zip(parts, [axes] if len(parts) == 1 else axes, strict=True):
+    figure, axes = panels(len(parts), height)
+    for part, ax in zip(parts, axes, strict=True):
         of_part = named[named["part"] == part]
         for row in of_part.to_dict("records"):
-            look = rule_look(row["rule"])
+            look = rule_style(row["rule"])
             ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
             y = rows.index(row["row"])
             ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=look.marker, elinewidth=0.9)
@@ -362,5 +359,5 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
         ax.set_title(f"ID of {part}" if len(parts) > 1 else part)
         ax.set_xlabel("found first (share)")
     note = "bars: range of seeds; dotted: chance"
-    put_title(figure, kinds_title(kinds), subtitle(sample_size(kinds), note))
+    put_title(figure, kinds_title(kinds), sample_size(kinds), note)
     return figure

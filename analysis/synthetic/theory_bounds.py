@@ -25,10 +25,9 @@ from analysis.drawing import (
     BLACK,
     GREY,
     OTHER_MODELS,
-    POSITION_LOOKS,
-    TEXT_WIDTH,
+    POSITION_STYLES,
     LineEnd,
-    Look,
+    Style,
     counted,
     label_line_ends,
     name_level,
@@ -36,9 +35,8 @@ from analysis.drawing import (
     percent,
     put_title,
     share_scale,
-    subtitle,
 )
-from analysis.read import interval_columns, joined_on_common, tell_left_out
+from analysis.read import interval_columns, joined_on_common, warn_of_left_out
 from pipeline.results.statistics import Interval
 
 FIT = ["model", "seed", "training_step"]
@@ -161,7 +159,7 @@ def _a_row_a_seed(of_model: pd.DataFrame) -> pd.DataFrame:
 def _tell_seeds_left_out(*seeds: pd.Index) -> None:
     """A ratio between two lengths or steps is of the seeds that have both."""
     of_all, of_any = set(seeds[0]).intersection(*seeds), set().union(*seeds)
-    tell_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
+    warn_of_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
 
 
 def verdict(condition: pd.Series) -> str:
@@ -213,16 +211,16 @@ def _percent(row: pd.Series, name: str) -> str:
 
 
 CASES = {
-    "local": ("close together", Look(BLACK, "o")),
-    "halves_coupled": ("far apart\nbut coupled", POSITION_LOOKS["coupled"]),
-    "halves_trained_keys": ("far apart\nand uncoupled", POSITION_LOOKS["contiguous"]),
+    "local": ("close together", Style(BLACK, "o")),
+    "halves_coupled": ("far apart\nbut coupled", POSITION_STYLES["coupled"]),
+    "halves_trained_keys": ("far apart\nand uncoupled", POSITION_STYLES["contiguous"]),
 }
 """Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
 _GUESSED = 0.5  # of labels -1 and 1
 _HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
 
 
-def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Look]]:
+def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Style]]:
     """Model -> its name in words and its look: those of `CASES`, or the first four where none of these is."""
     models = list(dict.fromkeys(by_length["model"]))
     named = {model: CASES[case] for case in CASES for model in models if _condition(model) == case}
@@ -263,7 +261,7 @@ def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int
         seeds: how many the range is over, in words.
         num_sequences: a length.
     """
-    figure, (rate_ax, error_ax) = panels(1, 2, TEXT_WIDTH, _HEIGHT)
+    figure, (rate_ax, error_ax) = panels(2, _HEIGHT)
     ends = against_length(by_length, "error_rate", rate_ax)
     rate_ax.set(ylim=(-0.02, 0.62), ylabel="wrong answers (share)")
     name_level(rate_ax, _GUESSED, "guessing", side="left")
@@ -274,7 +272,7 @@ def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int
     label_line_ends(error_ax, ends)
     sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained"
-    put_title(figure, bound_scaling_title(by_length), subtitle("Sparse functional attention", sample, told))
+    put_title(figure, bound_scaling_title(by_length), "Sparse functional attention", sample, told)
     return figure
 
 
@@ -317,14 +315,15 @@ def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num
         seeds: how many, in words.
         num_sequences: a length.
     """
-    figure, axes = panels(2, len(by_length_of), TEXT_WIDTH, 2 * _HEIGHT_OF_ROW)
-    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.T, strict=True):
+    figure, axes = panels(len(by_length_of), 2 * _HEIGHT_OF_ROW, num_rows=2)
+    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.reshape(2, -1).T, strict=True):
         rate_ends = against_length(by_length, "error_rate", rate_ax)
         rate_ax.set(ylim=(-0.02, 0.62), title=f"k = {k}", xlabel="")
         name_level(rate_ax, _GUESSED, "guessing", side="left")
         error_ends = against_length(by_length, "squared_error", error_ax)
         error_ends += bound_against_length(by_length, error_ax)
         error_ax.set(yscale="log")
+    axes = axes.reshape(2, -1)
     axes[0, 0].set_ylabel("wrong answers (share)")
     axes[1, 0].set_ylabel("squared error")
     share_scale(axes[1])
@@ -333,7 +332,7 @@ def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num
     sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
     title = by_sparsity_title(by_length_of)
-    put_title(figure, title, subtitle("Sparse functional attention", sample, told))
+    put_title(figure, title, "Sparse functional attention", sample, told)
     return figure
 
 

@@ -73,8 +73,7 @@ from analysis.drawing import (
     BLACK,
     FEWEST_TARGETS,
     GREY,
-    TEXT_WIDTH,
-    Role,
+    ModelLabel,
     is_above,
     lie_apart,
     name_place,
@@ -82,8 +81,6 @@ from analysis.drawing import (
     percent,
     put_title,
     sample_size,
-    size_words,
-    subtitle,
 )
 from analysis.gap.gaps import (
     expected_gaps,
@@ -639,18 +636,18 @@ def kinds_title(kinds: pd.DataFrame, overall: "pd.Series[float]") -> str:
     )
 
 
-def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", role: Role) -> Figure:
+def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: ModelLabel) -> Figure:
     """A row a kind of token: the gain of the long context, and the share of all gain that falls to it.
 
     Args:
         kinds, overall: as `kinds_title` takes them.
-        role: of the model.
+        label: of the model.
     """
     heights = _heights(kinds)
-    figure, ax = panels(1, 1, TEXT_WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
+    figure, (ax,) = panels(1, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
     gains = kinds["loss_difference"]
     ends = np.array([gains - kinds["loss_difference_low"], kinds["loss_difference_high"] - gains])
-    ax.errorbar(gains, heights, xerr=ends, fmt=role.look.marker, color=role.look.color, elinewidth=1.2)
+    ax.errorbar(gains, heights, xerr=ends, fmt=label.style.marker, color=label.style.color, elinewidth=1.2)
     ax.axvline(0, color=BLACK, linewidth=0.6)
     name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
     sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
@@ -660,9 +657,7 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", role: Role) -
     if is_above(overall["loss_difference_low"]):
         _write_shares(kinds, heights, ax)
     n = f"{sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
-    put_title(
-        figure, kinds_title(kinds, overall), subtitle(n, role.words, size_words(role.num_parameters), BARS)
-    )
+    put_title(figure, kinds_title(kinds, overall), n, label.text, label.size, BARS)
     return figure
 
 

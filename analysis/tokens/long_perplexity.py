@@ -34,16 +34,13 @@ from matplotlib.ticker import LogFormatter
 from analysis.drawing import (
     BARS,
     FEWEST_TARGETS,
-    TEXT_WIDTH,
     LineEnd,
-    Role,
+    ModelLabel,
     label_line_ends,
     lie_apart,
     panels,
     put_title,
     sample_size,
-    size_words,
-    subtitle,
 )
 from analysis.read import TARGET, interval_over_documents, joined_on_common
 from pipeline.cli import InputError, unknown_name
@@ -228,7 +225,7 @@ def key_token_agreement(
 _STYLES: dict[str, dict[str, Any]] = {"exact": {}, "windowed": {"linewidth": 0.6, "markersize": 2}}
 
 
-def long_perplexity_title(judged: pd.DataFrame, evaluator: str, roles: Mapping[str, Role]) -> str:
+def long_perplexity_title(judged: pd.DataFrame, evaluator: str, labels: Mapping[str, ModelLabel]) -> str:
     """Which other model predicts the evaluator's key tokens best; its own choice flatters the evaluator.
 
     Read at the largest alpha with `FEWEST_TARGETS` key tokens, of exact windows. It says what is shown where
@@ -237,7 +234,7 @@ def long_perplexity_title(judged: pd.DataFrame, evaluator: str, roles: Mapping[s
     Args:
         judged: `long_perplexities` at one beta and of this evaluator.
         evaluator: the model that chooses the key tokens.
-        roles: of the models.
+        labels: of the models.
     """
     rows = judged[(judged["short_context"] == "exact") & (judged["model"] != evaluator)]
     rows = rows[rows["num_key_tokens"] >= FEWEST_TARGETS].dropna(subset="long_perplexity_low")
@@ -247,14 +244,14 @@ def long_perplexity_title(judged: pd.DataFrame, evaluator: str, roles: Mapping[s
         return "How many tokens need their long context, and their perplexity"
     best = rows.iloc[0]
     return (
-        f"Of the other models the one {roles[str(best['model'])].words} predicts best the"
-        f" {best['num_key_tokens']:,} tokens by which the one {roles[evaluator].words} gains more than"
+        f"Of the other models the one {labels[str(best['model'])].text} predicts best the"
+        f" {best['num_key_tokens']:,} tokens by which the one {labels[evaluator].text} gains more than"
         f" {best['alpha']:g} nats"
     )
 
 
 def long_perplexity_figure(
-    own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, roles: Mapping[str, Role]
+    own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, labels: Mapping[str, ModelLabel]
 ) -> Figure:
     """Two panels against alpha: each model's own key tokens, and LongPPL over those of one evaluator.
 
@@ -264,33 +261,33 @@ def long_perplexity_figure(
         own: `long_perplexities` at one beta, each model its own evaluator.
         judged: the same of one evaluator.
         evaluator: its name.
-        roles: of the models.
+        labels: of the models.
     """
-    size = roles[evaluator].num_parameters
-    alike = [model for model, role in roles.items() if role.num_parameters == size]
+    size = labels[evaluator].num_parameters
+    alike = [model for model, label in labels.items() if label.num_parameters == size]
     own, judged = (table[table["model"].isin(alike)] for table in (own, judged))
-    figure, (count_ax, perplexity_ax) = panels(1, 2, TEXT_WIDTH, 2.8)
-    key_tokens_against_alpha(own, roles, count_ax)
-    label_line_ends(perplexity_ax, long_perplexity_against_alpha(judged, roles, perplexity_ax))
+    figure, (count_ax, perplexity_ax) = panels(2, 2.8)
+    key_tokens_against_alpha(own, labels, count_ax)
+    label_line_ends(perplexity_ax, long_perplexity_against_alpha(judged, labels, perplexity_ax))
     is_shared = "windowed" in set(own["short_context"])
-    told = (f"key tokens of “{roles[evaluator].words}”", "thin: shared windows" if is_shared else "", BARS)
-    parts = sample_size(own), size_words(size), f"beta = {own['beta'].iloc[0]:g} nats", *told
-    put_title(figure, long_perplexity_title(judged, evaluator, roles), subtitle(*parts))
+    told = (f"key tokens of “{labels[evaluator].text}”", "thin: shared windows" if is_shared else "", BARS)
+    parts = sample_size(own), labels[evaluator].size, f"beta = {own['beta'].iloc[0]:g} nats", *told
+    put_title(figure, long_perplexity_title(judged, evaluator, labels), *parts)
     return figure
 
 
-def key_tokens_against_alpha(perplexities: pd.DataFrame, roles: Mapping[str, Role], ax: Axes) -> None:
+def key_tokens_against_alpha(perplexities: pd.DataFrame, labels: Mapping[str, ModelLabel], ax: Axes) -> None:
     """How many targets are key tokens, a line a model and kind of window.
 
     Args:
         perplexities: `long_perplexity.long_perplexities` at one beta, each model its own evaluator.
-        roles: of the models.
+        labels: of the models.
         ax: to draw on.
     """
     for (model, kind), line in perplexities.groupby(["model", "short_context"]):
         # Zero has no place on a logarithmic axis: there the line ends.
         seen = line[line["num_key_tokens"] > 0]
-        style = roles[str(model)].look.measured | _STYLES[str(kind)]
+        style = labels[str(model)].style.measured | _STYLES[str(kind)]
         ax.plot(seen["alpha"], seen["num_key_tokens"], **style)
     _logarithmic(ax)
     ax.set_xlabel("alpha, least gain (nats)")
@@ -298,27 +295,27 @@ def key_tokens_against_alpha(perplexities: pd.DataFrame, roles: Mapping[str, Rol
 
 
 def long_perplexity_against_alpha(
-    perplexities: pd.DataFrame, roles: Mapping[str, Role], ax: Axes
+    perplexities: pd.DataFrame, labels: Mapping[str, ModelLabel], ax: Axes
 ) -> list[LineEnd]:
     """LongPPL, a line a model and kind of window; bars of exact windows; what each is called.
 
     Args:
         perplexities: `long_perplexity.long_perplexities` at one beta and of one evaluator.
-        roles: of the models.
+        labels: of the models.
         ax: to draw on.
     """
     ends = []
     for (model, kind), line in perplexities.groupby(["model", "short_context"]):
-        role = roles[str(model)]
+        label = labels[str(model)]
         values = _floats(line["long_perplexity"])
-        ax.plot(line["alpha"], values, **role.look.measured | _STYLES[str(kind)])
+        ax.plot(line["alpha"], values, **label.style.measured | _STYLES[str(kind)])
         if kind == "exact":
             low, high = (_floats(line[f"long_perplexity_{end}"]) for end in ("low", "high"))
-            ax.vlines(line["alpha"], low, high, color=role.look.color, linewidth=0.9)
+            ax.vlines(line["alpha"], low, high, color=label.style.color, linewidth=0.9)
             known = values.dropna()
             if len(known):
                 ends.append(
-                    LineEnd(line["alpha"][known.index[-1]], known.iloc[-1], role.words, role.look.color)
+                    LineEnd(line["alpha"][known.index[-1]], known.iloc[-1], label.text, label.style.color)
                 )
     _logarithmic(ax)
     ax.set_xlabel("alpha, least gain (nats)")

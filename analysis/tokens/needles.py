@@ -28,20 +28,17 @@ from matplotlib.figure import Figure
 from analysis.drawing import (
     BLACK,
     GREY,
-    TEXT_WIDTH,
     LineEnd,
-    Role,
-    draw_with_bars,
+    ModelLabel,
+    draw_line,
     is_above,
     label_line_ends,
     panels,
     percent,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    size_words,
-    subtitle,
     tokens_axis,
 )
 from analysis.read import interval_columns, interval_over_documents, joined_on_common
@@ -269,32 +266,30 @@ def retrieval_title(retrieval: pd.DataFrame) -> str:
     )
 
 
-def retrieval_figure(retrieval: pd.DataFrame, roles: Mapping[str, Role]) -> Figure:
+def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
     """How much less the answer costs with the needle, by its depth: a line a model, all on one scale.
 
     Args:
         retrieval: `needles.retrieval_losses`, one context length.
-        roles: of the models.
+        labels: of the models.
     """
-    figure, ax = panels(1, 1, TEXT_WIDTH, 2.9)
+    figure, (ax,) = panels(1, 2.9)
     ends = []
     models = list(dict.fromkeys(retrieval["model"]))
     for index, model in enumerate(models):
-        line, look = retrieval[retrieval["model"] == model].sort_values("depth"), roles[model].look
+        line, look = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model].style
         depths = line["depth"] + _STEP_ASIDE * (index - (len(models) - 1) / 2)
-        gains = line["retrieval_gain"]
-        draw_with_bars(ax, depths, line, "retrieval_gain", **look.measured)
-        ends.append(LineEnd(depths.iloc[-1], gains.iloc[-1], roles[model].words, look.color))
+        ends.append(draw_line(ax, depths, line, "retrieval_gain", look.measured, labels[model].text))
     ax.axhline(0, color=BLACK, linewidth=0.6)
     depths = sorted(retrieval["depth"].unique())
     ax.set_xticks(depths, [f"{depth:g}" for depth in depths])
     ax.set_xlabel("depth of the needle (0: where the context begins, 1: just before the question)")
     ax.set_ylabel("gain from the needle\n(nats a token)")
     label_line_ends(ax, ends)
-    sizes = dict.fromkeys(size_words(roles[model].num_parameters) for model in models)
+    sizes = dict.fromkeys(labels[model].size for model in models)
     told = ["retrieved: more than half of the probability", OVER_HAYSTACKS]
     sample = f"{_sample(retrieval)} a point"
-    put_title(figure, retrieval_title(retrieval), subtitle(sample, _length(retrieval), *sizes, *told))
+    put_title(figure, retrieval_title(retrieval), sample, _length(retrieval), *sizes, *told)
     return figure
 
 
@@ -322,7 +317,7 @@ def found_title(found: pd.DataFrame) -> str:
     hits, chance = (best[name].iloc[0] for name in ("hit_share", "chance_hit_share"))
     return (
         f"For {percent(hits)} of the answer's tokens the needle's copy is among the first {k} of"
-        f" “{rule_words(str(best.index[0]))}”; null {percent(null['hit_share'][best.index[0]])},"
+        f" “{rule_text(str(best.index[0]))}”; null {percent(null['hit_share'][best.index[0]])},"
         f" chance {percent(chance)}"
     )
 
@@ -347,11 +342,10 @@ def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd
         is_null = far_context == OTHER_DOCUMENT
         if rule == "random" or (is_null and rule in CONTROLS):
             continue
-        line, look = line.sort_values("k"), rule_look(str(rule))
+        line, look = line.sort_values("k"), rule_style(str(rule))
         x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
-        draw_with_bars(ax, x, line, measure, **look.null if is_null else look.measured)
-        words = f"{rule_words(str(rule))}{': null' if is_null else ''}"
-        ends.append(LineEnd(x.iloc[-1], line[measure].iloc[-1], words, look.color))
+        words = f"{rule_text(str(rule))}{': null' if is_null else ''}"
+        ends.append(draw_line(ax, x, line, measure, look.null if is_null else look.measured, words))
     chance = found.groupby("k")[f"chance_{measure}"].mean()
     ax.plot(chance.index, chance, color=GREY, linestyle=":")
     ends.append(LineEnd(chance.index[-1], chance.iloc[-1], "chance", GREY))
@@ -360,18 +354,18 @@ def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd
     return ends
 
 
-def found_figure(found: pd.DataFrame, role: Role) -> Figure:
+def found_figure(found: pd.DataFrame, label: ModelLabel) -> Figure:
     """For how much of the answer the very token of the needle is among the k, a line a rule.
 
     Args:
         found: `needles.found_needles`, one model and length.
-        role: of the model.
+        label: of the model.
     """
-    figure, ax = panels(1, 1, TEXT_WIDTH, 2.9)
+    figure, (ax,) = panels(1, 2.9)
     ends = found_against_k(found, "hit_share", ax)
     ax.set_ylabel("answer tokens whose copy in the\nneedle is among the k (share)")
     label_line_ends(ax, ends)
-    size = size_words(role.num_parameters)
-    parts = _sample(found), _length(found), role.words, size, OVER_HAYSTACKS
-    put_title(figure, found_title(found), subtitle(*parts))
+    size = label.size
+    parts = _sample(found), _length(found), label.text, size, OVER_HAYSTACKS
+    put_title(figure, found_title(found), *parts)
     return figure

@@ -31,17 +31,14 @@ from matplotlib.figure import Figure
 from analysis.drawing import (
     BARS,
     GREY,
-    TEXT_WIDTH,
-    Role,
+    ModelLabel,
     is_above,
     panels,
     percent,
     put_title,
-    rule_look,
-    rule_words,
+    rule_style,
+    rule_text,
     sample_size,
-    size_words,
-    subtitle,
 )
 from analysis.read import TARGET, MeasuredText, interval_columns, interval_over_documents, joined_on_common
 from pipeline.cli import InputError
@@ -294,24 +291,24 @@ def places_title(relation: pd.DataFrame) -> str:
     )
 
 
-def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, role: Role) -> Figure:
+def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLabel) -> Figure:
     """Two panels on one scale: relations, and distances.
 
     Args:
         relation, distance: `relation_shares` and `distance_shares`, one model, rule and k.
-        role: of the model.
+        label: of the model.
     """
-    figure, axes = panels(1, 2, TEXT_WIDTH, 2.6)
+    figure, axes = panels(2, 2.6)
     relations_to_target(relation, axes[0])
     distances(distance, axes[1])
     right = max(ax.get_xlim()[1] for ax in axes)
     for ax in axes:
         ax.set_xlim(0, right)
         ax.set_xlabel("share of the k tokens")
-    rule = rule_words(relation["rule"].iloc[0])
+    rule = rule_text(relation["rule"].iloc[0])
     told = "hollow: the null", "grey: chance", BARS
-    parts = sample_size(relation), rule, role.words, size_words(role.num_parameters), *told
-    put_title(figure, places_title(relation), subtitle(*parts))
+    parts = sample_size(relation), rule, label.text, label.size, *told
+    put_title(figure, places_title(relation), *parts)
     return figure
 
 
@@ -325,7 +322,7 @@ def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes)
         ax: to draw on.
     """
     values = list(dict.fromkeys(table[column]))
-    look = rule_look(str(table["rule"].iloc[0]))
+    look = rule_style(str(table["rule"].iloc[0]))
     for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
         rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
         y = aside - np.arange(len(values))

@@ -26,14 +26,12 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import (
     GREY,
-    TEXT_WIDTH,
     LineEnd,
     counted,
     graded,
     label_line_ends,
     panels,
     put_title,
-    subtitle,
 )
 from analysis.read import interval_columns, interval_over_documents, joined_on_common, sample_counts
 from pipeline.cli import InputError
@@ -182,7 +180,7 @@ def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure
         cells: of `over_models`, of answers that were learnt.
         which_texts: what the texts have in common, for the subtitle.
     """
-    figure, axes = panels(1, 2, TEXT_WIDTH, _HEIGHT)
+    figure, axes = panels(2, _HEIGHT)
     lengths = sorted(cells["test_length"].unique())
     for ax, (name, label) in zip(axes, _PANELS.items(), strict=True):
         _draw_against_length(ax, cells, name)
@@ -200,12 +198,10 @@ def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure
     put_title(
         figure,
         title_of_lengths(cells),
-        subtitle(
-            f"n = {models} that learnt the answers, {texts:,} texts{which_texts} or more each",
-            "points: mean of the models",
-            "bands: their range",
-            "shaded: the trained length",
-        ),
+        f"n = {models} that learnt the answers, {texts:,} texts{which_texts} or more each",
+        "points: mean of the models",
+        "bands: their range",
+        "shaded: the trained length",
     )
     return figure
 

@@ -1,0 +1,300 @@
+"""The page that summary.py prints: the table of losses, the four answers, and where figures and data lie.
+
+What k tokens are worth is said by the measure that is fooled least, of those that the results have
+(`PREFERRED_RULES`), beyond its null where it needs one.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.gap.scale import compared_models
+from analysis.gap.slopes import gap_targets, slope_with_gain
+from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
+from analysis.losses.losses import summarize_models
+from analysis.losses.token_worth import (
+    excess_over_null,
+    nearest_equivalents,
+    number_in_words,
+    recovered_losses,
+    token_effects,
+)
+from analysis.read import (
+    PREFERRED_RULES,
+    Row,
+    interval_of,
+    interval_over_documents,
+    needs_null,
+    read_sparse_losses,
+    read_sparsity,
+    requested_ks,
+)
+from pipeline.cli import InputError, unknown_name
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, RULES
+from pipeline.results.files import exported_name, partial_note
+from pipeline.results.read import artefacts_in, read_artefact, read_settings
+from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.statistics import Interval
+from pipeline.results.table import as_table
+
+_UNKNOWN = "Whether short-trained models lose more where more tokens are needed cannot be told:"
+_ABSENT, _NO_GAIN = "-", "no gain"
+_NOTES = f"""\
+Losses are in nats, means over targets; [ ] is the 95 % interval over documents. "expected": by the model's
+own prediction, before it sees the token. "its own": what is lost where another document's far context stands
+in its place. "{_ABSENT}": not measured.
+"""
+_NOTES_ON_RECOVERY = f"""\
+"its null" makes the same choice among another document's tokens: what it recovers is owed to the choice, so
+the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain is not above 0, and a fraction
+of nothing would mean nothing.
+"""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The measure that the answers are about."""
+
+    model: str
+    rule: str
+    settings: Mapping[str, Any]
+
+
+def chosen_measure(results: Path) -> Chosen | None:
+    """The least fooled rule of the results, of the first model that has it; None where no tokens were chosen.
+
+    Rules that see the answer come last: of these only the excess over the null is shown too.
+    """
+    if "sparse_context_losses" not in artefacts_in(results):
+        return None
+    present = read_artefact(results, "sparse_context_losses", ["rule"]).drop_duplicates()
+    settings = read_settings(results, "influential_tokens")
+    others = [rule for rule in (*RULES, *present["rule"]) if rule not in CONTROLS]
+    for rule in dict.fromkeys([*PREFERRED_RULES, *others]):
+        for model in present.loc[present["rule"] == rule, "model"]:
+            return Chosen(str(model), rule, settings.get(model, {}))
+    return None
+
+
+def answers(results: Path) -> Iterator[str]:
+    """What the far context is worth, what of it is its own, who carries it, who loses without training on it.
+
+    Raises:
+        InputError: no loss differences.
+    """
+    losses = read_artefact(results, "loss_differences")
+    chosen = chosen_measure(results)
+    model = str(losses.groupby("model")["loss_difference"].mean().idxmax())
+    if chosen is not None and chosen.model in set(losses["model"]):
+        model = chosen.model
+    yield from worth_of_far_context(losses[losses["model"] == model], model)
+    if chosen is None:
+        yield (
+            "How many tokens carry it was not measured: run influential_tokens with its own choice of rules"
+            " and intervention."
+        )
+    else:
+        yield carried_by(results, chosen)
+    yield from short_models_answers(results, losses, chosen)
+
+
+def worth_of_far_context(targets: pd.DataFrame, model: str) -> Iterator[str]:
+    """What the far context is worth, actually and expected; and how much only this document's own gives.
+
+    Args:
+        targets: rows of loss_differences, one model.
+        model: its name.
+    """
+    documents, gains = targets["document_id"], targets["loss_difference"]
+    gain = interval_over_documents(documents, gains)
+    means = {
+        column: interval_over_documents(documents, targets[column])
+        for column in ("short_context_divergence", "specific_gain")
+        if column in targets and targets[column].notna().any()  # earlier results lack them
+    }
+    expected, own = means.get("short_context_divergence"), means.get("specific_gain")
+    by_prediction = f"; by its own predictions, before it sees the token, {expected}" if expected else ""
+    yield f"To {model} the far context is worth {gain} nats a token{by_prediction}."
+    if own is None:
+        yield "How much of it is this document's own was not measured: run loss_differences again."
+        return
+    text = f"With another document's far context in its place {model} loses {own} nats a token"
+    share = interval_over_documents(documents, targets["specific_gain"], gains)
+    of_whole = f": so much, {share} of the whole, is this document's own."
+    yield text + (of_whole if gain.low > 0 else "; the whole is too unclear for a share of it.")
+
+
+def carried_by(results: Path, chosen: Chosen) -> str:
+    """How much of the gain the largest requested number of tokens carries, and how many nearest ones do."""
+    only = {"model": [chosen.model], "rule": [chosen.rule, "nearest"]}
+    effects = token_effects(read_sparse_losses(results, only=only, every_k=True))
+    effects = effects[effects["criterion"] == LOSS]
+    equivalents = nearest_equivalents(effects)
+    effects, ks = effects[effects["rule"] == chosen.rule], requested_ks(results).get(chosen.model)
+    effects = effects[effects["k"].isin(ks)] if ks else effects
+    if effects.empty:
+        return f"How many tokens carry it cannot be told: {chosen.rule} was measured without its null."
+    row = effects.sort_values("k").to_dict("records")[-1]
+    gain, effect = interval_of(row, "gain"), interval_of(row, "effect")
+    is_background = chosen.settings.get("intervention") == BACKGROUND
+    where = "put into another document's far context" if is_background else "added to the short context"
+    beyond = " beyond what the same search finds in another document" if needs_null(chosen.rule) else ""
+    text = f"{row['k']} far tokens ({chosen.rule}), {where}, give {effect} nats{beyond}: "
+    share = f"{interval_of(row, 'share')} of the {gain.estimate:.3f} there are to gain"
+    text += share if gain.low > 0 else "there is no clear gain"
+    if not beyond:
+        text += f" (another document's tokens, chosen alike, give {interval_of(row, 'null_recovered')})"
+    if not effect.low > 0:
+        return f"{text}; that is not clearly more than nothing."
+    if equivalents.empty:
+        return f"{text}."
+    (nearest,) = equivalents[equivalents["k"] == row["k"]].to_dict("records")
+    return f"{text}; {number_in_words(nearest)} of the nearest tokens do as much."
+
+
+def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> Iterator[str]:
+    """Whether short-trained models lose more where more tokens are needed: a sentence each, or what lacks.
+
+    The gain is held constant, as who gains much from the far context has much to lose; and as single losses
+    are noisy, k* and the gap come from two long-trained seeds.
+    """
+    if chosen is None or "dependency_sparsity" not in artefacts_in(results):
+        yield f"{_UNKNOWN} how many tokens each prediction needs was not measured."
+        return
+    try:
+        compared = compared_models([results])
+    except InputError:
+        yield f"{_UNKNOWN} the results do not say how the models were trained."
+        return
+    group = next((group for group in compared if chosen.model in group.long_models), None)
+    if group is None or not group.short_models:
+        yield f"{_UNKNOWN} it needs models trained at a short context beside {chosen.model}."
+        return
+    *_, reference = ["", *(model for model in group.long_models if model != chosen.model)]
+    if not reference:
+        yield f"{_UNKNOWN} a second long-trained seed is needed, or one seed's luck would tie both together."
+        return
+    only = {"model": [chosen.model], "rule": [chosen.rule]}
+    sparse = read_sparse_losses(results, only=only)
+    measured = sparsity_measures(read_sparsity(results, only=only), sparse, chosen.settings)
+    measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
+    measured = measured[measured["measure"] == measure]
+    targets = gap_targets(
+        losses,
+        short_models=group.short_models,
+        reference_model=reference,
+        difficulty_model=reference,
+        gain_model=chosen.model,
+        token_counts_V=None,
+    )
+    for model, of_model in targets.groupby("model", sort=False):
+        gap = interval_over_documents(of_model["document_id"], of_model["generalization_gap"])
+        slope = slope_with_gain(of_model, measured, int(sparse["k"].max()))
+        yield (
+            f"Under the long context {model} loses {gap} nats a token more than {reference}; {_change(slope)}."
+        )
+
+
+def _change(slope: Interval) -> str:
+    if pd.isna(slope.low):
+        return "too few predictions tell whether more where more tokens are needed"
+    clear = "no clear change" if slope.low <= 0 <= slope.high else "more" if slope.low > 0 else "less"
+    return (
+        f"with every doubling of the tokens that a prediction needs this changes by {slope} nats where as"
+        f" much is to gain: {clear}{'' if clear.startswith('no') else ' where more are needed'}"
+    )
+
+
+def models_table(results: Path) -> str:
+    """A row a model: contexts, sample size, mean losses, and what the far context is worth, with intervals.
+
+    That is the mean loss difference; the mean divergence of the short context, which is what the model
+    expects of it; and what is lost where another document's far context stands in its place.
+    """
+    settings = read_settings(results, "loss_differences")
+    rows = []
+    for row in summarize_models(read_artefact(results, "loss_differences")).to_dict("records"):
+        of_model = settings.get(row["model"], {})
+        lengths = [of_model.get(name, _ABSENT) for name in ("short_context_length", "long_context_length")]
+        counts = [f"{row[f'num_{kind}']:,}" for kind in ("targets", "documents")]
+        losses = [f"{row[f'{kind}_context_loss']:.3f}" for kind in ("short", "long")]
+        worth = [_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
+        rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
+    header = [
+        "model", "context short / long", "targets", "documents", "short loss", "long loss",
+        "short - long [95 %]", "expected [95 %]", "its own [95 %]",
+    ]  # fmt: skip
+    return as_table(header, rows, widest_cell=None, num_left_columns=1)
+
+
+def recovered_table(results: Path, rule: str) -> str:
+    """A row a model and k: recovered fraction beside its null's, and the excess in nats.
+
+    Raises:
+        InputError: no results of influential tokens, or none of this rule.
+    """
+    losses = read_sparse_losses(results)
+    if rule not in set(losses["rule"]):
+        raise unknown_name("rule", rule, losses["rule"].unique())
+    losses = losses[losses["rule"] == rule]
+    recovered = recovered_losses(losses).set_index(["far_context", "model", "k"]).to_dict("index")
+    excess = excess_over_null(losses).set_index(["model", "k"]).to_dict("index")
+    rows = []
+    for (far_context, model, k), own in recovered.items():
+        if far_context == OWN:
+            null = recovered.get((OTHER_DOCUMENT, model, k))
+            fractions = [
+                _NO_GAIN if row and not row["is_gain_clear"] else _cell(row, "recovered_fraction")
+                for row in (own, null)
+            ]
+            in_nats = [_cell(own, "recovered_loss"), _cell(excess.get((model, k)), "excess_loss")]
+            rows.append([model, str(k), *fractions, *in_nats])
+    models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
+    rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - set(losses["model"]))]
+    header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]
+    return as_table(header, rows, widest_cell=None, num_left_columns=1)
+
+
+def _cell(row: Row | None, column: str) -> str:
+    return _ABSENT if row is None or pd.isna(row[column]) else str(interval_of(row, column))
+
+
+def page(results: Path, figures: Path, rule: str | None = None) -> str:
+    """The whole page.
+
+    Args:
+        results, figures: their folders.
+        rule: of which what k tokens recover is shown too; None: of none.
+    """
+    artefacts, losses = artefacts_in(results), models_table(results)
+    in_words = [
+        textwrap.fill(
+            sentence, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for sentence in answers(results)
+    ]  # fmt: skip
+    recovered = []
+    if rule is not None and "sparse_context_losses" not in artefacts:
+        recovered = ["not measured: no influential tokens", ""]
+    elif rule is not None:
+        heading = f"What k tokens of it recover (rule {rule})"
+        recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
+    exports = {artefact: results / exported_name(artefact) for artefact in artefacts}
+    data = [path if path.exists() else results / of / "model=*" / "*.parquet" for of, path in exports.items()]
+    drawn = sorted(figures.glob("*.png")) or [f"none in {figures}"]
+    partial = [f"({note})", ""] if (note := partial_note()) else []
+    return "\n".join(
+        [
+            *partial, "What the long context is worth", losses, _NOTES,
+            "In words", *in_words, "",
+            *recovered,
+            "Figures (a PDF beside each)", *(f"  {path}" for path in drawn), "",
+            "Data (pipeline/RESULTS.md says what the columns mean)", *(f"  {path}" for path in data), "",
+            "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
+        ]
+    )  # fmt: skip
