@@ -194,9 +194,8 @@ def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | N
     for model, of_model in targets.groupby("model", sort=False):
         gap = interval_over_documents(of_model["document_id"], of_model["generalization_gap"])
         slope = slope_with_gain(of_model, measured, int(sparse["k"].max()))
-        yield (
-            f"Under the long context {model} loses {gap} nats a token more than {reference}; {_change(slope)}."
-        )
+        more = f"loses {gap} nats a token more than {reference}"
+        yield f"Under the long context {model} {more}; {_change(slope)}."
 
 
 def _change(slope: Interval) -> str:

@@ -276,7 +276,7 @@ def effect_sentences(effects: pd.DataFrame, equivalents: pd.DataFrame) -> Iterat
         )
 
 
-_LARGEST_SHARE = 3
+_LARGEST_SHARE = 3.0
 """Of the gain; a choice that sees the answer and "recovers" more leaves the scale, and its name says so."""
 _BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
 
@@ -296,9 +296,9 @@ def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
         "chosen by the answer, or to fit the prediction": recovered[is_fitted],
     }
     of_panel = {name: rows for name, rows in of_panel.items() if len(rows)}
-    value, axis, whole = "recovered_fraction", "recovered share of the gain", 1.0
+    value, axis, whole, most = "recovered_fraction", "recovered share of the gain", 1.0, _LARGEST_SHARE
     if not recovered["is_gain_clear"].any():
-        value, axis = "recovered_loss", "recovered (nats)"
+        value, axis, most = "recovered_loss", "recovered (nats)", np.inf
         whole = recovered["loss_difference"].iloc[0]
 
     figure, axes = panels(len(of_panel), 3.4)
@@ -320,7 +320,7 @@ def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
         ax.axhline(0, color=BLACK, linewidth=0.6)
         tokens_axis(ax, rows["k"].unique())
         ax.set_title(title, loc="left")
-    share_scale(axes, _LARGEST_SHARE * whole)
+    share_scale(axes, most)
     for ax, ends in zip(axes, ends_of_panels, strict=True):
         name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
         top = ax.get_ylim()[1]

@@ -7,7 +7,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from synthetic_results import Truth, write_results
+from synthetic_results import LONG_MODELS, Truth, write_results
 
 from analysis.read import read_sparse_losses, read_sparsity
 from pipeline.results.read import read_artefact
@@ -29,6 +29,16 @@ def results(planted: tuple[Path, Truth]) -> Path:
 @pytest.fixture(scope="session")
 def truth(planted: tuple[Path, Truth]) -> Truth:
     return planted[1]
+
+
+@pytest.fixture(scope="session")
+def scales(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth, Truth]:
+    """Results that say how their models were trained: two sizes, and the smaller at an earlier step."""
+    folder = tmp_path_factory.mktemp("scales")
+    smaller = write_results(folder / "small", scale=(1_000_000, 400))
+    larger = write_results(folder / "large", 21, seed=1, scale=(3_000_000, 400))
+    write_results(folder / "early", seed=2, scale=(1_000_000, 100), models=LONG_MODELS)
+    return folder, smaller, larger
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.drawing import model_roles
+from analysis.drawing import model_labels
 from analysis.gap.gaps import NO_GAIN
 from analysis.losses.losses import summarize_models
 from analysis.read import TARGET
@@ -201,7 +201,7 @@ def test_the_title_says_where_the_gain_is(low: float, high: float, title: str) -
 
 
 def test_the_figure_of_kinds_draws_each_number_and_can_be_read(results: Path) -> None:
-    role = model_roles(results, "loss_differences")["long-seed0"]
+    role = model_labels(results, "loss_differences")["long-seed0"]
     kinds = category_figures.kinds_of(ten_kinds())
     figure = category_figures.kinds_figure(kinds, OVERALL, role)
     (points,) = figure.axes[0].containers

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from explorable_results import write_explorable
 
-from analysis import explorer, summary
+from analysis import answers, explorer
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
 from pipeline.results.export import export, main, parser
@@ -57,9 +57,9 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
 
 
 def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported: Path) -> None:
-    told, told_of_export = (summary.closing_text(folder, folder, "nearest") for folder in (results, exported))
-    assert told_of_export.split("Figures")[0] == told.split("Figures")[0]
-    assert f"  {exported}/length_losses.parquet\n" in told_of_export
+    pages = [answers.page(folder, folder, "nearest") for folder in (results, exported)]
+    assert pages[1].split("Figures")[0] == pages[0].split("Figures")[0]
+    assert f"  {exported}/length_losses.parquet\n" in pages[1]
 
 
 def test_the_explorer_shows_the_same_of_an_export(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from legible_figures import assert_legible
 from written_results import write_rows
 
-from analysis import notebooks as notebook_execution
+from analysis import notebooks
 from analysis.synthetic import dependencies as found_dependencies
 from analysis.synthetic import dependencies as found_dependencies_figures
 from pipeline.synthetic.tasks import PARITY_VOCABULARY, lay_out_assignments, lay_out_sparse_parity
@@ -148,10 +148,10 @@ def test_the_sample_is_told(rows: pd.DataFrame) -> None:
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:
     write_rows(tmp_path / "results", "found_dependencies", "found_dependencies", rows)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
         "found_dependencies.pdf", "found_dependencies.png",
     }  # fmt: skip
     write_rows(tmp_path / "results", "found_id_dependencies", "found_id_dependencies", rows)
-    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert len(list(tmp_path.glob("found_id_dependencies*.png"))) == rows["task"].nunique()

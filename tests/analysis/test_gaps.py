@@ -1,4 +1,4 @@
-"""The generalization gap by k*: planted gaps are found, and what is not there is refused."""
+"""Generalization gaps, drawn and expected, and k* by class and bin: planted truth and sums by hand."""
 
 from typing import Any
 
@@ -7,48 +7,176 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, MEAN_GAP, NO_GAIN_K, SHORT_MODELS, Truth
 
-from analysis.gap.gaps import generalization_gap_by_sparsity
+from analysis.gap import gaps
+from analysis.read import TARGET
 from pipeline.cli import InputError
 
+NAMES = {**{k: str(k) for k in KS}, CENSORED_K: "more than 16", NO_GAIN_K: "no gain"}
 
-def gaps(loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, **changes: Any) -> pd.DataFrame:
-    settings = {
-        "short_models": SHORT_MODELS,
-        "reference_model": "long-seed1",
-        "studied_ks": KS,
-    }
-    of_model = dependency_sparsity[dependency_sparsity["model"] == "long-seed0"]
-    return generalization_gap_by_sparsity(loss_differences, of_model, **(settings | changes))
+
+def by_sparsity(losses: pd.DataFrame, sparsity: pd.DataFrame, **changes: Any) -> pd.DataFrame:
+    settings = {"short_models": SHORT_MODELS, "reference_model": "long-seed1", "studied_ks": KS}
+    of_model = sparsity[sparsity["model"] == "long-seed0"]
+    return gaps.generalization_gap_by_sparsity(losses, of_model, **(settings | changes))
 
 
 def test_gap_by_sparsity_finds_the_planted_gaps(
     loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, truth: Truth
 ) -> None:
-    table = gaps(loss_differences, dependency_sparsity)
-    names = {**{k: str(k) for k in KS}, CENSORED_K: "more than 16", NO_GAIN_K: "no gain"}
-    assert list(table["category"].unique()) == list(names.values())
-    counts = truth.targets["needed_k"].map(names).value_counts()
-    for _, row in table.iterrows():
-        needed_k = next(k for k, name in names.items() if name == row["category"])
-        planted = MEAN_GAP[row["model"]] * np.log2(needed_k + 1)
-        assert row["generalization_gap"] == pytest.approx(planted, abs=0.015), row["category"]
+    table = by_sparsity(loss_differences, dependency_sparsity)
+    assert list(table["category"].unique()) == list(NAMES.values())
+    counts = truth.targets["needed_k"].map(NAMES).value_counts()
+    needed_k = {name: k for k, name in NAMES.items()}
+    for row in table.to_dict("records"):
+        expected = MEAN_GAP[row["model"]] * np.log2(needed_k[row["category"]] + 1)
+        assert row["generalization_gap"] == pytest.approx(expected, abs=0.015), row["category"]
         assert row["num_targets"] == counts[row["category"]]
-
-
-def test_an_empty_class_keeps_its_place(
-    loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame
-) -> None:
     without = dependency_sparsity[dependency_sparsity["dependency_sparsity"] != 4]
-    row = gaps(loss_differences, without, short_models=["short-pose"]).set_index("category").loc["4"]
-    assert row["num_targets"] == 0
-    assert np.isnan(row["generalization_gap"])
+    row = by_sparsity(loss_differences, without, short_models=["short-pose"]).set_index("category").loc["4"]
+    assert row["num_targets"] == 0 and np.isnan(row["generalization_gap"])  # it keeps its place
 
 
 def test_gap_refuses_models_and_targets_it_does_not_have(
     loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame
 ) -> None:
     with pytest.raises(InputError, match="unknown model 'long-seed9'; did you mean 'long-seed"):
-        gaps(loss_differences, dependency_sparsity, reference_model="long-seed9")
+        by_sparsity(loss_differences, dependency_sparsity, reference_model="long-seed9")
     elsewhere = dependency_sparsity.assign(target_position=dependency_sparsity["target_position"] + 1000)
     with pytest.raises(InputError, match="no target is common"):
-        gaps(loss_differences, elsewhere)
+        by_sparsity(loss_differences, elsewhere)
+
+
+def rows(model: str, losses: list[float], divergences: list[float | None]) -> pd.DataFrame:
+    num_targets = len(losses)
+    return pd.DataFrame(
+        {
+            "model": model, "document_id": [f"d{index // 2}" for index in range(num_targets)],
+            "chunk_index": 0, "target_position": range(num_targets), "long_context_loss": losses,
+            "reference_divergence": divergences,
+        }
+    )  # fmt: skip
+
+
+def test_expected_gaps_by_hand() -> None:
+    by_hand = pd.concat(
+        [
+            rows("ref", [1.0] * 4, [0.0] * 4),
+            rows("seed", [1.0, 1.0, 2.0, 2.0], [0.125, 0.125, 0.25, 0.5]),
+            rows("short", [2.0, 2.0, 2.0, 4.0], [1.125, 0.125, 0.5, 1.0]),
+            rows("old", [2.0] * 4, [None] * 4),
+        ]
+    )
+    # The floor is a long seed that is not the reference.
+    assert gaps.floor_models(by_hand, ["ref", "seed", "old", "nobody"]) == ["seed"]
+    assert gaps.floor_models(by_hand.drop(columns="reference_divergence"), ["seed"]) == []
+    found = gaps.expected_gaps(by_hand, short_models=["short", "old"], floor_model="seed")
+    assert set(found["model"]) == {"short"}
+    assert found["expected_gap"].tolist() == [1.0, 0.0, 0.25, 0.5]
+    assert found["generalization_gap"].tolist() == [1.0, 1.0, 0.0, 2.0]
+    (row,) = gaps.mean_gaps(found).to_dict("records")
+    assert (row["num_targets"], row["num_documents"]) == (4, 2)
+    assert (row["expected_gap"], row["generalization_gap"], row["floor_divergence"]) == (0.4375, 1.0, 0.25)
+    # Documents of 1/2 and 3/8 nats: an error of 1/16, times t at one degree of freedom.
+    assert row["expected_gap_high"] == pytest.approx(0.4375 + 12.7062 / 16)
+    (sentence,) = gaps.gap_sentences(gaps.mean_gaps(found), "seed")
+    assert "the gap to seed is expected to be 0.438 [" in sentence
+
+
+def test_drawn_from_the_reference_the_gaps_agree() -> None:
+    """KL(ref || short) - KL(ref || seed) is the mean over x ~ ref of ln p_seed(x) - ln p_short(x)."""
+    generator = np.random.default_rng(1)
+    log_p = {name: np.log(generator.dirichlet(np.ones(6))) for name in ("ref", "seed", "short")}
+    answers = generator.choice(6, size=6000, p=np.exp(log_p["ref"]))
+    tables = []
+    for name, of_model in log_p.items():
+        divergence = float(np.exp(log_p["ref"]) @ (log_p["ref"] - of_model))
+        tables.append(rows(name, (-of_model[answers]).tolist(), [divergence] * 6000))
+    found = gaps.expected_gaps(pd.concat(tables), short_models=["short"], floor_model="seed")
+    assert len(found.drop_duplicates(TARGET)) == 6000
+    (row,) = gaps.mean_gaps(found).to_dict("records")
+    assert row["generalization_gap_low"] <= row["expected_gap"] <= row["generalization_gap_high"]
+    assert row["generalization_gap_high"] - row["generalization_gap_low"] < 0.2
+
+
+@pytest.fixture(scope="module")
+def bins(loss_differences: pd.DataFrame) -> pd.DataFrame:
+    return gaps.gain_bins(loss_differences, "long-seed1")
+
+
+@pytest.fixture(scope="module")
+def measured(dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
+    of_model = dependency_sparsity[dependency_sparsity["model"] == "long-seed0"]
+    return of_model.rename(columns={"rule": "measure"})
+
+
+def test_edges_belong_to_the_bin_above() -> None:
+    gains = [-0.5, -1e-9, 0.0, 0.1, 0.49, 0.5, 1.0, 7.0]
+    of_target = {"model": "m", "document_id": "a", "chunk_index": 0, "target_position": range(8)}
+    frame = pd.DataFrame(of_target | {"loss_difference": gains})
+    assert list(gaps.gain_bins(frame, "m")["gain_bin"].astype(str)) == [
+        "below 0", "below 0", "0 to 0.1", "0.1 to 0.5", "0.1 to 0.5", "0.5 to 1", "1 and more", "1 and more",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="unknown model 'n'"):
+        gaps.gain_bins(frame, "n")
+
+
+def test_another_seeds_gain_falls_back_in_the_outer_bins() -> None:
+    # Gains of two seeds: a common part of variance 1 and luck of variance 1 each; half of a deviation stays.
+    generator = np.random.default_rng(0)
+    common, luck = generator.normal(size=20_000), generator.normal(size=(2, 20_000))
+    keys = {"document_id": np.arange(20_000) // 20, "chunk_index": 0, "target_position": np.arange(20_000)}
+    frame = pd.concat(
+        [pd.DataFrame({**keys, "model": f"seed{i}", "loss_difference": common + luck[i]}) for i in (0, 1)]
+    )
+    bins = gaps.gain_bins(frame, "seed1", [-np.inf, -1, 1, np.inf])
+    table = gaps.gains_by_bin(frame, bins, "seed0").set_index("gain_bin")
+    for gain_bin in ("below -1", "1 and more"):
+        row = table.loc[gain_bin]
+        assert row["loss_difference"] == pytest.approx(row["binning_gain"] / 2, rel=0.05)
+        assert row["loss_difference_low"] < row["loss_difference"] < row["loss_difference_high"]
+    assert table["num_targets"].sum() == 20_000
+
+
+def test_effects_in_a_bin_are_those_of_its_targets(
+    sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, truth: Truth
+) -> None:
+    losses = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
+    table = gaps.effects_by_bin(losses, bins).set_index(["rule", "gain_bin", "k"])
+    top = truth.targets["gain"] >= 1
+    for rule, k in (("leave_one_out", 4), ("random", 16), ("nearest", 1)):
+        row = table.loc[(rule, "1 and more", k)]
+        assert row["num_targets"] == top.sum()
+        # A blind rule is shown as it is, its small planted bonus included.
+        bonus = 0.01 * np.log2(k + 1) if rule == "nearest" else 0.0
+        assert row["effect_loss"] == pytest.approx(
+            truth.recovered_gain(rule, k)[top].mean() + bonus, abs=0.02
+        )
+        assert row["loss_difference"] == pytest.approx(truth.targets["gain"][top].mean(), abs=1e-4)
+    assert table.loc[("leave_one_out", "1 and more", 16), "effect_fraction"] == pytest.approx(
+        truth.recovered_gain("leave_one_out", 16)[top].sum() / truth.targets["gain"][top].sum(), abs=0.02
+    )
+
+
+def test_the_distribution_counts_every_target_once(
+    measured: pd.DataFrame, truth: Truth, bins: pd.DataFrame
+) -> None:
+    table = gaps.sparsity_distribution(measured, KS).set_index("category")
+    planted = truth.targets["needed_k"].map(NAMES).value_counts(normalize=True)
+    assert table["share"].to_dict() == pytest.approx(planted.reindex(table.index).to_dict())
+    assert (table["num_targets"] == 384).all()
+    in_bins = gaps.sparsity_distribution(measured, KS, bins)
+    np.testing.assert_allclose(in_bins.groupby("gain_bin")["share"].sum(), 1)
+    assert in_bins.groupby("gain_bin")["num_targets"].first().sum() == 384
+    none = in_bins[(in_bins["gain_bin"] == "1 and more") & (in_bins["category"] == gaps.NO_GAIN)]
+    assert none["share"].item() == 0
+
+
+def test_shares_of_gaining_targets_rise_to_those_that_are_not_censored(
+    measured: pd.DataFrame, truth: Truth
+) -> None:
+    table = gaps.shares_of_gaining_targets(measured, KS).set_index("k")
+    needed = truth.targets.loc[truth.targets["needed_k"] > 0, "needed_k"]
+    assert table["share"].to_dict() == pytest.approx({k: (needed <= k).mean() for k in KS})
+    assert set(table["num_targets"]) == {len(needed)}
+    nothing = measured.assign(dependency_sparsity=np.nan, is_censored=False)
+    assert gaps.shares_of_gaining_targets(nothing, [1, 16]).empty

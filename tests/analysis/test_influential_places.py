@@ -9,7 +9,7 @@ from explorable_results import KS, LONG, SHORT, write_explorable
 from legible_figures import assert_legible
 from matplotlib.axes import Axes
 
-from analysis.drawing import model_roles
+from analysis.drawing import model_labels
 from analysis.read import TARGET, MeasuredText
 from analysis.tokens import places as influential_places
 from analysis.tokens import places as place_figures
@@ -198,7 +198,7 @@ def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredTe
     available = influential_places.available_places(selected, text, bins)
     relation = influential_places.relation_shares(selected, available, [8])
     distance = influential_places.distance_shares(selected, available, [8], bins)
-    role = model_roles(results, "influential_tokens")["other"]
+    role = model_labels(results, "influential_tokens")["other"]
     figure = place_figures.places_figure(relation, distance, role)
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
     hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "white"]

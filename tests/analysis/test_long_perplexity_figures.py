@@ -9,7 +9,7 @@ from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from synthetic_results import write_results
 
-from analysis.drawing import OTHER_MODELS, TRAINED_LONG, model_roles
+from analysis.drawing import OTHER_MODELS, TRAINED_LONG, model_labels
 from analysis.tokens import long_perplexity
 from analysis.tokens import long_perplexity as long_perplexity_figures
 from pipeline.results.read import read_artefact
@@ -26,8 +26,8 @@ PERPLEXITIES = pd.concat([TABLE, TABLE.assign(short_context="windowed")]).assign
 
 
 def test_key_tokens_end_where_there_are_none(results: Path, ax: Axes) -> None:
-    roles = model_roles(results, "loss_differences")
-    long_perplexity_figures.key_tokens_against_alpha(PERPLEXITIES, roles, ax)
+    labels = model_labels(results, "loss_differences")
+    long_perplexity_figures.key_tokens_against_alpha(PERPLEXITIES, labels, ax)
     for line in ax.lines:
         assert (list(line.get_xdata()), list(line.get_ydata())) == (ALPHAS[:3], [90, 40, 30])
         assert line.get_linestyle() == "-"  # dashed is a null, which shared windows are not
@@ -36,8 +36,8 @@ def test_key_tokens_end_where_there_are_none(results: Path, ax: Axes) -> None:
 
 
 def test_long_perplexity_is_drawn_with_the_intervals_of_exact_windows(results: Path, ax: Axes) -> None:
-    roles = model_roles(results, "loss_differences")
-    ends = long_perplexity_figures.long_perplexity_against_alpha(PERPLEXITIES, roles, ax)
+    labels = model_labels(results, "loss_differences")
+    ends = long_perplexity_figures.long_perplexity_against_alpha(PERPLEXITIES, labels, ax)
     assert len(ax.lines) == 2
     for line in ax.lines:
         np.testing.assert_array_equal(line.get_ydata(), [3, 4, 5, np.nan])
@@ -50,11 +50,11 @@ def test_long_perplexity_is_drawn_with_the_intervals_of_exact_windows(results: P
 def test_the_figure_of_models_of_one_size_can_be_read(tmp_path: Path) -> None:
     write_results(tmp_path, num_documents=6, scale=(460_000, 100))
     losses = read_artefact(tmp_path, "loss_differences", long_perplexity.COLUMNS)
-    roles = model_roles(tmp_path, "loss_differences")
+    labels = model_labels(tmp_path, "loss_differences")
     thresholds = [0.0, 0.25], [float("-inf")]
     own = long_perplexity.long_perplexities(losses, None, *thresholds)
     judged = long_perplexity.long_perplexities(losses, "long-seed0", *thresholds)
-    figure = long_perplexity_figures.long_perplexity_figure(own, judged, "long-seed0", roles)
+    figure = long_perplexity_figures.long_perplexity_figure(own, judged, "long-seed0", labels)
     assert TRAINED_LONG.color in {line.get_color() for line in figure.axes[0].lines}
     assert_legible(figure)
 
@@ -84,5 +84,5 @@ def test_the_title_leaves_the_evaluator_out(
             for model, three in ends.items()
         ]
     )
-    roles = model_roles(results, "loss_differences")
-    assert long_perplexity_figures.long_perplexity_title(rows, "long-seed0", roles) == title
+    labels = model_labels(results, "loss_differences")
+    assert long_perplexity_figures.long_perplexity_title(rows, "long-seed0", labels) == title

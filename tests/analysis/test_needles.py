@@ -17,7 +17,7 @@ from needle_results import (
     write_needle_results,
 )
 
-from analysis.drawing import Role, model_roles
+from analysis.drawing import ModelLabel, model_labels
 from analysis.tokens import needles
 from analysis.tokens import needles as needle_figures
 from pipeline.cli import InputError
@@ -103,15 +103,15 @@ def test_bad_folders_are_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 def test_a_line_a_model_by_depth_is_the_table_of_the_longest_context(folder: Path) -> None:
     table = needles.retrieval_losses(folder)
-    figure = needle_figures.retrieval_figure(table[table["context_length"] == 60], roles(folder))
+    figure = needle_figures.retrieval_figure(table[table["context_length"] == 60], labels(folder))
     (line,) = figure.axes[0].containers
     assert line.lines[0].get_ydata().tolist() == [1.0, 0.0, 2.75]
     assert line.lines[0].get_xdata().tolist() == DEPTHS
     assert_legible(figure)
 
 
-def roles(folder: Path) -> dict[str, Role]:
-    return model_roles(folder / f"length-{LENGTHS[-1]}" / "results", "loss_differences")
+def labels(folder: Path) -> dict[str, ModelLabel]:
+    return model_labels(folder / f"length-{LENGTHS[-1]}" / "results", "loss_differences")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_lines_against_k_are_the_table(folder: Path, ax: Axes) -> None:
     ends = needle_figures.found_against_k(table, "recall", ax)
     drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
     assert drawn == [[0.5, 1, 1], [0, 0, 0]]
-    assert [(end.words, end.y) for end in ends[:2]] == [("leave one out", 1), ("nearest tokens", 0)]
+    assert [(end.name, end.y) for end in ends[:2]] == [("leave one out", 1), ("nearest tokens", 0)]
 
 
 def with_null(table: pd.DataFrame, hit_share_high: float) -> pd.DataFrame:
@@ -159,7 +159,7 @@ def test_the_title_tells_the_needle_beside_null_and_chance(folder: Path) -> None
 def test_the_figure_of_found_needles_can_be_read(folder: Path) -> None:
     table = needles.found_needles(folder, KS)
     figure = needle_figures.found_figure(
-        with_null(table[table["context_length"] == 60], 0.1), roles(folder)["copier"]
+        with_null(table[table["context_length"] == 60], 0.1), labels(folder)["copier"]
     )
     nulls = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert nulls and all(line.get_linestyle() == "--" for line in nulls)

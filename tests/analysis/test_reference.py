@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import summary
+from analysis import answers
 from pipeline.query import connect, run_query
 from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 
@@ -28,13 +28,14 @@ def test_the_reference_results_are_whole(manifest: Path) -> None:
 
 def test_the_summary_of_the_study_is_that_of_the_page() -> None:
     results = REFERENCE / "study" / "results"
-    assert re.search(r"2m-long-seed0 .* 0\.380 \[0\.305, 0\.463\]", summary.models_table(results))
-    assert "0.393 [0.320, 0.472]" in summary.recovered_table(results, "leave_one_out")
+    assert re.search(r"2m-long-seed0 .* 0\.380 \[0\.305, 0\.463\]", answers.models_table(results))
+    assert "0.393 [0.320, 0.472]" in answers.recovered_table(results, "leave_one_out")
 
 
 def test_the_page_of_analysis_names_every_notebook_and_no_file_that_is_not_there() -> None:
     page = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
-    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `") and row.count("|") == 5]
+    _, _, table = page.partition("| figure | notebook in `notebooks/` |")
+    rows = [row.split("|") for row in table.partition("\n\n")[0].splitlines()[2:]]
     notebooks = {row[2].strip(" `") for row in rows}
     assert notebooks == {path.stem for path in (ROOT / "analysis" / "notebooks").glob("*.ipynb")}
     files = {path.name for path in (ROOT / "analysis").rglob("*.py")}

@@ -11,14 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import notebooks as notebook_needs
-from analysis.drawing import TRAINED_LONG, Role
+from analysis.drawing import TRAINED_LONG, ModelLabel
 from analysis.rules import selection as rule_figures
 from analysis.rules import selection as rule_verdicts
 from analysis.rules import selection as selection_rules
-from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
-from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.write import StageOutput
 
@@ -244,7 +241,7 @@ def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(ta
 
 
 def test_the_figure_draws_the_table(table: pd.DataFrame) -> None:
-    figure = rule_figures.rules_figure(table, Role("trained at 256", TRAINED_LONG, None, 256))
+    figure = rule_figures.rules_figure(table, ModelLabel("trained at 256", TRAINED_LONG, None, 256))
     recovered, effect = figure.axes
     rows = table[table["k"] == table["k"].max()].iloc[::-1]
     points = [bar[0].get_xdata()[0] for bar in recovered.containers]
@@ -284,16 +281,7 @@ def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) 
     assert "k = 2: leave_one_out misses redundant evidence that greedy finds for 0.500 [" in shown
 
 
-def test_one_rule_beside_the_controls_is_nothing_to_compare(results: Path, several_rules: Path) -> None:
-    assert not notebook_needs.compares_rules(results)
-    assert notebook_needs.compares_rules(several_rules)
-    assert read_settings(several_rules, "influential_tokens")["m"]["targets_per_chunk"] == 2
-    assert set(read_artefact(several_rules, "sparse_context_losses")["model"]) == {"m"}
-
-
 def test_an_unknown_notebook_is_refused(several_rules: Path, tmp_path: Path) -> None:
     done = _run(several_rules, tmp_path / "figures", "--notebooks", "selection_rule")
     assert done.returncode == 2
     assert "unknown notebook 'selection_rule'; did you mean 'selection_rules'?" in done.stderr
-    with pytest.raises(InputError, match="holds no 'sparse_context_losses'"):
-        notebook_needs.compares_rules(tmp_path)

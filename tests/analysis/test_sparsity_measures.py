@@ -1,16 +1,11 @@
 """k* beyond the null and its codings, on targets done by hand and against the planted truth."""
 
-import argparse
-from pathlib import Path
-from unittest import mock
-
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
 from analysis.gap import sparsity as measures
-from analysis.notebooks import what_lacks
 from analysis.read import TARGET
 from pipeline.cli import InputError
 
@@ -63,7 +58,7 @@ def test_readings_of_a_rule_stand_together_and_the_judged_one_is_shown() -> None
     assert {measures.rule_of(name) for name in names} == {blind, seeing, "nearest"}
     assert measures.shown_measure(names) == f"{blind}{measures.JUDGED}"
     assert measures.shown_measure(["nearest", blind]) == blind
-    words = [measures.measure_words(name) for name in names[:2]]
+    words = [measures.measure_text(name) for name in names[:2]]
     assert words == ["leave one out, beyond its null", "leave one out, by divergence, judged by another seed"]
 
 
@@ -96,16 +91,3 @@ def test_both_measures_find_the_planted_k(
     found = beyond["dependency_sparsity"].fillna(0).mask(beyond["is_censored"], CENSORED_K)
     assert (found == beyond["needed_k"]).mean() > 0.8
     assert (found[beyond["needed_k"] == NO_GAIN_K] == 0).all()
-
-
-@pytest.mark.parametrize("notebook", ["dependency_sparsity", "sparsity_and_generalization"])
-def test_where_no_target_gains_the_notebooks_of_k_are_skipped(notebook: str) -> None:
-    arguments = argparse.Namespace(results=Path("results"))
-    for is_censored in (True, False):
-        targets = pd.DataFrame({"dependency_sparsity": [np.nan, np.nan], "is_censored": [is_censored, False]})
-        with (
-            mock.patch("analysis.notebooks.artefacts_in", return_value=["dependency_sparsity"]),
-            mock.patch("analysis.notebooks.read_artefact", return_value=targets),
-        ):
-            lacks = what_lacks(notebook, arguments)
-        assert lacks == (None if is_censored else "no target gains enough of its far context to have a k*")

@@ -8,7 +8,7 @@ import pytest
 from legible_figures import assert_legible
 from written_results import write_rows
 
-from analysis import notebooks as notebook_execution
+from analysis import notebooks
 from analysis.synthetic import accuracy as synthetic_accuracy
 from analysis.synthetic import accuracy as synthetic_figures
 
@@ -181,7 +181,7 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
     ]).assign(num_examples=100, model="a")  # fmt: skip
     write_rows(tmp_path / "results", "evaluate_synthetic", "synthetic_accuracy", accuracy)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    notebook_execution.execute(NOTEBOOK, tmp_path, parameters, "made from")
+    list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
         "synthetic_positions",
         "sparse_parity-pose",

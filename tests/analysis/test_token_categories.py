@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from explorable_results import LONG, SHORT, TARGETS, write_explorable
 
-from analysis.notebooks import what_lacks
+from analysis.notebooks import missing_inputs
 from analysis.read import MeasuredText
 from analysis.tokens.kinds import (
     ASPECTS,
@@ -185,5 +185,5 @@ def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path
     assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
     arguments = argparse.Namespace(results=tmp_path / "results", data=None)
     with mock.patch("analysis.notebooks.artefacts_in", return_value=list(SCHEMAS)):
-        assert what_lacks("token_categories", arguments) is None
-        assert "no tokenized data" in str(what_lacks("influential_places", arguments))
+        assert missing_inputs("token_categories", arguments) is None
+        assert "no tokenized data" in str(missing_inputs("influential_places", arguments))

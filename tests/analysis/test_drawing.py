@@ -1,0 +1,402 @@
+"""Figures: each can be read, and what is drawn is the data; the checker of figures finds what it is for."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from legible_figures import assert_legible, drawn_texts, legibility_faults
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.optimize import minimize
+from synthetic_results import KS, SHORT_MODELS
+
+from analysis import drawing
+from analysis.drawing import FEWEST_TARGETS, LineEnd, ModelLabel, Style, model_labels
+from analysis.gap import gaps, scale, slopes
+from analysis.gap.sparsity import read_sparsity_measures, sparsity_figure
+from analysis.losses import calibration, losses, token_worth
+from analysis.read import read_sparse_losses
+from analysis.rules import selection
+from pipeline.measuring.rules import RULES
+from pipeline.results.read import read_artefact, read_settings
+
+LONG = "long-seed0"
+LONG_TITLE = (
+    "4 of some 230 far tokens carry 65 % of what the far context is worth, and the nearest 16 carry 34 %"
+)
+
+
+@pytest.fixture(scope="module")
+def small(scales: tuple[Path, Any, Any]) -> Path:
+    return scales[0] / "small"
+
+
+@pytest.fixture(scope="module")
+def labels(small: Path) -> dict[str, ModelLabel]:
+    return model_labels(small, "loss_differences")
+
+
+@pytest.fixture(scope="module")
+def recovered(small: Path) -> pd.DataFrame:
+    return token_worth.recovered_losses(read_sparse_losses(small))
+
+
+@pytest.fixture(scope="module")
+def effects(small: Path) -> pd.DataFrame:
+    return token_worth.token_effects(read_sparse_losses(small, every_judge=True))
+
+
+@pytest.fixture(scope="module")
+def by_class(small: Path) -> pd.DataFrame:
+    measured, _ = read_sparsity_measures(small, LONG)
+    return gaps.generalization_gap_by_sparsity(
+        read_artefact(small, "loss_differences"), measured[measured["measure"] == "leave_one_out"],
+        short_models=SHORT_MODELS, reference_model="long-seed1", studied_ks=KS,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_gap(small: Path) -> pd.DataFrame:
+    targets = slopes.gap_targets(
+        read_artefact(small, "loss_differences"), short_models=SHORT_MODELS, reference_model="long-seed1",
+        difficulty_model="long-seed1", gain_model=LONG, token_counts_V=None,
+    )  # fmt: skip
+    return slopes.gap_slopes(targets, read_sparsity_measures(small, LONG)[0], KS[-1])
+
+
+def of(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
+    for name, value in wanted.items():
+        table = table[table[name] == value]
+    return table
+
+
+def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D:
+    """The index-th line with bars is this column of the rows, with its interval."""
+    line, _, (bars,) = ax.containers[index]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), rows[value].astype(float))
+    np.testing.assert_allclose(ends, rows[[f"{value}_low", f"{value}_high"]])
+    return line
+
+
+def assert_points(ax: Axes, rows: pd.DataFrame, value: str) -> None:
+    """Every row with a value is a point with a horizontal bar, in order."""
+    rows = rows.dropna(subset=value)
+    for (line, _, (bar,)), row in zip(ax.containers, rows.to_dict("records"), strict=True):
+        assert line.get_xdata() == [row[value]]
+        np.testing.assert_allclose(bar.get_segments()[0][:, 0], [row[f"{value}_low"], row[f"{value}_high"]])
+
+
+def test_a_rule_and_its_null_have_one_colour_and_their_intervals(
+    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
+) -> None:
+    rows = of(recovered, model=LONG)
+    figure = token_worth.recovered_figure(rows, labels[LONG])
+    blind_ax, seeing_ax = figure.axes
+    assert blind_ax.get_ylim() == seeing_ax.get_ylim()
+    assert len(blind_ax.containers) == 4  # nearest and random, each beside its null
+    null, own = (
+        assert_drawn(
+            seeing_ax, index, of(rows, rule="leave_one_out", far_context=far_context), "recovered_fraction"
+        )
+        for index, far_context in enumerate(("other_document", "own"))
+    )
+    np.testing.assert_allclose(own.get_xdata(), KS, rtol=0.05)
+    assert null.get_color() == own.get_color() == drawing.rule_style("leave_one_out").color
+    assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
+    assert to_hex(null.get_markerfacecolor()) == "#ffffff"
+    assert [tick.get_text() for tick in seeing_ax.get_xticklabels()] == [str(k) for k in KS]
+    assert_legible(figure)
+
+
+def test_a_choice_that_recovers_many_gains_does_not_flatten_the_others(
+    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
+) -> None:
+    columns = ["recovered_fraction", "recovered_fraction_low", "recovered_fraction_high"]
+    rows = of(recovered, model=LONG).copy()
+    rows.loc[rows["rule"] == "leave_one_out", columns] *= 20
+    figure = token_worth.recovered_figure(rows, labels[LONG])
+    assert figure.axes[0].get_ylim()[1] == figure.axes[1].get_ylim()[1] == 3
+    own = of(rows, rule="leave_one_out", far_context="own", k=16)["recovered_fraction"].iloc[0]
+    assert f"leave one out: {own:.2g}" in [text.get_text() for text in figure.axes[1].texts]
+    plt.close(figure)
+
+
+def test_nats_are_drawn_where_there_is_no_gain(
+    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
+) -> None:
+    rows = of(recovered, model="short-contiguous")
+    figure = token_worth.recovered_figure(rows, labels["short-contiguous"])
+    assert figure.axes[0].get_ylabel() == "recovered (nats)"
+    assert_drawn(figure.axes[0], 1, of(rows, rule="nearest", far_context="own"), "recovered_loss")
+    assert_legible(figure)
+
+
+def test_effects_are_drawn_as_they_are(effects: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    rows = of(effects, model=LONG, judge=LONG)
+    figure = token_worth.effects_figure(rows, labels[LONG])
+    (ax,) = figure.axes
+    for index, (_, line) in enumerate(rows.groupby("rule", sort=False)):
+        drawn = assert_drawn(ax, index, line, "effect")
+        np.testing.assert_allclose(drawn.get_xdata(), line["k"])
+        assert drawn.get_linestyle() == "-"  # dashes are for nulls
+    assert_legible(figure)
+    judged = of(effects, model=LONG, judge="another-model")
+    assert_legible(token_worth.effects_figure(judged, labels[LONG], "another model"))
+
+
+def test_losses_are_drawn_beside_the_reference(small: Path, labels: dict[str, ModelLabel]) -> None:
+    differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
+    figure = losses.lengths_figure(differences, labels, [32, 256], LONG)
+    (ax,) = figure.axes
+    for index, model in enumerate(dict.fromkeys(differences["model"])):
+        line = assert_drawn(ax, index, of(differences, model=model), "difference")
+        np.testing.assert_allclose(line.get_xdata(), [32, 64, 128, 256], rtol=0.08)
+        assert line.get_color() == labels[model].style.color
+    marks = {tuple(line.get_xdata()) for line in ax.lines if line.get_linestyle() == ":"}
+    assert marks == {(32, 32), (256, 256)}
+    assert_legible(figure)
+
+
+def test_classes_of_the_gap_are_named_with_their_n_and_small_ones_left_out(
+    by_class: pd.DataFrame, of_gap: pd.DataFrame, labels: dict[str, ModelLabel]
+) -> None:
+    of_rule = of(of_gap, measure="leave_one_out")
+    held = "frequency, position,\ndifficulty"
+    figure = slopes.gap_figure(by_class, of_rule, labels, held, expected=of_rule)
+    gap_ax, slope_ax = figure.axes
+    large = by_class[by_class["num_targets"] >= FEWEST_TARGETS]
+    for index, model in enumerate(SHORT_MODELS):
+        line = assert_drawn(gap_ax, index, of(large, model=model), "generalization_gap")
+        np.testing.assert_allclose(np.round(line.get_xdata()), range(large["category"].nunique()))
+    names = [tick.get_text() for tick in gap_ax.get_xticklabels()]
+    counts = of(by_class, model="short-pose").set_index("category")["num_targets"]
+    assert names[0] == f"1\n{counts['1']}" and names[-1] == f"none\n{counts['no gain']}"
+    assert len(slope_ax.containers) == 2 * 4
+    assert_legible(figure)
+    few = by_class["category"] == "more than 16"
+    stretched = by_class.assign(
+        num_targets=by_class["num_targets"].mask(few, FEWEST_TARGETS - 1),
+        generalization_gap_high=by_class["generalization_gap_high"].mask(few, 9.0),
+    )
+    figure = slopes.gap_figure(stretched, of_rule, labels, "position")
+    assert figure.axes[0].get_ylim()[1] < 9
+    assert "classes of fewer than 30 left out" in " ".join(figure.texts[1].get_text().split())
+    plt.close("all")
+
+
+def test_every_slope_is_drawn_with_its_interval_and_n(
+    of_gap: pd.DataFrame, labels: dict[str, ModelLabel]
+) -> None:
+    figure = slopes.slopes_figure(of_gap, labels, "frequency, position,\ndifficulty")
+    axes = figure.axes
+    assert axes[0].get_xlim() == axes[1].get_xlim()
+    keys = ["coding", "measure", "model"]
+    for ax, adjustment in zip(axes, (slopes.NO_CONTROLS, slopes.WITH_GAIN), strict=True):
+        rows = of(of_gap, adjustment=adjustment).sort_values(keys, kind="stable")
+        in_order = pd.concat([of(rows, coding=coding) for coding in slopes.CODINGS])
+        assert_points(ax, in_order, "slope")
+    names = [text.get_text() for text in axes[0].get_yticklabels()]
+    num_targets = of(of_gap, measure="leave_one_out", coding=slopes.AMONG_REACHED)["num_targets"].iloc[0]
+    assert names[:2] == ["Targets that have a k*", f"leave one out ({num_targets})"]
+    assert_legible(figure)
+    few = of_gap.assign(num_targets=of_gap["num_targets"].mask(of_gap["coding"] == slopes.AMONG_REACHED, 29))
+    without = slopes.slopes_figure(few, labels, "frequency").axes[0]
+    assert without.get_yticklabels()[1].get_text() == "leave one out (fewer than 30)"
+    assert len(without.containers) == len(axes[0].containers) / 2
+    plt.close("all")
+
+
+def test_scale_is_drawn(scales: tuple[Path, Any, Any]) -> None:
+    compared = scale.compared_models([scales[0] / "small", scales[0] / "large"])
+    gains, carried, of_gaps = (
+        table(compared) for table in (scale.gains_by_scale, scale.carried_by_scale, scale.gaps_by_scale)
+    )
+    figure = scale.scale_figure(gains, carried, of_gaps)
+    nats_ax, share_ax = figure.axes
+    assert_drawn(nats_ax, 0, gains, "loss_difference")
+    for index, model in enumerate(SHORT_MODELS):
+        assert_drawn(nats_ax, 1 + index, of(of_gaps, model=model), "generalization_gap")
+    for index, rule in enumerate(("nearest", "random")):
+        assert_drawn(share_ax, index, of(carried, rule=rule), "share")
+    assert [tick.get_text() for tick in nats_ax.get_xticklabels()] == ["1 M", "3 M"]
+    assert_legible(figure)
+    halves = {name: carried[name] / 2 for name in ("share", "share_low", "share_high")}
+    figure = scale.carried_figure({"a kind": carried, "others": carried.assign(**halves)})
+    for ax, rows in zip(figure.axes, (carried, carried.assign(**halves)), strict=True):
+        for index, rule in enumerate(("nearest", "random")):
+            assert_drawn(ax, index, of(rows, rule=rule), "share")
+    assert figure.axes[0].get_title() == "a kind (384 targets)"
+    assert_legible(figure)
+
+
+def test_needed_tokens_are_drawn_for_every_model(small: Path, labels: dict[str, ModelLabel]) -> None:
+    tables = []
+    for model in (LONG, "long-seed1"):
+        measured, _ = read_sparsity_measures(small, model)
+        tables.append(gaps.shares_of_gaining_targets(measured, KS).assign(model=model))
+    needed = pd.concat(tables)
+    figure = sparsity_figure(needed, labels)
+    for index, model in enumerate((LONG, "long-seed1")):
+        rows = of(needed, model=model, measure="leave_one_out beyond its null")
+        assert_drawn(figure.axes[0], index, rows, "share")
+    assert figure.axes[0].get_ylim() == (0, 1)
+    assert_legible(figure)
+
+
+def test_rules_stand_in_rows(small: Path, labels: dict[str, ModelLabel]) -> None:
+    settings = {LONG: read_settings(small, "influential_tokens")[LONG] | {"targets_per_chunk": 16}}
+    table = selection.rules_table(read_sparse_losses(small, only={"model": [LONG]}), settings)
+    assert_legible(selection.rules_figure(table, labels[LONG]))
+
+
+def test_calibration_is_drawn_on_one_scale() -> None:
+    generator = np.random.default_rng(1)
+    expected = generator.gamma(1, 0.2, 1280)
+    targets = pd.DataFrame(
+        {
+            "document_id": np.tile(np.repeat(np.arange(40), 16).astype(str), 2),
+            "model": np.repeat(["a", "b"], 640),
+            "short_context_divergence": expected, "foreign_context_divergence": expected / 2,
+            "loss_difference": expected + generator.normal(0, 0.1, 1280),
+            "specific_gain": expected / 2 + generator.normal(0, 0.1, 1280),
+        }
+    )  # fmt: skip
+    bins = [calibration.calibration_bins(targets, name) for name in calibration.EXPECTED_AND_ACTUAL]
+    labels = {name: ModelLabel(f"seed {name}", drawing.TRAINED_LONG, None, 256) for name in "ab"}
+    figure = calibration.calibration_figure(pd.concat(bins), labels)
+    first, second = figure.axes
+    assert (first.get_ylim(), first.get_xlim()) == (second.get_ylim(), second.get_xlim())
+    for ax, of_panel in zip(figure.axes, bins, strict=True):
+        for index, model in enumerate("ab"):
+            assert_drawn(ax, index, of(of_panel, model=model), "actual_gain")
+        assert any(line.get_linestyle() == ":" for line in ax.lines)  # where a model is calibrated
+    assert_legible(figure)
+
+
+def test_saved_figures_are_the_same_bytes_each_time(
+    recovered: pd.DataFrame, labels: dict[str, ModelLabel], tmp_path: Path
+) -> None:
+    written = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        figure = token_worth.recovered_figure(of(recovered, model=LONG), labels[LONG])
+        written.append(drawing.save(figure, folder, "name"))
+        plt.close(figure)
+    assert [path.name for path in written[0]] == ["name.png", "name.pdf"]
+    for first, second in zip(*written, strict=True):
+        assert first.read_bytes() == second.read_bytes()
+
+
+def good_figure() -> tuple[Figure, Axes]:
+    figure, (ax, other) = drawing.panels(2, 2.6)
+    ax.plot([1, 2], [0.1, 0.5], color=drawing.BLUE)
+    ax.set(xlabel="k tokens", ylabel="worth (nats)")
+    other.plot([1, 2], [0, 1])
+    other.set(xlabel="k tokens", ylabel="share")
+    drawing.name_level(ax, 0.3, "the whole gain")
+    drawing.name_place(other, 1.5, "trained at 64")
+    ends = [LineEnd(2, 0.50, "chosen", drawing.BLUE), LineEnd(2, 0.49, "their null", drawing.SKY)]
+    drawing.label_line_ends(ax, ends)
+    drawing.put_title(figure, LONG_TITLE, "n = 2,560 targets, 160 documents", "", drawing.BARS)
+    return figure, ax
+
+
+FAULTS: dict[str, Callable[[Figure, Axes], object]] = {
+    "touches 'planted'": lambda figure, ax: [figure.text(0.3, 0.3, "planted") for _ in range(2)],
+    "'planted' leaves the canvas": lambda figure, ax: figure.text(0.99, 0.5, "planted"),
+    "'planted' is of 6 points": lambda figure, ax: figure.text(0.3, 0.3, "planted", fontsize=6),
+    "'leave_one_out' is no words": lambda figure, ax: ax.set_ylabel("leave_one_out"),
+    "'2m-long-seed0' is no words": lambda figure, ax: ax.set_ylabel("2m-long-seed0"),
+    "it has 2 titles": lambda figure, ax: drawing.put_title(figure, "again", "n = 1"),
+    "does not tell n": lambda figure, ax: figure.texts[1].set_text("no number"),
+    "a legend lies on the data of panel 0": lambda figure, ax: ax.legend(["line"]),
+}
+
+
+def test_a_planted_fault_is_found_and_no_other() -> None:
+    assert_legible(good_figure()[0])
+    for fault, plant in FAULTS.items():
+        figure, ax = good_figure()
+        plant(figure, ax)
+        assert any(fault in found for found in legibility_faults(figure)), fault
+        plt.close(figure)
+    figure, _ = drawing.panels(1, 2.0)
+    assert legibility_faults(figure) == ["it has 0 titles", "it has 0 subtitles"]
+    plt.close(figure)
+    assert drawn_texts(good_figure()[0])
+
+
+def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
+    heights = []
+    for title in ("short", LONG_TITLE * 2):
+        figure, (ax,) = drawing.panels(1, 2.6)
+        drawing.put_title(figure, title, "n = 1")
+        figure.canvas.draw()
+        heights.append(ax.bbox.height / figure.dpi)
+    assert heights[0] == pytest.approx(heights[1], abs=0.02)
+    for num_letters in range(1, 30, 4):  # so that the line is full at several places
+        figure, _ = drawing.panels(1, 1.0)
+        words = f"{'i' * num_letters} tokens; 2.3 M parameters" + "; more than 95 % over documents" * 4
+        drawing.put_title(figure, words, words)
+        figure.canvas.draw()
+        for text in figure.texts:
+            lines = text.get_text().split("\n")
+            assert len(lines) > 1 and not any(line.startswith("%") for line in lines), num_letters
+            assert text.get_window_extent().x1 <= figure.bbox.x1
+    plt.close("all")
+
+
+def test_names_move_apart_as_little_as_may_be() -> None:
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        places, heights = np.sort(generator.uniform(2, 8, 6)), generator.uniform(0.5, 1.5, 6)
+        distances = (heights[1:] + heights[:-1]) / 2
+        moved = drawing.moved_apart(places, heights.tolist(), -20, 30)
+        apart = {"type": "ineq", "fun": lambda tried, least=distances: np.diff(tried) - least}
+        best = minimize(
+            lambda tried, wished=places: ((tried - wished) ** 2).sum(), places, constraints=apart, tol=1e-12
+        )
+        np.testing.assert_allclose(moved, best.x, atol=1e-4, err_msg=str(seed))
+        within = drawing.moved_apart(places, heights.tolist(), 0, heights.sum())
+        assert within[0] - heights[0] / 2 == pytest.approx(0)
+        assert within[-1] + heights[-1] / 2 == pytest.approx(heights.sum())
+
+
+def test_no_two_styles_are_alike_and_each_can_be_hollow() -> None:
+    of_models = [drawing.TRAINED_LONG, drawing.TRAINED_POSE, drawing.TRAINED_CONTIGUOUS]
+    of_schemes = [drawing.POSITION_STYLES[name] for name in ("coupled", "predicted", "randomized")]
+    styles: list[Style] = [
+        *drawing.RULE_STYLES.values(), *of_models, *drawing.OTHER_MODELS, *of_schemes
+    ]  # fmt: skip
+    assert [pair for pair in combinations(styles, 2) if pair[0] == pair[1]] == []
+    assert {style.marker for style in styles} <= set(Line2D.filled_markers)
+    of_rules = {style.color for style in drawing.RULE_STYLES.values()}
+    assert not {style.color for style in of_models} & of_rules
+    assert set(drawing.RULE_STYLES) >= set(RULES)
+    for color in (drawing.YELLOW, drawing.SKY, drawing.ORANGE):
+        assert drawing.contrast_with_white(np.array(drawing.to_rgb(drawing.darker(color)))) >= 4.5
+    assert drawing.darker(drawing.BLUE) == drawing.BLUE.lower()
+
+
+def test_labels_come_from_what_results_say(labels: dict[str, ModelLabel], results: Path) -> None:
+    assert {model: (label.text, label.style) for model, label in labels.items()} == {
+        "long-seed0": ("trained at 256, seed 0", drawing.TRAINED_LONG),
+        "long-seed1": ("trained at 256, seed 1", drawing.TRAINED_LONG),
+        "short-contiguous": ("trained at 32", drawing.TRAINED_CONTIGUOUS),
+        "short-pose": ("trained at 32, PoSE", drawing.TRAINED_POSE),
+    }
+    assert drawing.common_size(labels.values()) == "1 M parameters"
+    unknown = model_labels(results, "loss_differences")
+    assert {label.style for label in unknown.values()} == set(drawing.OTHER_MODELS)
+    assert (unknown["short-pose"].text, unknown["long-seed0"].text) == ("short pose", "long, seed 0")
+    assert drawing.rule_text("leave_one_out_divergence") == "leave one out, by divergence"
+    assert drawing.rule_text("nearest") == "nearest tokens"
+    rows = pd.DataFrame({"num_targets": [30, 1234], "num_documents": [3, 3]})
+    assert drawing.sample_size(rows) == "n = 30 to 1,234 targets, 3 documents"

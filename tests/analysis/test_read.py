@@ -1,0 +1,236 @@
+"""Which rows are a model's own; models by their training; what a join leaves out is counted in a warning."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_results import (
+    ABSURD_LOSS,
+    FURTHER_KS,
+    JUDGE,
+    KS,
+    LONG_MODELS,
+    SHORT_MODELS,
+    Truth,
+    write_results,
+)
+from written_results import write_rows
+
+from analysis.gap import gaps, scale, slopes
+from analysis.gap.sparsity import sparsity_beyond_null
+from analysis.losses.token_worth import with_recovered_losses
+from analysis.read import (
+    TARGET,
+    joined_on_common,
+    models_by_training,
+    needs_null,
+    of_common_groups,
+    read_judged_sparsity,
+    read_sparse_losses,
+    read_sparsity,
+    sees_answer,
+    shown_rule,
+)
+from analysis.tokens.kinds import ASPECTS, loss_differences_by_category
+from analysis.tokens.places import RELATIONS, relation_shares
+from pipeline.cli import InputError
+from pipeline.measuring.rules import RULES
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+
+
+def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: Path, truth: Truth) -> None:
+    rows = read_sparse_losses(results)
+    assert set(rows["k"]) == set(KS)
+    assert (rows["judge"] == rows["model"]).all()
+    assert rows["sparse_context_loss"].max() < ABSURD_LOSS
+    # 3 models with selections, 3 rules, own and null.
+    assert len(rows) == len(truth.targets) * 3 * 3 * 2 * len(KS)
+    all_rows = read_artefact(results, "sparse_context_losses")
+    assert len(read_sparse_losses(results, every_judge=True, every_k=True)) == len(all_rows)
+    assert set(read_sparse_losses(results, every_judge=True)["judge"]) > {JUDGE}
+    every_k = read_sparse_losses(results, every_k=True).groupby("rule")["k"].unique()
+    assert sorted(every_k["leave_one_out"]) == KS
+    assert sorted(every_k["nearest"]) == KS + FURTHER_KS
+    only = {"model": ["long-seed0"], "rule": ["nearest"]}
+    some = read_sparse_losses(results, ["rule"], only)
+    assert list(some) == ["model", "rule"] and len(some) == len(read_sparse_losses(results, only=only))
+
+
+def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
+    only = {"model": ["long-seed0"]}
+    by_loss = read_sparsity(results, only=only)
+    assert len(by_loss) == len(truth.targets)
+    assert by_loss["dependency_sparsity"].isna().any()
+    by_divergence = read_sparsity(results, DIVERGENCE, only=only)
+    assert by_divergence["dependency_sparsity"].tolist() == [1] * len(truth.targets)
+    assert list(read_sparsity(results, columns=TARGET)) == ["model", *TARGET]
+
+
+def test_rows_of_before_are_the_models_own_and_of_the_loss(tmp_path: Path) -> None:
+    """A file of version 1 reads as null in the new columns."""
+    of_target = {"document_id": ["a"], "chunk_index": [0], "target_position": [9]}
+    target = pd.DataFrame(of_target).assign(model="m", rule="leave_one_out", judge=None)
+    losses = pd.concat([target.assign(far_context="own", k=k) for k in (1, 7)])
+    write_rows(tmp_path / "losses", "influential_tokens", "sparse_context_losses", losses)
+    assert read_sparse_losses(tmp_path / "losses")["k"].tolist() == [1, 7]
+    sparsity = target.assign(dependency_sparsity=3, criterion=None)
+    write_rows(tmp_path / "sparsity", "influential_tokens", "dependency_sparsity", sparsity)
+    assert read_sparsity(tmp_path / "sparsity")["dependency_sparsity"].tolist() == [3]
+    assert read_sparsity(tmp_path / "sparsity", DIVERGENCE).empty
+
+
+def test_judged_sparsity_is_of_the_first_other_judge_by_the_divergence(tmp_path: Path) -> None:
+    rows = [
+        {"rule": rule, "judge": judge, "criterion": criterion, "dependency_sparsity": k_star}
+        for rule, judge, criterion, k_star in (
+            ("leave_one_out_divergence", "m", DIVERGENCE, 1),
+            ("leave_one_out_divergence", "seed1", LOSS, 2),
+            ("leave_one_out_divergence", "seed1", DIVERGENCE, 4),
+            ("leave_one_out_divergence", "seed2", DIVERGENCE, 8),
+            ("leave_one_out", "seed1", DIVERGENCE, 16),  # it sees the answer
+            ("nearest", "seed1", DIVERGENCE, 16),  # it chooses nothing
+        )
+    ]
+    write_rows(tmp_path, "influential_tokens", "dependency_sparsity", pd.DataFrame(rows).assign(model="m"))
+    assert read_judged_sparsity(tmp_path)["dependency_sparsity"].tolist() == [4]
+    own = pd.DataFrame(rows[:1]).assign(model="m")
+    write_rows(tmp_path / "own", "influential_tokens", "dependency_sparsity", own)
+    assert read_judged_sparsity(tmp_path / "own").empty
+
+
+def test_rules_that_fit_anything_need_their_null_and_controls_are_not_shown() -> None:
+    for rule, is_seeing, is_fitting in (
+        ("leave_one_out", True, True),
+        ("gradient", True, True),
+        ("greedy_divergence", False, True),
+        ("add_one_in_divergence", False, True),
+        ("leave_one_out_divergence", False, False),
+        ("attention", False, False),
+        ("nearest", False, False),
+        ("of another program", True, True),
+    ):
+        assert (sees_answer(rule), needs_null(rule)) == (is_seeing, is_fitting), rule
+    every = ["random", "leave_one_out", "greedy_divergence", "leave_one_out_divergence"]
+    assert shown_rule(every) == "leave_one_out_divergence"
+    assert shown_rule(["random", "leave_one_out", "add_one_in_divergence"]) == "add_one_in_divergence"
+    assert shown_rule(["random", "leave_one_out", "gradient"]) == "leave_one_out"
+    assert shown_rule(["random", "of another program"]) == "of another program"
+    assert shown_rule(["random", "nearest"]) in RULES
+
+
+def test_models_are_told_apart_by_their_training(
+    scales: tuple[Path, Truth, Truth], results: Path, tmp_path: Path
+) -> None:
+    small = scales[0] / "small"
+    assert models_by_training(small) == (LONG_MODELS, SHORT_MODELS)
+    assert models_by_training(small, ["long-seed1", "nobody"]) == (["long-seed1"], [])
+    assert models_by_training(results) == (LONG_MODELS + SHORT_MODELS, [])  # which do not say
+    write_results(tmp_path, models=SHORT_MODELS[::-1], scale=(1000, 50), num_documents=4)
+    assert models_by_training(tmp_path) == (SHORT_MODELS, [])  # those that chose tokens first
+    with pytest.raises(InputError, match="unknown model 'nobody'"):
+        models_by_training(small, ["nobody"])
+
+
+@pytest.fixture
+def measured(dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
+    rows = dependency_sparsity.query("model == 'long-seed0' and rule == 'leave_one_out'")
+    return rows.rename(columns={"rule": "measure"}).astype({"dependency_sparsity": "float64"})
+
+
+def without_first(table: pd.DataFrame, num_targets: int) -> pd.DataFrame:
+    """`table` without all rows of its first targets."""
+    gone = table[TARGET].drop_duplicates().head(num_targets).assign(is_gone=True)
+    is_gone = table[TARGET].merge(gone, on=TARGET, how="left")["is_gone"].notna().to_numpy()
+    return table[~is_gone]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was warned of since the last call."""
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    found = [
+        record.getMessage().removesuffix(" are not in both tables and left out") for record in caplog.records
+    ]
+    caplog.clear()
+    return found
+
+
+def test_what_one_table_lacks_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    left, right = pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [2, 3, 4]})
+    assert joined_on_common(left, right, ["a"], "x")["a"].tolist() == [2]
+    assert joined_on_common(left, right, ["a"], "x", may_right_have_more=True)["a"].tolist() == [2]
+    assert warnings(caplog) == ["x: 3 of 4", "x: 1 of 2"]
+    left = pd.DataFrame({"k": [1, 1, 2], "x": [1, 2, 3]})
+    both = of_common_groups(left, pd.DataFrame({"k": [1, 4], "x": [1, 1]}), ["k"])
+    assert [table["x"].tolist() for table in both] == [[1, 2], [1]]
+    assert warnings(caplog) == []
+
+
+def test_every_statistic_says_what_it_leaves_out(
+    loss_differences: pd.DataFrame, measured: pd.DataFrame, sparse_context_losses: pd.DataFrame,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    num_all = len(measured)
+    bins = gaps.gain_bins(loss_differences, "long-seed1")
+    gaps.sparsity_distribution(measured, KS, bins)
+    assert warnings(caplog) == []
+    table = gaps.sparsity_distribution(measured, KS, without_first(bins, 3))
+    assert table[table["category"] == "no gain"]["num_targets"].sum() == num_all - 3
+    assert warnings(caplog) == [f"targets with k* and with a bin: 3 of {num_all}"]
+
+    of_gap = gaps.generalization_gaps(
+        loss_differences, short_models=SHORT_MODELS[:1], reference_model="long-seed1"
+    )
+    whole, lacking = (
+        scale.dense_minus_sparse(of_gap, scale.MeasuredSparsity("long-seed0", rows, KS), "leave_one_out")
+        for rows in (measured, without_first(measured, 5))
+    )
+    assert lacking != whole
+    assert warnings(caplog) == [f"targets of the gap and of k*: 5 of {num_all}"]
+
+    targets = slopes.gap_targets(
+        loss_differences, short_models=SHORT_MODELS, reference_model="long-seed1",
+        difficulty_model="long-seed1", gain_model="long-seed0", token_counts_V=None,
+    )  # fmt: skip
+    slopes.slope_with_gain(targets, measured, KS[-1])
+    slopes.permutation_tests(targets, without_first(measured, 4), KS[-1])
+    assert warnings(caplog) == [f"targets of the gap and of k*: 4 of {num_all}"]
+
+    rows = sparse_context_losses.query("model == 'long-seed0' and rule == 'leave_one_out'")
+    own, null = (rows[rows["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
+    with_recovered_losses(pd.concat([without_first(own, 2), null]))
+    assert warnings(caplog) == [f"targets with k tokens of their own far context: 2 of {num_all}"]
+    both = pd.concat([own, without_first(null, 6)])
+    found = sparsity_beyond_null(both, recovery_fraction=0.9, minimum_gain=0.1)
+    assert len(found) == num_all - 6
+    counts = f"{6 * len(KS)} of {num_all * len(KS):,}"
+    assert warnings(caplog) == [f"choices of own and null tokens for k*: {counts}"]
+
+
+def test_targets_without_a_category_or_known_far_tokens(
+    loss_differences: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets = loss_differences[TARGET].drop_duplicates()
+    labels = targets.assign(**{aspect: names[0] for aspect, names in ASPECTS.items()})
+    whole = loss_differences_by_category(loss_differences, labels.assign(part_of_speech=None))
+    # An aspect that is null has no rows, and leaves no target out; nor do targets that are not asked for.
+    assert "part_of_speech" not in set(whole["aspect"])
+    loss_differences_by_category(without_first(loss_differences, 9), labels)
+    assert warnings(caplog) == []
+    table = loss_differences_by_category(loss_differences, without_first(labels, 7))
+    assert (table["num_targets"] == len(targets) - 7).all()
+    assert warnings(caplog) == [f"targets with a category: 7 of {len(targets)}"]
+
+    places = pd.DataFrame({"document_id": list("aabb"), "chunk_index": 0, "target_position": [8, 9, 8, 9]})
+    available = places.assign(far_context=OWN, **dict.fromkeys(RELATIONS, np.float64(0.5)))
+    selected = pd.concat(
+        places.assign(model=model, rule="nearest", far_context=OWN, rank=1, distance=5, relation=RELATIONS[0])
+        for model in "mn"
+    )
+    relation_shares(selected[selected["target_position"] == 8], available, [1, 2])
+    assert warnings(caplog) == []
+    assert (relation_shares(selected, available[1:], [1, 2])["num_targets"] == 3).all()
+    # Once, not for each model, rule and k.
+    assert warnings(caplog) == ["targets and their far tokens: 1 of 4"]
