@@ -240,8 +240,11 @@ def recovered_table(results: Path, rule: str) -> str:
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
     losses = losses[losses["rule"] == rule]
-    recovered = recovered_losses(losses).set_index(["far_context", "model", "k"]).to_dict("index")
-    excess = excess_over_null(losses).set_index(["model", "k"]).to_dict("index")
+    recovered = {
+        (row["far_context"], row["model"], row["k"]): row
+        for row in recovered_losses(losses).to_dict("records")
+    }
+    excess = {(row["model"], row["k"]): row for row in excess_over_null(losses).to_dict("records")}
     rows = []
     for (far_context, model, k), own in recovered.items():
         if far_context == OWN:
@@ -285,7 +288,7 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
         recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
     exports = {artefact: results / exported_name(artefact) for artefact in artefacts}
     data = [path if path.exists() else results / of / "model=*" / "*.parquet" for of, path in exports.items()]
-    drawn = sorted(figures.glob("*.png")) or [f"none in {figures}"]
+    drawn = [str(path) for path in sorted(figures.glob("*.png"))] or [f"none in {figures}"]
     partial = [f"({note})", ""] if (note := partial_note()) else []
     return "\n".join(
         [

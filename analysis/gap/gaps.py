@@ -284,9 +284,9 @@ def sparsity_distribution(
     for measure, of_measure in targets.groupby("measure", sort=False):
         for gain_bin, of_bin in of_measure.groupby("gain_bin", observed=True):
             for category in sparsity_categories(studied_ks):
-                labels = {"measure": measure, "gain_bin": str(gain_bin), "category": category}
-                share = _share(of_bin, of_bin["category"] == category)
-                rows.append({**labels, **sample_counts(of_bin), **share})
+                numbers = sample_counts(of_bin) | _share(of_bin, of_bin["category"] == category)
+                labels = {"measure": str(measure), "gain_bin": str(gain_bin), "category": category}
+                rows.append({**labels, **numbers})
     return pd.DataFrame(rows)
 
 

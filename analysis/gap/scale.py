@@ -327,15 +327,15 @@ def changes_with_scale(
     rows = []
     for smaller, larger in pairwise(last.values()):
         labels: dict[Hashable, Any] = {"smaller": smaller.num_parameters, "larger": larger.num_parameters}
-        losses = (group.losses(LONG_LOSS, GAIN) for group in (smaller, larger))
-        both = joined_on_common(*losses, TARGET, "targets of two sizes", ("", _LARGER))
+        first, second = (group.losses(LONG_LOSS, GAIN) for group in (smaller, larger))
+        both = joined_on_common(first, second, TARGET, "targets of two sizes", ("", _LARGER))
         both = of_targets(both, targets)
         for what in (LONG_LOSS, GAIN):
             rows.append(labels | {"what": what, "rule": None, "k": None} | _change(both, what, None))
-        effects = [_effects(group) for group in (smaller, larger) if group.sparsity is not None]
-        if len(effects) == 2:
+        if smaller.sparsity is not None and larger.sparsity is not None:
+            first, second = _effects(smaller), _effects(larger)
             keys = ["rule", "k", *TARGET]
-            both = joined_on_common(*effects, keys, "choices of two sizes", ("", _LARGER))
+            both = joined_on_common(first, second, keys, "choices of two sizes", ("", _LARGER))
             for (rule, k), choices in of_targets(both, targets).groupby(["rule", "k"], sort=False):
                 share = {"what": SHARE, "rule": rule, "k": k}
                 rows.append(labels | share | _change(choices, "effect", "gain"))
@@ -361,7 +361,7 @@ def _change(paired: pd.DataFrame, numerator: str, denominator: str | None) -> di
         for numerators, denominators in (first, second)
     )
     difference = paired_difference(paired["document_id"], first, second)
-    means = {"of_smaller": of_smaller, "of_larger": of_larger}
+    means: dict[Hashable, Any] = {"of_smaller": of_smaller, "of_larger": of_larger}
     return {**sample_counts(paired), **means, **interval_columns("difference", difference)}
 
 

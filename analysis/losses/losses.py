@@ -46,9 +46,10 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
         means = targets[["short_context_loss", "long_context_loss"]].astype("float64").mean().to_dict()
         means |= mean_columns(targets, "loss_difference")
         for name, column in (("expected_gain", "short_context_divergence"), ("specific_gain",) * 2):
-            is_measured = column in targets and targets[column].notna().all()
-            of = targets["document_id"], targets.get(column)
-            means |= interval_columns(name, interval_over_documents(*of) if is_measured else NO_INTERVAL)
+            interval = NO_INTERVAL
+            if column in targets and targets[column].notna().all():
+                interval = interval_over_documents(targets["document_id"], targets[column])
+            means |= interval_columns(name, interval)
         return means
 
     return summarized(loss_differences, ["model"], numbers)

@@ -7,7 +7,6 @@ import forked_stages
 import numpy as np
 import pandas as pd
 import pytest
-from exported_results import vouch_for
 from synthetic_results import LONG_MODELS, Truth, write_results
 from written_results import write_rows
 
@@ -146,8 +145,8 @@ def test_runs_from_any_directory_and_refuses_in_a_sentence(results: Path, tmp_pa
 
 
 def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
-    shutil.copytree(results / "loss_differences", tmp_path / "loss_differences")
-    vouch_for(tmp_path)
+    for folder in (Path("loss_differences"), Path("_stages", "loss_differences")):
+        shutil.copytree(results / folder, tmp_path / folder)
     text = answers.page(tmp_path, tmp_path / "figures", "leave_one_out")
     assert answers.models_table(tmp_path) in text
     assert "not measured: no influential tokens" in text
