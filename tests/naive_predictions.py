@@ -44,7 +44,8 @@ def stock_hugging_face(family: str, seed: int) -> Stock:
 def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
     """The naive witness and the model under test, with the same weights; `name` is of IMPLEMENTATIONS."""
     if name == "olmo":
-        return stock_olmo(make_olmo(seed=seed)), OLMoCausalLM(make_olmo(seed=seed))
+        twins = [make_olmo(seed=seed, n_kv_heads=2) for _ in range(2)]
+        return stock_olmo(twins[0]), OLMoCausalLM(twins[1])
     return stock_hugging_face(name, seed), HuggingFaceCausalLM(make_model(name, seed))
 
 

@@ -1,145 +1,331 @@
-"""Everything the engine computes, computed again naively: one pair at a time, by stock models and masks.
+"""Everything the engine computes, computed again naively: one context at a time, by stock models and masks.
 
-The witness is that of naive_predictions.py.
+The witness is that of naive_predictions.py. All divergences are from the prediction under the chunk's own
+long context, those of the null too: its tokens are chosen to mimic this document's prediction. Only
+leave-one-out compares a null with itself. Under the intervention `background` nothing is ever left out: the
+witness reads every position before the target, and only which document's token stands there changes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
 
 import numpy as np
 import pytest
-from losses_under_contexts import long_context_losses, window_losses
-from naive_predictions import IMPLEMENTATIONS, Stock, naive_losses, witness_and_model
+from hand_made_models import exhaustive
+from naive_predictions import (
+    IMPLEMENTATIONS,
+    Case,
+    Stock,
+    divergence,
+    log_probs,
+    naive_divergences,
+    naive_losses,
+    witness_and_model,
+)
 from olmo.model import OLMo
 
-from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.contexts import (
+    Batching,
+    Measurement,
+    full_pass,
+    measured_in_foreign_context,
+    measured_in_sequence,
+    measured_windows,
+    own_context,
+)
+from pipeline.measuring.far_context import (
+    FarContext,
+    far_contexts,
+    random_subsets,
+    selected_positions,
+    sparse_contexts,
+)
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import CausalLM
 
-S, L, M, MAX_K = 4, 24, 5, 8
+S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
 TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
+NAMES = ["own", "other_document"]
+GENERATOR = np.random.default_rng(12)
+CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "substitutes"]}
+BACKGROUNDS = [CHUNKS["first"], CHUNKS["second"]]
+SUBSETS, SEED = 8, (3, 1, 4)
 
 
-def _naive_loss(stock: Stock, tokens: np.ndarray, target: int, context: Iterable[int]) -> float:
-    return naive_losses(stock, target, [(tokens, context)])[0]
+@dataclass
+class Implementation:
+    """A stock model, the model under test with the same weights, and what it measures."""
+
+    stock: Stock
+    lm: CausalLM
+
+    def contexts(self, **options: object) -> dict[str, FarContext]:
+        measurement = Measurement(self.lm, LENGTHS, Batching(100), num_subsets=SUBSETS, seed=SEED)
+        return far_contexts(measurement, CHUNKS["own"], CHUNKS["other_document"], **options)
+
+    def naive(
+        self, name: str, target: int, sets: Sequence[Iterable[int]], backgrounds: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses and divergences with each set of far tokens, beside the short context or in backgrounds."""
+        values = []
+        for background in backgrounds or [None]:
+            cases = [case(name, target, far, background) for far in sets]
+            reference = CHUNKS["own"], range(target)
+            losses = naive_losses(self.stock, target, cases)
+            values.append((losses, naive_divergences(self.stock, target, reference, cases)))
+        losses, divergences = np.mean(values, axis=0)
+        return losses, divergences
 
 
-@pytest.fixture(scope="module")
-def chunks() -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(5)
-    return generator.integers(0, 48, L), generator.integers(0, 48, L)
+def case(name: str, target: int, far: Iterable[int], background: np.ndarray | None = None) -> Case:
+    """Of the far tokens those of `far` are `name`'s; the others are the background's, or not there."""
+    tokens = CHUNKS["own"].copy()
+    tokens[: target - S] = CHUNKS[name][: target - S]
+    if background is None:
+        return tokens, [*far, *range(target - S, target)]
+    restored = tokens.copy()
+    tokens[: target - S] = background[: target - S]
+    tokens[list(far)] = restored[list(far)]
+    return tokens, range(target)
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
-    """The naive witness and the model under test, with the same weights."""
-    return witness_and_model(request.param, 2, make_olmo)
+def model(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Implementation:
+    return Implementation(*witness_and_model(request.param, 5, make_olmo))
 
 
-@pytest.fixture(scope="module")
-def stock(implementation: tuple[Stock, CausalLM]) -> Stock:
-    return implementation[0]
+@pytest.fixture(scope="module", params=["remove", "background"])
+def measured(
+    request: pytest.FixtureRequest, model: Implementation
+) -> tuple[dict[str, FarContext], list[np.ndarray]]:
+    """The far contexts, and the backgrounds of the intervention."""
+    if request.param == "remove":
+        return model.contexts(), []
+    return model.contexts(background_ids_BL=np.stack(BACKGROUNDS)), BACKGROUNDS
 
 
-@pytest.fixture(scope="module")
-def lm(implementation: tuple[Stock, CausalLM]) -> CausalLM:
-    return implementation[1]
+def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) -> None:
+    """The first values are those of the witness, and what is beyond the target's far context is NaN."""
+    np.testing.assert_allclose(found[: len(naive)], naive, rtol=0, atol=TOLERANCE, err_msg=str(what))
+    assert np.isnan(found[len(naive) :]).all(), what
 
 
-def _far_tokens(name: str, chunks: tuple[np.ndarray, np.ndarray], target: int) -> np.ndarray:
-    """The chunk as the target sees it: its own, or with the other document's tokens before t - s."""
-    own, other = chunks
-    return own if name == "own" else np.concatenate([other[: target - S], own[target - S :]])
-
-
-def test_short_and_long_losses(stock: Stock, lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> None:
-    own = chunks[0]
-    short = window_losses(lm, own, LENGTHS.targets_T, S, Batching(9))
-    long = long_context_losses(lm, own, LENGTHS.targets_T)
+def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
+    contexts = model.contexts()
+    long = contexts["own"].predictions
+    foreign = measured_in_foreign_context(model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long)
+    windows = {
+        length: measured_windows(model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), long)
+        for length in (1, 2, 7, L - M)
+    }
     for index, target in enumerate(TARGETS):
-        assert short[index] == pytest.approx(
-            _naive_loss(stock, own, target, range(target - S, target)), abs=TOLERANCE
-        )
-        assert long[index] == pytest.approx(_naive_loss(stock, own, target, range(target)), abs=TOLERANCE)
-
-
-@pytest.fixture(scope="module")
-def contexts(lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]) -> dict:
-    return far_contexts(Measurement(lm, LENGTHS, Batching(100)), *chunks)
-
-
-@pytest.fixture(scope="module")
-def naive_influences(stock: Stock, chunks: tuple[np.ndarray, np.ndarray]) -> dict[str, list[list[float]]]:
-    found = {}
-    for name in ("own", "other_document"):
-        found[name] = []
-        for target in TARGETS:
-            tokens = _far_tokens(name, chunks, target)
-            everything = _naive_loss(stock, tokens, target, range(target))
-            found[name].append(
-                [
-                    _naive_loss(stock, tokens, target, [i for i in range(target) if i != left_out])
-                    - everything
-                    for left_out in range(target - S)
-                ]
-            )
-    return found
-
-
-@pytest.mark.parametrize("name", ["own", "other_document"])
-def test_every_influence(contexts: dict, naive_influences: dict, name: str) -> None:
-    influence_TF = contexts[name].influence_TF
-    assert influence_TF.shape == (M, L - 1 - S)
-    for index, naive in enumerate(naive_influences[name]):
-        np.testing.assert_allclose(influence_TF[index, : len(naive)], naive, atol=TOLERANCE)
-        assert np.isnan(influence_TF[index, len(naive) :]).all()
-    assert np.nanstd(influence_TF) > 100 * TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["own", "other_document"])
-def test_selection_takes_the_largest_naive_influences(
-    contexts: dict, naive_influences: dict, name: str
-) -> None:
-    selected = selected_positions(contexts[name], "leave_one_out", MAX_K, seed=[0])
-    for index, naive in enumerate(naive_influences[name]):
-        assert selected[index].tolist() == sorted(range(len(naive)), key=lambda i: -naive[i])[:MAX_K]
-
-
-@pytest.mark.parametrize("k", [1, 3, MAX_K])
-def test_every_sparse_context_loss(
-    stock: Stock, contexts: dict, chunks: tuple[np.ndarray, np.ndarray], k: int
-) -> None:
-    for name, context in contexts.items():
-        selections = {
-            rule: selected_positions(context, rule, MAX_K, seed=[0])
-            for rule in ("leave_one_out", "random", "nearest")
+        everything = range(target - S)
+        expected = {
+            "short": (contexts["own"].short, model.naive("own", target, [[]], [])),
+            "of the null": (contexts["other_document"].short, model.naive("own", target, [[]], [])),
+            "foreign": (foreign, model.naive("other_document", target, [everything], [])),
         }
-        measured = sparse_contexts(context, selections, dict.fromkeys(selections, [k]))
-        assert measured.keys() == selections.keys()
-        for rule, positions in selections.items():
-            assert measured[rule].losses.shape == (M, 1)
-            for index, target in enumerate(TARGETS):
-                seen = [*positions[index, :k].tolist(), *range(target - S, target)]
-                naive = _naive_loss(stock, _far_tokens(name, chunks, target), target, seen)
-                assert measured[rule].losses[index, 0] == pytest.approx(naive, abs=TOLERANCE), (
-                    rule,
-                    name,
-                    target,
-                )
+        for length, found in windows.items():
+            window = [(CHUNKS["own"], range(target - length, target))]
+            reference = CHUNKS["own"], range(target)
+            naive = (
+                naive_losses(model.stock, target, window),
+                naive_divergences(model.stock, target, reference, window),
+            )
+            expected[f"window {length}"] = found, naive
+        for what, (found, (losses, divergences)) in expected.items():
+            assert found.losses[index] == pytest.approx(losses[0], abs=TOLERANCE), (what, target)
+            assert found.divergences[index] == pytest.approx(divergences[0], abs=TOLERANCE), (what, target)
+        for name, context in contexts.items():
+            (loss,), _ = model.naive(name, target, [everything], [])
+            assert context.long_losses_T[index] == pytest.approx(loss, abs=TOLERANCE), (name, target)
+    assert contexts["own"].short.divergences.max() > 100 * TOLERANCE
 
 
-def test_a_wide_target_block_reaches_into_its_own_far_context(
-    stock: Stock, lm: CausalLM, chunks: tuple[np.ndarray, np.ndarray]
+@pytest.mark.parametrize("intervention", ["remove", "substitute", "background"])
+def test_every_influence(model: Implementation, intervention: str) -> None:
+    stand_ins = {"remove": [None], "substitute": [CHUNKS["substitutes"]], "background": BACKGROUNDS}
+    options = {
+        "remove": {},
+        "substitute": {"substitute_ids_L": CHUNKS["substitutes"]},
+        "background": {"background_ids_BL": np.stack(BACKGROUNDS)},
+    }
+    for name, context in model.contexts(**options[intervention]).items():
+        for index, target in enumerate(TARGETS):
+            tokens, _ = case(name, target, ())
+            long, naive = (tokens, range(target)), []
+            for stand_in in stand_ins[intervention]:
+                cases: list[Case] = []
+                for position in range(target - S):
+                    replaced = tokens.copy()
+                    if stand_in is None:
+                        cases.append((tokens, set(range(target)) - {position}))
+                    else:
+                        replaced[position] = stand_in[position]
+                        cases.append((replaced, range(target)))
+                everything, *losses = naive_losses(model.stock, target, [long, *cases])
+                divergences = naive_divergences(model.stock, target, long, cases)
+                naive.append((np.array(losses) - everything, divergences))
+            influences, divergences = np.mean(naive, axis=0)
+            close(context.influence_TF[index], influences, (name, target))
+            close(context.divergence_TF[index], divergences, (name, target))
+            for rule, scores in (("leave_one_out", influences), ("leave_one_out_divergence", divergences)):
+                chosen = selected_positions(context, rule, 3, seed=[0])[index]
+                assert chosen.tolist() == np.argsort(-scores)[:3].tolist(), (name, target, rule)
+        assert np.nanstd(context.influence_TF) > 100 * TOLERANCE
+
+
+def test_every_addition_and_every_choice(
+    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
 ) -> None:
+    contexts, backgrounds = measured
+    for name, context in contexts.items():
+        for criterion, suffix in enumerate(("", "_divergence")):
+            added = selected_positions(context, f"add_one_in{suffix}", 4, seed=[0])
+            greedy = None if backgrounds else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
+            for index, target in enumerate(TARGETS):
+                chosen: list[int] = []
+                for num_chosen in range(1 if backgrounds else 3):
+                    candidates = [position for position in range(target - S) if position not in chosen]
+                    sets = [sorted([*chosen, position]) for position in candidates]
+                    naive = model.naive(name, target, sets, backgrounds)[criterion]
+                    ranked = [candidates[place] for place in np.argsort(naive)]
+                    if num_chosen == 0:
+                        close(context.first_additions[criterion][index], naive, (name, target))
+                        assert added[index].tolist() == ranked[:4], (name, target)
+                    chosen.append(ranked[0])
+                assert greedy is None or greedy[index].tolist() == chosen, (name, target)
+
+
+def test_every_sparse_context_and_the_background(
+    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+) -> None:
+    contexts, backgrounds = measured
+    rules = ("leave_one_out_divergence", "add_one_in", "random", "nearest")
+    for name, context in contexts.items():
+        positions = {rule: selected_positions(context, rule, 9, seed=[0]) for rule in rules}
+        sparse = sparse_contexts(context, positions, dict.fromkeys(rules, [1, 3, 9]))
+        for index, target in enumerate(TARGETS):
+            for rule in rules:
+                sets = [positions[rule][index, :k].tolist() for k in (1, 3, 9)]
+                naive = model.naive(name, target, sets, backgrounds)
+                for found_TJ, values in zip(sparse[rule], naive, strict=True):
+                    close(found_TJ[index], values, (name, target, rule))
+            for found_T, (value,) in zip(
+                context.background or context.short, model.naive(name, target, [[]], backgrounds), strict=True
+            ):
+                assert found_T[index] == pytest.approx(value, abs=TOLERANCE), (name, target)
+            whole = context.measured_with(np.array([index]), np.arange(target - S)[None])
+            assert whole.losses[0] == pytest.approx(context.long_losses_T[index], abs=TOLERANCE)
+            if name == "own":
+                assert 0 <= whole.divergences[0] < 2e-6
+
+
+def test_effects_are_means_over_random_subsets(
+    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+) -> None:
+    contexts, backgrounds = measured
+    kept_NF = random_subsets(L - 1 - S, SUBSETS, SEED)
+    for name, context in contexts.items():
+        for index, target in enumerate(TARGETS):
+            sets = [np.nonzero(kept_F[: target - S])[0].tolist() for kept_F in kept_NF]
+            naive = model.naive(name, target, sets, backgrounds)
+            for found_TF, values_N in zip(context.subset_effects, naive, strict=True):
+                expected = [
+                    values_N[~with_N].mean() - values_N[with_N].mean() for with_N in kept_NF.T[: target - S]
+                ]
+                close(found_TF[index], expected, (name, target))
+    assert np.nanstd(contexts["own"].subset_effects.losses) > 100 * TOLERANCE
+
+
+def test_many_subsets_tell_the_banzhaf_value(model: Implementation) -> None:
+    num_far, num_subsets = 6, 2000
+    lengths = ContextLengths(short_context_length=S, long_context_length=S + num_far + 1, targets_per_chunk=1)
+    measurement = Measurement(model.lm, lengths, Batching(2000), num_subsets=num_subsets, seed=SEED)
+    tiny = [CHUNKS[name][: S + num_far + 1] for name in NAMES]
+    found = far_contexts(measurement, *tiny)["own"].subset_effects
+    every_NF = np.array(list(product([False, True], repeat=num_far)))
+    sets = [np.nonzero(with_F)[0].tolist() for with_F in every_NF]
+    for values_TF, values_N in zip(found, model.naive("own", S + num_far, sets, []), strict=True):
+        banzhaf = np.array([values_N[~with_N].mean() - values_N[with_N].mean() for with_N in every_NF.T])
+        # A pair's difference is one draw of about this spread, and there are half as many as subsets.
+        sampling_error = 2 * values_N.std() / np.sqrt(num_subsets)
+        np.testing.assert_allclose(values_TF[0], banzhaf, atol=4 * sampling_error)
+        assert np.ptp(banzhaf) > 8 * sampling_error
+
+
+def test_subsets_come_in_pairs_and_hold_half_of_all_tokens_on_average() -> None:
+    kept_NF = random_subsets(9, 4000, SEED)
+    assert (kept_NF[::2] == ~kept_NF[1::2]).all()
+    # Whether one token is there tells nothing of another: pairs are as likely as independence has them.
+    both = (kept_NF[::2, 3] == kept_NF[::2, 8]).sum()
+    assert abs(both - 1000) < 5 * np.sqrt(2000 / 4)
+    assert (random_subsets(9, 10, SEED) == kept_NF[:10]).all()
+    assert (random_subsets(9, 10, (0,)) != kept_NF[:10]).any()
+
+
+def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementation) -> None:
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
-    own = chunks[0]
-    context = far_contexts(Measurement(lm, lengths, Batching(100)), *chunks)["own"]
-    first = L - 12
-    everything = _naive_loss(stock, own, first, range(first))
-    for left_out in range(first - 2):
-        naive = _naive_loss(stock, own, first, [i for i in range(first) if i != left_out]) - everything
-        assert context.influence_TF[0, left_out] == pytest.approx(naive, abs=TOLERANCE)
-    assert np.isnan(context.influence_TF[0, first - 2 :]).all()
+    measurement, first = Measurement(model.lm, lengths, Batching(100)), L - 12
+    chunks = CHUNKS["own"], CHUNKS["other_document"]
+    removed = far_contexts(measurement, *chunks)["own"]
+    substituted = far_contexts(measurement, *chunks, substitute_ids_L=CHUNKS["substitutes"])["own"]
+    long, without, replaced = (CHUNKS["own"], range(first)), [], []
+    for position in range(first - 2):
+        without.append((CHUNKS["own"], set(range(first)) - {position}))
+        tokens = CHUNKS["own"].copy()
+        tokens[position] = CHUNKS["substitutes"][position]
+        replaced.append((tokens, range(first)))
+    everything, *losses = naive_losses(model.stock, first, [long, *replaced])
+    close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
+    close(substituted.influence_TF[0], np.array(losses) - everything, "substituted")
+    assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
+
+
+def test_one_model_from_another_and_none_from_itself(
+    model: Implementation, make_olmo: Callable[..., OLMo]
+) -> None:
+    other_stock, other_lm = witness_and_model("olmo", 9, make_olmo)
+    sequence = own_context(CHUNKS["own"], LENGTHS)
+    found = measured_in_sequence(model.lm, sequence, full_pass(other_lm, sequence).predictions).divergences
+    for index, target in enumerate(TARGETS):
+        long = [(CHUNKS["own"], range(target))]
+        other_V, own_V = (log_probs(stock, target, long)[0] for stock in (other_stock, model.stock))
+        assert found[index] == pytest.approx(divergence(other_V, own_V), abs=TOLERANCE)
+    assert found.min() > 0.1
+    itself = full_pass(model.lm, sequence).predictions
+    assert (measured_in_sequence(model.lm, sequence, itself).divergences == 0).all()
+
+
+def test_divergences_are_not_below_0(
+    measured: tuple[dict[str, FarContext], list[np.ndarray]],
+) -> None:
+    for context in measured[0].values():
+        for values_TF in (context.divergence_TF, context.first_additions.divergences):
+            assert np.nanmin(values_TF) >= 0
+
+
+def test_a_background_of_the_own_tokens_changes_nothing(model: Implementation) -> None:
+    own = model.contexts(background_ids_BL=CHUNKS["own"][None])["own"]
+    assert own.background is not None
+    np.testing.assert_allclose(own.background.losses, own.long_losses_T, atol=TOLERANCE)
+    assert (own.background.divergences < 2e-6).all()
+    assert np.nanmax(np.abs(own.influence_TF)) < TOLERANCE
+    assert np.nanmax(own.first_additions.divergences) < 2e-6
+
+
+def test_exhaustive_takes_the_best_naive_pair_and_is_no_worse_than_greedy(model: Implementation) -> None:
+    own, target = model.contexts()["own"], TARGETS[0]
+    pairs = exhaustive(own, 2)
+    every_pair = list(combinations(range(target - S), 2))
+    losses, _ = model.naive("own", target, every_pair, [])
+    assert sorted(pairs[0].tolist()) == list(every_pair[int(np.argmin(losses))])
+    greedy, nothing = selected_positions(own, "greedy", 2, seed=[0]), np.empty((M, 0), dtype=np.int64)
+    of_exhaustive, of_greedy, of_nothing = (
+        own.measured_with(np.arange(M), positions).losses for positions in (pairs, greedy, nothing)
+    )
+    assert (of_exhaustive <= of_greedy + TOLERANCE).all() and (of_greedy < of_nothing).all()

@@ -1,0 +1,332 @@
+"""What rules see that look inside: finite differences of stock models, and their attention multiplied out.
+
+The witness is a stock model, which never leaves out a token nor reads a prefix. Attention is computed from
+the queries and keys that its library hands to an attention function of ours.
+
+Shapes: B gates, S rows, F far tokens, H heads of a layer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model
+from olmo.model import OLMo
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
+from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers, selected_positions
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.methods import (
+    attention_of_heads,
+    attention_rollout,
+    learned_attention,
+    learned_attention_divergence,
+)
+from pipeline.models.huggingface import HuggingFaceCausalLM
+from pipeline.models.interface import CausalLM, Predictions, attention_mass
+from pipeline.models.olmo import OLMoCausalLM
+
+S, L, M = 4, 24, 3
+LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
+TARGETS = range(L - M, L)
+GENERATOR = np.random.default_rng(11)
+CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
+STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
+TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
+WEIGHTS = HeadWeights(np.array([0.5, -1, 2, 0, 0, 3, -0.25, 1]), np.array([1, 2, -3, 0.5, 0, -1, 1, 0]))
+# A window as wide as the chunk is the narrowest that is accepted; its layers take their mask elsewhere.
+FIELDS: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": L}, "gemma3": {"sliding_window": L}, "mistral": {"sliding_window": L},
+}  # fmt: skip
+# Another gate may send a token to another expert, and there a finite difference is none.
+INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"})]
+
+
+@dataclass
+class Family:
+    """A model under test, and what a stock model of the same weights says."""
+
+    lm: CausalLM
+    losses_under_gates: Callable[[torch.Tensor, int, torch.Tensor], np.ndarray]
+    """(text [S], answer, gates [B, S], which multiply exp(score) of edges into a row) -> float64 [B]."""
+    attention: Callable[[torch.Tensor], list[np.ndarray]]
+    """A text [S] -> [H, S, S] of every layer."""
+    tolerance: float = TOLERANCE
+
+    def contexts(self) -> dict[str, FarContext]:
+        measurement = Measurement(
+            self.lm, LENGTHS, Batching(100), num_sampled_answers=NUM_ANSWERS, head_weights=WEIGHTS, seed=SEED
+        )
+        return far_contexts(measurement, *CHUNKS.values())
+
+    def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
+        """The derivative of the loss by the gate of each far token: float64 [F]."""
+        changes_FS = STEP * torch.eye(num_far, len(text_S), dtype=torch.float64)
+        opened, closed = (self.losses_under_gates(text_S, answer, 1 + sign * changes_FS) for sign in (1, -1))
+        return (opened - closed) / (2 * STEP)
+
+
+def seen(name: str, target: int) -> torch.Tensor:
+    """The tokens before the target as it sees them: its own, or with the other document's before t - s."""
+    return torch.tensor(np.concatenate([CHUNKS[name][: target - S], CHUNKS["own"][target - S : target]]))
+
+
+def softmax(query_HSE: torch.Tensor, key_HSE: torch.Tensor, scaling: float, softcap: float | None) -> Any:
+    scores_HSS = scaling * query_HSE @ key_HSE.transpose(-1, -2)
+    if softcap:
+        scores_HSS = softcap * torch.tanh(scores_HSS / softcap)
+    weights_HSS = scores_HSS.exp().tril()
+    return weights_HSS / weights_HSS.sum(-1, keepdim=True)
+
+
+def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
+    double, stock = (make_olmo(seed=3, n_kv_heads=2) for _ in range(2))
+    double = double.double()
+
+    @torch.inference_mode()
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        hidden_SS = torch.full((len(text_S), len(text_S)), -1e30, dtype=torch.float64).triu(1)
+        bias_B1SS = (gates_BS.log()[:, None] + hidden_SS)[:, None]
+        logits = double(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
+        return -logits[:, -1].double().log_softmax(-1)[:, answer].numpy()
+
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+        layers: list[np.ndarray] = []
+        with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+            for block in stock.transformer.blocks:
+                original = block._scaled_dot_product_attention
+
+                def note(q: Any, k: Any, *rest: Any, original: Callable = original, **more: Any) -> Any:
+                    layers.append(softmax(q[0], k[0].repeat_interleave(2, 0), 1 / math.sqrt(8), None).numpy())
+                    return original(q, k, *rest, **more)
+
+                patch.setattr(block, "_scaled_dot_product_attention", note)
+            stock(text_S[None])
+        return layers
+
+    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, attention)
+
+
+def of_hugging_face(name: str) -> Family:
+    def make(attention: str | None = None) -> PreTrainedModel:
+        return make_model(name, 4, attention=attention, **FIELDS.get(name, {}))
+
+    double, stock, layers = make("eager").double(), make(), list[np.ndarray]()
+
+    def hidden(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((num_rows, num_rows), -1e30, dtype=dtype).triu(1)
+
+    @torch.inference_mode()
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        batch_size, num_rows = gates_BS.shape
+        logits = double(
+            input_ids=text_S.expand(batch_size, -1),
+            position_ids=torch.arange(num_rows).expand(batch_size, -1),
+            attention_mask=(gates_BS.log()[:, None] + hidden(num_rows, torch.float64))[:, None],
+            use_cache=False,
+        ).logits
+        return -logits[:, -1].log_softmax(-1)[:, answer].numpy()
+
+    def witness(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor | None, scaling: float | None = None, softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        num_sharing = query.shape[1] // key.shape[1]
+        key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
+        weights_HSS = softmax(query[0], key, scaling or 1 / math.sqrt(query.shape[-1]), softcap)
+        layers.append(weights_HSS.numpy())
+        return (weights_HSS @ value).transpose(0, 1)[None], None
+
+    @torch.inference_mode()
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+        layers.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ALL_ATTENTION_FUNCTIONS, "witness", witness)
+            stock.set_attn_implementation("witness")
+            stock(
+                input_ids=text_S[None],
+                position_ids=torch.arange(len(text_S))[None],
+                attention_mask=hidden(len(text_S), torch.float32)[None, None],
+                use_cache=False,
+            )
+        return list(layers)
+
+    tolerance = TOLERANCE_AT_KINKS if name == "opt" else TOLERANCE
+    return Family(HuggingFaceCausalLM(make()), losses, attention, tolerance)
+
+
+@pytest.fixture(scope="module", params=INSPECTED)
+def family(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Family:
+    return of_olmo(make_olmo) if request.param == "olmo" else of_hugging_face(request.param)
+
+
+def test_every_gate_gradient_and_information_is_of_finite_differences(family: Family) -> None:
+    for name, context in family.contexts().items():
+        answers = sampled_answers(context.predictions, NUM_ANSWERS, SEED)
+        for index, target in enumerate(TARGETS):
+            text_S, num_far = seen(name, target), target - S
+            slopes_F = family.slopes(text_S, num_far, int(CHUNKS["own"][target]))
+            squares = [family.slopes(text_S, num_far, int(drawn_T[index])) ** 2 for drawn_T in answers]
+            for found_TF, naive_F, tolerance in (
+                (context.gate_gradient_TF, slopes_F, family.tolerance),
+                (context.gate_information_TF, np.mean(squares, axis=0), 2 * family.tolerance),
+            ):
+                atol = tolerance * abs(naive_F).max()
+                np.testing.assert_allclose(found_TF[index, :num_far], naive_F, rtol=0, atol=atol)
+                assert np.isnan(found_TF[index, num_far:]).all(), (name, target)
+        assert np.nanstd(context.gate_gradient_TF) > 0.005
+
+
+def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(family: Family) -> None:
+    for name, context in family.contexts().items():
+        heads_HTF = attention_of_heads(context, "learned_attention") if name == "own" else None
+        found = [
+            context.attention_TF, attention_rollout(context), learned_attention(context),
+            learned_attention_divergence(context),
+        ]  # fmt: skip
+        for index, target in enumerate(TARGETS):
+            layers, num_far = family.attention(seen(name, target)), target - S
+            assert len(layers) == 2
+            rollout_SS = np.eye(target)
+            for heads_HSS in layers:
+                rollout_SS = (0.5 * heads_HSS.mean(0) + 0.5 * np.eye(target)) @ rollout_SS
+            last_HS = np.concatenate(layers)[:, -1]
+            naive = [
+                last_HS.mean(0), rollout_SS[-1], WEIGHTS.losses_H @ last_HS, WEIGHTS.divergences_H @ last_HS
+            ]  # fmt: skip
+            for values_TF, naive_S, tolerance in zip(found, naive, (1e-5, 1e-5, 1e-4, 1e-4), strict=True):
+                np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=tolerance)
+                assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
+            if heads_HTF is not None:
+                np.testing.assert_allclose(heads_HTF[:, index, :num_far], last_HS[:, :num_far], atol=1e-5)
+
+
+def predictions(probs: list[list[float]]) -> Predictions:
+    return Predictions.of_logits(torch.tensor(probs).log())
+
+
+def test_answers_are_drawn_as_often_as_they_are_likely() -> None:
+    probs = [[0.5, 0.25, 0.125, 0.125, 0.0], [0.0, 0.999, 0.0, 0.0, 0.001], [0.2, 0.2, 0.2, 0.2, 0.2]]
+    answers = np.array(sampled_answers(predictions(probs), 400, SEED))
+    for answers_of_target, row in zip(answers.T, probs, strict=True):
+        counts = Counter(answers_of_target.tolist())
+        for token, prob in enumerate(row):  # spread evenly, they are off by less than one
+            assert abs(counts[token] - 400 * prob) < 1.001
+    row = [0.55, 0.3, 0.1, 0.05]
+    drawn = [
+        int(answers[0]) for seed in range(3000) for answers in sampled_answers(predictions([row]), 2, (seed,))
+    ]
+    counts_V = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(counts_V, row, atol=5 * math.sqrt(0.25 / 3000))
+
+
+def test_many_answers_tell_the_divergence_of_a_gate_that_is_nearly_open(
+    make_olmo: Callable[..., OLMo],
+) -> None:
+    stock, closed_by, target = make_olmo(seed=3), 0.1, L - 1
+    measurement = Measurement(OLMoCausalLM(stock), LENGTHS, Batching(100), num_sampled_answers=200, seed=SEED)
+    own = far_contexts(measurement, *CHUNKS.values())["own"]
+    position = int(selected_positions(own, "gradient_divergence", 1, seed=[0])[-1, 0])
+    log_probs = []
+    for gate in (1.0, 1 - closed_by):
+        bias = torch.full((target, target), -math.inf).triu(1)
+        bias[position:, position] = math.log(gate)
+        with torch.inference_mode():
+            logits = stock(seen("own", target)[None], attention_bias=bias[None, None]).logits[0, -1]
+        log_probs.append(logits.double().log_softmax(-1).numpy())
+    long_V, nearly_V = log_probs
+    divergence = (np.exp(long_V) * (long_V - nearly_V)).sum()
+    information = own.gate_information_TF[-1, position]
+    assert information * closed_by**2 / 2 == pytest.approx(divergence, rel=0.2)
+
+
+def test_inspection_leaves_the_model_as_it_was() -> None:
+    model = make_model("llama", 4)
+    lm, rows_T = HuggingFaceCausalLM(model), torch.tensor([0, 9, L - 1])
+    arguments = torch.tensor(CHUNKS["own"])[None], torch.arange(L)[None], None
+    before = lm.hidden_states(*arguments, None)
+    mass_TS = attention_mass(lm, *arguments, rows_T)
+    gradient_TS = lm.gate_gradients(*arguments, rows_T, torch.tensor([1, 2, 3]))
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(lm.hidden_states(*arguments, None), before)
+    # The first row can look at itself only; whatever all gates are times, attention is the same.
+    assert mass_TS[0, 0] == 1 and not gradient_TS[0].any()
+    torch.testing.assert_close(mass_TS.sum(-1), torch.ones(3))
+    torch.testing.assert_close(gradient_TS.sum(-1), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_bfloat16_ranks_by_nearly_the_same_numbers() -> None:
+    of_dtype = []
+    for dtype in (torch.float32, torch.bfloat16):
+        lm = HuggingFaceCausalLM(make_model("llama", 4).to(dtype))
+        own = far_contexts(Measurement(lm, LENGTHS, Batching(100)), *CHUNKS.values())["own"]
+        of_dtype.append([own.gate_gradient_TF[-1], own.attention_TF[-1]])
+    for fine, coarse in zip(*of_dtype, strict=True):
+        assert np.corrcoef(fine, coarse)[0, 1] > 0.99
+
+
+def _random(model_type: str, **fields: Any) -> PreTrainedModel:
+    sizes = {
+        "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **sizes, **fields)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def _falcon() -> PreTrainedModel:
+    return _random("falcon", bos_token_id=None, eos_token_id=None)
+
+
+def _gpt_oss() -> PreTrainedModel:
+    model = _random(
+        "gpt_oss", intermediate_size=48, num_key_value_heads=2, head_dim=8, num_local_experts=4,
+        pad_token_id=0, eos_token_id=None, rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
+    )  # fmt: skip
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.fill_(1.0)
+    return model
+
+
+def _compares() -> PreTrainedModel:
+    """A Llama that looks at where its mask is low, and not at how low."""
+    model = make_model("llama", 4)
+    trunk = model.base_model.forward
+
+    def forward(*, attention_mask: torch.Tensor, **rest: Any) -> Any:
+        least = torch.finfo(attention_mask.dtype).min
+        return trunk(attention_mask=torch.where(attention_mask < 0, least, 0.0), **rest)
+
+    model.base_model.forward = forward
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "reason"),
+    [
+        (_falcon, "attention", "its attention is written in one form, which shows no weights"),
+        (_falcon, "gradient", "its attention is written in one form, which shows no weights"),
+        (_gpt_oss, "attention", "the attention of a token to those before it does not sum to 1"),
+        (_compares, "gradient", ".*no derivative by what is added to its attention scores"),
+    ],
+)
+def test_models_that_cannot_be_looked_into(
+    make: Callable[[], PreTrainedModel], rule: str, reason: str
+) -> None:
+    model = make()
+    measurement = Measurement(HuggingFaceCausalLM(model), LENGTHS, Batching(100))
+    own = far_contexts(measurement, *CHUNKS.values())["own"]
+    with pytest.raises(
+        InputError,
+        match=f"{type(model).__name__} cannot be looked into: {reason}.*leave rule '{rule}' out.*Llama, Mis",
+    ):
+        selected_positions(own, rule, 2, seed=[0])
