@@ -1,31 +1,221 @@
-"""Passes that a GPU may still be computing: the loops that queue them ask it for nothing; what they tell is
-looked at in the end."""
+"""Forward passes: contexts are exact, batches move last bits only, and no loop waits for the device.
 
+Batches are as large as the budget allows, and halved where memory runs out. Passes are queued while a GPU may
+still be computing them; what they tell is looked at in the end.
+"""
+
+import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from hand_made_models import CountingLM, SeenTokens
+from losses_under_contexts import any_reference, long_context_losses, window_losses
 from olmo.model import OLMo
 
+from pipeline.cli import InputError
+from pipeline.measuring import contexts as batching
 from pipeline.measuring.contexts import (
     Batching,
+    FullPass,
+    Measurement,
     PassQueue,
     full_pass,
     measured_contexts,
     null_contexts,
     own_context,
 )
-from pipeline.measuring.far_context import leave_each_out
+from pipeline.measuring.far_context import (
+    far_contexts,
+    leave_each_out,
+    selected_positions,
+    sparse_contexts,
+)
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models import attention as log_sum_exp_attention
-from pipeline.models import attention as prefix_attention
+from pipeline.models import attention
 from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.models.olmo import OLMoCausalLM
 
-LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
-CHUNKS = np.random.default_rng(0).integers(0, 48, (2, 24))
+LENGTHS = ContextLengths(short_context_length=8, long_context_length=96, targets_per_chunk=12)
+CHUNKS = np.random.default_rng(6).integers(0, 48, (2, 96))
+
+
+class _LittleMemory(CountingLM):
+    """Runs out of memory above a number of rows, as torch does on an accelerator."""
+
+    def __init__(self, model: OLMoCausalLM, max_rows: int) -> None:
+        super().__init__(model)
+        self._max_rows, self.rows_of_passes = max_rows, []
+
+    def hidden_states(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        self.rows_of_passes.append(token_ids.numel())
+        if token_ids.numel() > self._max_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().hidden_states(token_ids, *arguments)
+
+
+@pytest.fixture(scope="module")
+def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
+    return OLMoCausalLM(make_olmo(seed=5, d_model=64, n_heads=4, max_sequence_length=96))
+
+
+def test_a_budget_of_three_sequences(lm: OLMoCausalLM) -> None:
+    of_one = lm.sequence_bytes(50, 20)
+    assert Batching(10_000, 3.5 * of_one).num_sequences(lm, 50, 20) == 3
+    assert Batching(100, 3.5 * of_one).num_sequences(lm, 50, 20) == 2
+    assert Batching(10, 0.5 * of_one).num_sequences(lm, 50, 20) == 1  # the least there is
+    assert lm.sequence_bytes(100, 0) > lm.sequence_bytes(50, 0) > 50 * 64 * 4
+
+
+def test_sizes_do_not_follow_from_what_is_free(
+    lm: OLMoCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batchings = []
+    for free_gibibytes in (3, 300):
+        monkeypatch.setattr(batching, "free_bytes", lambda _, free=free_gibibytes: free << 30)
+        batchings.append(Batching.for_model(lm))
+    assert batchings[0] == batchings[1] == Batching(2048, 1 << 30)
+    assert not caplog.text
+    monkeypatch.setattr(batching, "free_bytes", lambda _: 1 << 30)
+    assert Batching.for_model(lm).memory_budget_bytes == 1 << 29
+    assert "batches are kept within 0.50 GiB and not 1, which may move the last bits" in caplog.text
+    assert Batching.for_model(lm, 7, 5 << 30) == Batching(7, 5 << 30)  # what is asked for is taken
+
+
+def test_the_size_of_the_batch_moves_last_bits_only(lm: OLMoCausalLM) -> None:
+    for sequence in (own_context(CHUNKS[0], LENGTHS), *null_contexts(*CHUNKS, LENGTHS)):
+        expected = leave_each_out(lm, sequence, Batching(250)).influence_TF
+        for size in (1, 97, 5000):
+            found = leave_each_out(lm, sequence, Batching(size)).influence_TF
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=str(size))
+        assert np.nanstd(expected) > 1e-3
+    windows = [window_losses(lm, CHUNKS[0], LENGTHS.targets_T, 8, Batching(size)) for size in (250, 1)]
+    np.testing.assert_allclose(*windows, rtol=0, atol=2e-5)
+
+
+def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, caplog: pytest.LogCaptureFixture) -> None:
+    little, of_4000 = _LittleMemory(lm, max_rows=300), Batching(4000)
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        found = leave_each_out(little, own_context(CHUNKS[0], LENGTHS), of_4000).influence_TF
+    expected = leave_each_out(lm, own_context(CHUNKS[0], LENGTHS), Batching(4000)).influence_TF
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+    # 23 sequences of 94 tokens are too many, and so are 11 and 5; 2 are not, and more are not tried again.
+    assert [rows // 94 for rows in little.rows_of_passes[:4]] == [23, 11, 5, 2]
+    assert max(little.rows_of_passes[3:]) <= 300
+    assert "out of memory with 23 sequences of 94 tokens in a batch; going on with half" in caplog.text
+    windows = window_losses(_LittleMemory(lm, 20), CHUNKS[0], LENGTHS.targets_T, 8, Batching(4000))
+    np.testing.assert_allclose(
+        windows, window_losses(lm, CHUNKS[0], LENGTHS.targets_T, 8, Batching(4000)), rtol=0, atol=2e-5
+    )
+
+
+def test_one_sequence_too_large_is_said_in_a_sentence(lm: OLMoCausalLM) -> None:
+    with pytest.raises(InputError, match="a single sequence of 94 tokens does not fit the memory"):
+        leave_each_out(_LittleMemory(lm, 90), own_context(CHUNKS[0], LENGTHS), Batching(4000))
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+        Batching(100).halved_where_memory_runs_out(4, 5),
+    ):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_torchs_own_cpu_allocator_is_understood() -> None:
+    # A process that may have 3 GiB of addresses asks for 8 GiB at once.
+    code = """
+import resource, torch
+from pipeline.measuring.contexts import Batching
+batching = Batching(1000)
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+with batching.halved_where_memory_runs_out(10, 100):
+    torch.ones(1 << 31)
+print(batching.tokens_per_batch)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "500\n", done.stderr
+
+
+def test_what_is_known_is_not_computed_again(lm: OLMoCausalLM) -> None:
+    model = CountingLM(lm)
+    own = far_contexts(Measurement(model, LENGTHS, Batching(500)), *CHUNKS)["own"]
+    positions = {rule: selected_positions(own, rule, 3, seed=[0]) for rule in ("add_one_in", "greedy")}
+    before = model.token_forwards
+    measured = sparse_contexts(own, positions, dict.fromkeys(positions, [1]))
+    assert model.token_forwards == before  # any single token was tried by both rules
+    sparse_contexts(own, {"greedy": positions["greedy"]}, {"greedy": [2, 3]})
+    assert model.token_forwards == before  # and so were the sets that greedy grew
+    fresh = far_contexts(Measurement(lm, LENGTHS, Batching(500)), *CHUNKS)["own"]
+    for rule, expected in sparse_contexts(fresh, positions, dict.fromkeys(positions, [1])).items():
+        np.testing.assert_allclose(measured[rule], expected, rtol=0, atol=2e-5)
+    pairs = {"one": np.array([[7, 5]] * 12), "other": np.array([[5, 7]] * 12)}
+    sparse_contexts(own, pairs, dict.fromkeys(pairs, [2]))
+    assert model.token_forwards == before + 12 * (8 + 2)  # the same sets, once
+
+
+def test_the_long_loss_comes_with_the_leave_one_out_passes(lm: OLMoCausalLM) -> None:
+    model = CountingLM(lm)
+    own = far_contexts(Measurement(model, LENGTHS, Batching(500)), *CHUNKS)["own"]
+    alone = own.long_losses_T
+    assert model.token_forwards == 95
+    assert own.influence_TF is not None
+    before = model.token_forwards
+    assert np.array_equal(own.long_losses_T, alone)
+    assert model.token_forwards == before
+
+
+def test_targets_and_far_contexts_of_ten_tokens() -> None:
+    lengths = ContextLengths(short_context_length=2, long_context_length=10, targets_per_chunk=3)
+    assert lengths.targets_T.tolist() == [7, 8, 9]
+    assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # far contexts [0, 5), [0, 6), [0, 7)
+    with pytest.raises(InputError, match="leaves no far context"):
+        ContextLengths(7, 10, 3)
+
+
+def test_windows_hold_exactly_the_tokens_before_the_target() -> None:
+    seen = SeenTokens()
+    chunk = np.array([10, 11, 12, 13, 14, 15, 16, 17])
+    window_losses(seen, chunk, np.array([5, 7]), 3, Batching(6))
+    assert seen.batches == [([[12, 13, 14], [14, 15, 16]], [[2, 3, 4], [4, 5, 6]])]
+    window_losses(seen, chunk, np.array([5, 6, 7]), 3, Batching(8))
+    assert [len(tokens) for tokens, _ in seen.batches[1:]] == [2, 1]
+
+
+def test_the_row_before_the_target_predicts_it() -> None:
+    # The model says each token again, so the loss is 0 where the target repeats the token before it.
+    chunk = np.array([1, 1, 2, 2, 3, 4])
+    losses_T = long_context_losses(SeenTokens(), chunk, np.array([1, 2, 3, 4, 5]))
+    assert losses_T.tolist() == [0, 100, 0, 100, 100]
+    assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
+    contexts, positions = np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]])
+    measured = measured_contexts(
+        SeenTokens(), contexts, positions, np.array([2, 2]), Batching(100),
+        any_reference(SeenTokens(), 1), np.array([0, 0]),
+    )  # fmt: skip
+    assert measured.losses.tolist() == [0, 100]
+
+
+def test_short_context_is_exact_and_long_is_not_short(make_olmo: Callable[..., OLMo]) -> None:
+    lm, generator = OLMoCausalLM(make_olmo(max_sequence_length=64)), np.random.default_rng(0)
+    chunk, target = generator.integers(0, 48, 64), np.array([60])
+    other_before = np.concatenate([generator.integers(0, 48, 60 - 16), chunk[60 - 16 :]])
+    assert (other_before[: 60 - 16] != chunk[: 60 - 16]).any()
+    short = [window_losses(lm, tokens, target, 16, Batching(1000)) for tokens in (chunk, other_before)]
+    long = [long_context_losses(lm, tokens, target) for tokens in (chunk, other_before)]
+    assert short[0] == short[1]
+    assert abs(long[0] - long[1]) > 1e-3
+    one_inside = chunk.copy()
+    one_inside[60 - 16] += 1  # the window's first token counts
+    assert abs(window_losses(lm, one_inside, target, 16, Batching(1000)) - short[0]) > 1e-6
+
+
+SHORT_LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
+SHORT_CHUNKS = np.random.default_rng(0).integers(0, 48, (2, 24))
 
 
 class WaitedError(Exception):
@@ -42,11 +232,11 @@ def far_lm(
     """
     meta = torch.device("meta")
     monkeypatch.setattr(OLMoCausalLM, "device", meta)  # OLMo itself would say where the model could go
-    monkeypatch.setattr(prefix_attention, "tells_log_sum_exp", lambda *_: True)
-    monkeypatch.setattr(log_sum_exp_attention, "_has_flash", lambda device: True)
+    monkeypatch.setattr(attention, "tells_log_sum_exp", lambda *_: True)
+    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
     monkeypatch.setattr(  # nor does this, with a mask; it is used where no prefix is
-        prefix_attention, "scaled_dot_product_attention", lambda query, *_, **__: torch.empty_like(query)
+        attention, "scaled_dot_product_attention", lambda query, *_, **__: torch.empty_like(query)
     )
     return OLMoCausalLM(make_olmo().to(meta, request.param), num_positions=24)
 
@@ -67,21 +257,19 @@ def reading_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("reading_is_noted")
 @pytest.mark.parametrize("substitute_ids_L", [None, np.zeros(24, dtype=np.int64)])
 def test_no_removal_waits_for_the_device(far_lm: OLMoCausalLM, substitute_ids_L: np.ndarray | None) -> None:
-    for sequence in (own_context(CHUNKS[0], LENGTHS), *null_contexts(*CHUNKS, LENGTHS)):
+    for sequence in (
+        own_context(SHORT_CHUNKS[0], SHORT_LENGTHS),
+        *null_contexts(*SHORT_CHUNKS, SHORT_LENGTHS),
+    ):
         with pytest.raises(RuntimeError, match="meta"):  # reading the whole chunk is one wait
             full_pass(far_lm, sequence)
         num_targets = len(sequence.target_ids_T)
         tokens, positions = (torch.zeros(1, len(sequence.token_ids_S), dtype=torch.int64, device="meta"),) * 2
         _, prefix = far_lm.read(tokens, positions, None, None)
-        everything = _Read(prefix, _predictions(far_lm, num_targets))
+        full = FullPass(np.empty(0), _predictions(far_lm, num_targets), prefix)
         with pytest.raises(WaitedError) as waited:
-            leave_each_out(far_lm, sequence, Batching(60), full=everything, substitute_ids_L=substitute_ids_L)
+            leave_each_out(far_lm, sequence, Batching(60), full=full, substitute_ids_L=substitute_ids_L)
         assert waited.value.args[0] > 5
-
-
-class _Read:
-    def __init__(self, prefix: object, predictions: Predictions) -> None:
-        self.prefix, self.predictions = prefix, predictions
 
 
 @pytest.mark.usefixtures("reading_is_noted")

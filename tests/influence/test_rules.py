@@ -1,4 +1,4 @@
-"""Selection rules on scores and models that a human can work out."""
+"""Selection rules and k* on scores and models that a human can work out."""
 
 from math import exp, log
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from pipeline.measuring.rules import (
     RULES,
     find_rule,
 )
+from pipeline.measuring.sparsity import dependency_sparsity
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
@@ -41,21 +42,13 @@ def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> l
 OF_METHODS = [name for name in RULES if hasattr(methods, name)]
 
 
-@pytest.mark.parametrize(
-    "rule",
-    sorted(RULES.keys() - {"greedy", "greedy_divergence", *CONTROLS, *OF_METHODS}),
-)
-def test_scores_are_ranked_and_ties_go_to_the_nearer(rule: str) -> None:
-    assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]]
-    assert _select(rule, 2) == [[3, 1], [2, 4]]
-
-
-@pytest.mark.parametrize("rule", OF_METHODS)
-def test_a_method_is_the_function_of_its_name(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not RULES[rule].is_installed:
-        pytest.skip(f"{RULES[rule].needs} is not installed")
-    monkeypatch.setattr(methods, rule, lambda context: SCORES_TF)
-    assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]]
+def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rule in OF_METHODS:  # a method is the function of its name
+        monkeypatch.setattr(methods, rule, lambda context: SCORES_TF)
+    for rule in RULES.keys() - {"greedy", "greedy_divergence", *CONTROLS}:
+        if RULES[rule].is_installed:
+            assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
+            assert _select(rule, 2) == [[3, 1], [2, 4]], rule
 
 
 def test_nearest_starts_right_before_the_short_context() -> None:
@@ -166,11 +159,11 @@ def test_a_substitute_stands_where_the_token_stood() -> None:
     np.testing.assert_allclose(context.influence_TF, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["attention", "gradient"])
-def test_rules_that_look_inside_refuse_a_model_that_cannot_be_opened(rule: str) -> None:
-    sentence = f"rule '{rule}' looks inside the model, which EvidenceLM does not offer; leave it out"
-    with pytest.raises(InputError, match=sentence):
-        _select(rule, 1, context=_contexts()[0])
+def test_rules_that_look_inside_refuse_a_model_that_cannot_be_opened() -> None:
+    for rule in ("attention", "gradient"):
+        sentence = f"rule '{rule}' looks inside the model, which EvidenceLM does not offer; leave it out"
+        with pytest.raises(InputError, match=sentence):
+            _select(rule, 1, context=_contexts()[0])
 
 
 def test_nothing_is_measured_that_no_rule_asks_for() -> None:
@@ -180,3 +173,20 @@ def test_nothing_is_measured_that_no_rule_asks_for() -> None:
     assert context.every_influence_TF is None
     _select("leave_one_out", 2, context=context)
     assert context.every_influence_TF is context.influence_TF
+
+
+def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:
+    """Short loss 3; with long loss 1, 90 % of the gain is 1.8 nats."""
+    k_star, censored = dependency_sparsity(
+        np.array([3.0 - long_loss]), 3.0 - np.array([sparse_losses]), np.array([1, 2, 4]),
+        recovery_fraction=0.9, minimum_gain=0.1,
+    )  # fmt: skip
+    return k_star, censored.tolist()
+
+
+def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
+    assert _k_star(1.0, [2.0, 1.1, 1.0]) == ([2], [False])
+    assert _k_star(1.0, [1.15, 2.9, 2.9]) == ([1], [False])  # though later ones fall back
+    assert _k_star(1.0, [2.9, 2.5, 1.3]) == ([None], [True])  # none reaches it
+    for long_loss in (2.95, 4.0):  # nothing to recover
+        assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
