@@ -13,7 +13,7 @@ of each of its tokens is measured
   3. k*, the least k that brings back most of the gain.
 The default rule, leave_one_out_divergence, takes each far token from the long context in turn, one pass for
 all targets, and asks how far the prediction moves: it never sees the answer. A rule that fits the answer or
-the prediction is measured on the foreign text too, its null; how long that takes is said first.
+the prediction is measured on the foreign text too, its null. A bar says how long it still takes.
 
 prints   the text, tokens coloured that gain from far context, and where those that gain most look; no colours
          where the output is no terminal, or NO_COLOR is set
@@ -42,26 +42,18 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.cli import (
-    InputError,
-    file_path,
-    logger,
-    output_file,
-    positive_int,
-    random_seed,
-    stage_parser,
-)
+from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import DTYPES
-from pipeline.measuring.rules import EXPLAIN_KS, EXPLAIN_RULES, EXPLAIN_SHORT_CONTEXT_LENGTH, RULES, Asked
+from pipeline.measuring.rules import RULES, find_rule
 from pipeline.results.files import refuse_folder, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ALL = "all"
-PAGE = "explained.html"
-_HUB_PATIENCE_SECONDS = 3
-"""Somebody waits before the screen."""
+SHORT_CONTEXT_LENGTH = 16
+DEFAULT_KS = (1, 4)
+DEFAULT_RULES = ("leave_one_out_divergence",)
+"""One pass a left-out token serves every target, and what it chooses, blind to the answer, needs no null."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,25 +64,21 @@ def parser() -> argparse.ArgumentParser:
     add("--text", help="the text itself; without it and --text-file, what comes through a pipe")
     add("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
     add(
-        "--out",
-        type=output_file,
-        default=Path(PAGE),
+        "--out", type=output_file, default=Path("explained.html"),
         help="the page; one that is there is replaced",
-    )
-    add(
-        "--targets", type=_targets, default=ALL, metavar="N",
-        help="predict the last N tokens only; all: every one with far context enough",
     )  # fmt: skip
     add(
-        "--short-context-length", type=positive_int, default=EXPLAIN_SHORT_CONTEXT_LENGTH, help="s, in tokens"
-    )
+        "--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
+        help="predict the last N tokens only; all, the default: every one with far context enough",
+    )  # fmt: skip
+    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH, help="s, in tokens")
     add(
         "--long-context-length", type=positive_int,
         help="tokens of the text that are measured, its last; as many as text and model have if not given."
         " Twice as many take four times as long",
     )  # fmt: skip
-    add("--k", type=positive_int, nargs="+", default=list(EXPLAIN_KS), help="numbers of far tokens studied")
-    add("--rules", nargs="+", default=list(EXPLAIN_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS), help="numbers of far tokens studied")
+    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
     add(
         "--foreign-text-file", type=file_path,
         help="the text that stands in for the far context, and of the null; English passages if not given",
@@ -111,29 +99,41 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse what no text and no model can be explained by.
+
+    Raises:
+        InputError: names the rule.
+    """
+    if not arguments.rules:
+        raise InputError(
+            "no rule is named, and a row is of a target and a rule; name one, such as leave_one_out"
+        )
+    for rule in map(find_rule, arguments.rules):
+        if rule.name.startswith("learned_attention"):
+            raise InputError(
+                f"rule {rule.name} learns from other documents, which only influential_tokens has; choose"
+                " another, such as leave_one_out"
+            )
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
+    check(arguments)
     refuse_folder(arguments.out)
     name, text = _name_and_text(arguments)
-    asked = Asked(
-        model=arguments.model, revision=arguments.revision, tokenizer=arguments.tokenizer,
-        short_context_length=arguments.short_context_length,
-        long_context_length=arguments.long_context_length,
-        num_targets=None if arguments.targets == ALL else arguments.targets,
-        rules=arguments.rules, ks=arguments.k,
-        foreign_text=None if arguments.foreign_text_file is None else _read(arguments.foreign_text_file),
-        dtype=arguments.dtype, device=arguments.device, trust_remote_code=arguments.trust_remote_code,
-        seed=arguments.seed,
-    )  # fmt: skip
-    asked.refuse()
-    _fetch(asked)
+    foreign = arguments.foreign_text_file
+    arguments.foreign_text = None if foreign is None else _decoded(foreign.read_bytes(), str(foreign))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.explanation import explained, explorer_page, told
+    from pipeline.measuring.explanation import explained, explorer_page, in_words
 
-    explanation = explained(text, asked)
+    explanation = explained(text, arguments)
     html = explorer_page(explanation, name)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
-    sys.stdout.write(told(explanation, is_coloured=_is_coloured(arguments.color)))
+    is_coloured = arguments.color == "always"
+    if arguments.color == "auto":
+        is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(in_words(explanation, is_coloured=is_coloured))
     logger.info("%s is the page", arguments.out)
 
 
@@ -142,11 +142,11 @@ def explain(
     model: str,
     *,
     tokenizer: str | None = None,
-    short_context_length: int = EXPLAIN_SHORT_CONTEXT_LENGTH,
+    short_context_length: int = SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None,
     num_targets: int | None = None,
-    rules: Sequence[str] = EXPLAIN_RULES,
-    ks: Sequence[int] = EXPLAIN_KS,
+    rules: Sequence[str] = DEFAULT_RULES,
+    ks: Sequence[int] = DEFAULT_KS,
     foreign_text: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -187,19 +187,16 @@ def explain(
     Raises:
         InputError: text, model or flags cannot be used.
     """
-    from pipeline.measuring.explanation import explained
-
-    asked = Asked(
-        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
-        long_context_length=long_context_length, num_targets=num_targets, rules=rules, ks=ks,
+    arguments = parser().parse_args(["--model", model])
+    vars(arguments).update(
+        tokenizer=tokenizer, short_context_length=short_context_length,
+        long_context_length=long_context_length, targets=num_targets, rules=rules, k=ks,
         foreign_text=foreign_text, dtype=dtype, device=device,
     )  # fmt: skip
-    _fetch(asked)
-    return explained(text, asked).frame()
+    check(arguments)
+    from pipeline.measuring.explanation import explained
 
-
-def _targets(text: str) -> int | str:
-    return ALL if text == ALL else positive_int(text)
+    return explained(text, arguments).frame()
 
 
 def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
@@ -213,7 +210,8 @@ def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.text is not None:
         name, text = "--text", arguments.text
     elif arguments.text_file is not None:
-        name, text = arguments.text_file.name, _read(arguments.text_file)
+        name, file = arguments.text_file.name, arguments.text_file
+        text = _decoded(file.read_bytes(), str(file))
     elif sys.stdin.isatty():
         raise InputError("no text is given: name a file with --text-file, or give --text, or a pipe")
     else:
@@ -221,10 +219,6 @@ def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
     if not text.strip():
         raise InputError(f"the text of {name} is empty; give one of at least two short contexts")
     return name, text
-
-
-def _read(path: Path) -> str:
-    return _decoded(path.read_bytes(), str(path))
 
 
 def _decoded(content: bytes, name: str) -> str:
@@ -235,21 +229,3 @@ def _decoded(content: bytes, name: str) -> str:
             f"{name} is no text in UTF-8: byte {error.start} is {content[error.start]:#04x}; convert it, as"
             " with iconv"
         ) from None
-
-
-def _fetch(asked: Asked) -> None:
-    """Fetch a hub's model before the libraries that compute are imported: without a network it ends at once.
-
-    Raises:
-        InputError: it is neither in the hub's cache nor to be had.
-    """
-    from pipeline.models.load import is_hub_name, snapshot
-
-    if not Path(asked.model).exists() and is_hub_name(asked.model):
-        snapshot(asked.model, asked.revision, asked.trust_remote_code, _HUB_PATIENCE_SECONDS)
-
-
-def _is_coloured(color: str) -> bool:
-    if color == "auto":
-        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return color == "always"

@@ -1,9 +1,7 @@
 """One text explained: the numbers against the stock model, what is printed, and what is refused."""
 
-import socket
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from hugging_face_families import make_model
-from huggingface_hub import HfApi, constants
 from measured_documents import write_checkpoint
 from olmo.model import OLMo
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -20,9 +17,6 @@ from pipeline import explain as program
 from pipeline.cli import InputError, run_stage
 from pipeline.explain import explain
 from pipeline.measuring import explanation
-from pipeline.measuring import explanation as terminal
-from pipeline.measuring.rules import Asked, measured_part
-from pipeline.models import load as hub
 from pipeline.text.tokenizer import tokenized_text, train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
@@ -40,11 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def stock(model: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(model).float().eval()
-
-
 @torch.inference_mode()
 def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarray) -> torch.Tensor:
     """The stock model's prediction after tokens at given positions; nothing packed, nothing shared."""
@@ -57,7 +46,8 @@ def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarr
     return output.logits[0, -1].log_softmax(-1)
 
 
-def test_every_number_is_that_of_the_stock_model(model: Path, stock: PreTrainedModel) -> None:
+def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     foreign = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
     frame = explain(TEXT, str(model), short_context_length=S, ks=KS, foreign_text=foreign, num_targets=6)
     ids = tokenized_text(TEXT, model / "tokenizer.json").token_ids_N[-64:]
@@ -105,81 +95,46 @@ def test_the_frame_names_the_bytes_of_each_token(model: Path) -> None:
         # Beside the token's own text may stand characters of which it holds some bytes.
         assert row.token in of_bytes and len(of_bytes) - len(row.token) <= 2, row.token
     assert list(frame["position"]) == sorted(frame["position"])
-    assert frame["null_sparse_context_losses"].isna().all()
 
 
-def test_rules_that_fit_the_answer_come_with_their_null(model: Path) -> None:
-    frame = explain(
-        TEXT, str(model), short_context_length=S, ks=KS, num_targets=2, rules=["greedy", "attention"]
+def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = []
+    begin = explanation.progress_bar
+    monkeypatch.setattr(
+        explanation, "progress_bar", lambda *of, **named: bars.append(begin(*of, **named)) or bars[-1]
     )
-    of_rule = frame.set_index("rule")["null_sparse_context_losses"]
-    assert all(len(losses) == len(KS) for losses in of_rule["greedy"])
-    assert of_rule["attention"].isna().all()
+    flags = {"short_context_length": S, "ks": KS}
+    frame = explain(TEXT, str(model), **flags, rules=["greedy", "leave_one_out_divergence"])
+    null_losses = frame.set_index("rule")["null_sparse_context_losses"]
+    assert all(len(losses) == len(KS) for losses in null_losses["greedy"])
+    assert null_losses["leave_one_out_divergence"].isna().all()
+    planned = []
+    plan = explanation.planned_tokens
+    monkeypatch.setattr(explanation, "planned_tokens", lambda request: planned.append(plan(request)) or 1)
+    for rules in (["leave_one_out_divergence"], ["leave_one_out"], ["gradient", "add_one_in"]):
+        explain(TEXT, str(model), **flags, rules=rules)
+        assert bars[-1].n == pytest.approx(planned[-1], rel=0.2), rules
+    assert 1.5 < bars[-2].n / bars[-3].n < 3, "a null costs as much again"
 
 
-@pytest.mark.parametrize(
-    ("rules", "within"), [(["leave_one_out"], 0), (["leave_one_out", "gradient", "add_one_in"], 0.02)]
-)
-def test_the_work_is_counted_right_before_it_is_done(
-    rules: list[str], within: float, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of several rules, which share the sets that all of them choose, but for those."""
-    planned, done = [], []
-    plan, watch = explanation.planned_work, explanation.WatchedLM
-
-    def watched(lm: object, tell: Callable[[object], None]) -> object:
-        def both(work: object) -> None:
-            done.append(work)
-            tell(work)
-
-        return watch(lm, both)
-
-    def planned_work(*arguments: object) -> object:
-        work = plan(*arguments)
-        planned.append(work)
-        done.clear()
-        return work
-
-    monkeypatch.setattr(explanation, "WatchedLM", watched)
-    monkeypatch.setattr(explanation, "planned_work", planned_work)
-    explain(TEXT, str(model), short_context_length=S, ks=KS, rules=rules)
-    ((work,), total) = planned, sum(done, start=explanation.Work())
-    assert work.num_tokens == pytest.approx(total.num_tokens, rel=within)
-    assert work.num_projections == pytest.approx(total.num_projections, rel=within)
+def asked(**given: object) -> object:
+    arguments = program.parser().parse_args(["--model", "m"])
+    vars(arguments).update(given)
+    return arguments
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "asked", "first", "first_target", "num_targets", "ks"),
-    [
-        (40, {}, 0, 20, 20, (1, 4)),
-        (32, {}, 0, 20, 12, (1, 4)),
-        (3000, {"num_targets": 5}, 952, 2043, 5, (1, 4)),
-        (3000, {"long_context_length": 100}, 2900, 20, 80, (1, 4)),
-        (20, {"short_context_length": 10, "long_context_length": 14}, 6, 11, 3, (1,)),
-    ],
-)
-def test_which_tokens_are_measured(
-    num_tokens: int, asked: dict, first: int, first_target: int, num_targets: int, ks: tuple[int, ...]
-) -> None:
-    part = measured_part(Asked(model="m", **asked), num_tokens, 2048)
-    assert (part.first_token, part.lengths.first_target, part.lengths.targets_per_chunk, part.ks) == (
-        first, first_target, num_targets, ks,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "asked", "sentence"),
-    [
-        (31, {}, "has 31 tokens, fewer than two short contexts of 16: .*--short-context-length 15 or less"),
-        (0, {}, "has 0 tokens"),
-        (40, {"num_targets": 21}, "--targets 21 is more than the 20 tokens that have 4 far"),
-        (40, {"ks": (30,)}, "leave the last one 23 far tokens .* --k asks for 30"),
-        (40, {"long_context_length": 10}, "leave the last one 0 far tokens"),
-    ],
-)
-def test_texts_and_lengths_that_leave_no_target(num_tokens: int, asked: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        measured_part(Asked(model="m", **asked), num_tokens, None)
+def test_which_tokens_are_measured() -> None:
+    for num_tokens, given, first_target, num_targets, ks in (
+        (40, {}, 20, 20, (1, 4)),
+        (3000, {"targets": 5}, 2043, 5, (1, 4)),
+        (3000, {"long_context_length": 100}, 20, 80, (1, 4)),
+        (20, {"short_context_length": 10, "long_context_length": 14}, 11, 3, (1,)),
+    ):
+        lengths, found = explanation.measured_lengths(asked(**given), num_tokens, 2048)
+        found_all = lengths.first_target, lengths.targets_per_chunk, found
+        assert found_all == (first_target, num_targets, ks), (num_tokens, given)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -190,15 +145,25 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 @pytest.fixture
 def flags(model: Path, tmp_path: Path) -> list[str]:
     return [
-        "--model",
-        str(model),
-        "--short-context-length",
-        "4",
-        "--k",
-        "2",
-        "--out",
-        str(tmp_path / "x.html"),
+        *("--model", str(model), "--short-context-length", "4", "--k", "2"),
+        *("--out", str(tmp_path / "x.html")),
     ]
+
+
+def test_what_is_printed(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The text's end, which the model has positions for; colours for terminals alone."""
+    caplog.set_level("INFO")
+    run(monkeypatch, *flags, "--text", TEXT)
+    said = capsys.readouterr().out
+    shown = said.partition("\n")[0].replace("[", "").replace("]", "")
+    assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
+    assert f"All {64 - S - 2} targets" in said and "\x1b" not in said
+    assert "of which the last 64 are measured, the positions the model was made for" in caplog.text
+    run(monkeypatch, *flags, "--text", TEXT, "--color", "always")
+    assert "\x1b[48;5;" in capsys.readouterr().out
 
 
 def test_nothing_hostile_reaches_the_terminal(
@@ -210,65 +175,42 @@ def test_nothing_hostile_reaches_the_terminal(
     assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
 
 
-def test_colours_are_for_terminals_alone(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for color, is_coloured in (("auto", False), ("always", True)):
-        run(monkeypatch, *flags, "--text", TEXT, "--color", color)
-        assert ("\x1b[48;5;" in capsys.readouterr().out) == is_coloured
-
-
-def test_the_text_stands_in_what_is_printed(model: Path) -> None:
-    asked = Asked(model=str(model), short_context_length=S, ks=KS, minimum_gain=0.0)
-    told = terminal.told(explanation.explained(TEXT, asked), is_coloured=False)
-    shown = told.partition("\n")[0].replace("[", "").replace("]", "")
-    assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
-    assert f"All {64 - S - max(KS)} targets" in told
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--text", "  \n "], "the text of --text is empty"),
         (["--text", "a b"], "fewer than two short contexts of 4"),
         (["--text", "x" * 50, "--text-file", "README.md"], "are both given"),
+        (["--text-file", "{folder}/latin"], "no text in UTF-8: byte 2 is 0xef"),
         (["--text", TEXT, "--rules", "leave_one_uot"], "did you mean 'leave_one_out'"),
-        (["--text", TEXT, "--rules", "learned_attention"], "such as leave_one_out"),
+        (["--text", TEXT, "--rules", "learned_attention"], "learns from other documents, which only"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
-        (["--text", TEXT, "--long-context-length", "65", "--device", "no"], "--device no cannot be used"),
+        (["--text", TEXT, "--device", "no"], "--device no cannot be used"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),
-        (["--text", TEXT, "--targets", "600"], "--targets 600 is more than"),
+        (["--text", TEXT, "--targets", "600"], "--targets 600 is more than the 58 tokens that have 2 far"),
+        (["--text", TEXT, "--k", "90"], "leave the last one 59 far tokens beside a short context of 4"),
+        (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    words: list[str],
-    sentence: str,
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], sentence: str, flags: list[str], tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "latin").write_bytes("naïve".encode("latin-1"))
+    (folder / "short").write_text("at")
     with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *flags, *words)
+        run(monkeypatch, *flags, *(word.format(folder=folder) for word in words))
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.out == ""
     assert sentence in said.err and said.err.startswith("explain.py: error: ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_utf8(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
-    arguments = program.parser().parse_args([*flags, "--text-file", str(tmp_path / "latin")])
-    with pytest.raises(InputError, match="no text in UTF-8: byte 2 is 0xef"):
-        program.main(arguments)
-
-
-def test_a_longer_text_than_the_positions_says_what_is_measured(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    run(monkeypatch, *flags, "--text", TEXT * 3, "--targets", "2")
-    assert "of which the last 64 are measured, the positions the model was made for" in caplog.text
+def test_no_rule_is_refused() -> None:
+    with pytest.raises(InputError, match="no rule is named"):
+        explain(TEXT, "m", rules=())
 
 
 def test_an_olmo_takes_the_tokenizer_of_its_data(
@@ -284,15 +226,3 @@ def test_an_olmo_takes_the_tokenizer_of_its_data(
     found = explain(TEXT, str(tmp_path / "models/run"), **flags)
     given = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags)
     pd.testing.assert_frame_equal(found, given)
-
-
-def test_no_network_is_a_sentence_at_once(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = program.parser().parse_args([*flags, "--model", "owner/x", "--text", TEXT])
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        monkeypatch.setattr(program, "_HUB_PATIENCE_SECONDS", 0.2)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(hub, "HfApi", partial(HfApi, f"http://127.0.0.1:{mute.getsockname()[1]}"))
-        with pytest.raises(InputError, match=r"cannot be reached \(no answer within 0.2 seconds\)"):
-            program.main(arguments)

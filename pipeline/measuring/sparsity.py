@@ -54,8 +54,8 @@ class Request:
         }
 
     def seed_of(self, chunk: Chunk) -> tuple[int, ...]:
-        """Of all that is drawn for a chunk, whichever model measures it."""
-        return (self.seed, int(chunk.document_id, 16), chunk.chunk_index)
+        """Of all that is drawn for a chunk, whichever model measures it; a text alone is no document's."""
+        return (self.seed, *([int(chunk.document_id, 16), chunk.chunk_index] if chunk.document_id else []))
 
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
         """The chunk's own far context and its null; nothing is measured yet."""
