@@ -116,7 +116,6 @@ def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
     for rules in (["leave_one_out_divergence"], ["leave_one_out"], ["gradient", "add_one_in"]):
         explain(TEXT, str(model), **flags, rules=rules)
         assert bars[-1].n == pytest.approx(planned[-1], rel=0.2), rules
-    assert 1.5 < bars[-2].n / bars[-3].n < 3, "a null costs as much again"
 
 
 def asked(**given: object) -> object:

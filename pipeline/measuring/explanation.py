@@ -7,7 +7,7 @@ Shapes: N tokens of the text, L measured tokens, T targets, K largest k, J studi
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pipeline.cli import InputError, logger, progress_bar
 from pipeline.explorer_page.writing import NATS, Record, ResultRows, chunk_record, grouped, page_of, to_json
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import RuleCosts
+from pipeline.measuring.rules import BACKGROUND, RuleCosts
 from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk
 from pipeline.measuring.stage import AUTO, LoadedModel, failures_in_words
 from pipeline.models.devices import keep_freed_memory, usable_device
@@ -269,15 +269,18 @@ def _measured(loaded: LoadedModel, chunk: Chunk, request: Request) -> dict[str, 
 
 
 def planned_tokens(request: Request) -> int:
-    """About how many tokens will run through the network: those of the own far context by their formulas, and
-    as many again for rules that are measured in the null too.
-    """
-    lengths, rules = request.lengths, list(request.numbers_of_rule)
+    """About how many tokens will run through the network, by the formulas of `RuleCosts`."""
+    lengths, k = request.lengths, request.largest_k
     costs = RuleCosts(lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk)
     num_tokens = costs.foreign_context() + lengths.targets_per_chunk * lengths.short_context_length
-    for of_context in (rules, list(request.numbers_in(OTHER_DOCUMENT))):
-        num_tokens += costs.token_forwards_together(of_context, request.largest_k)
-        num_tokens += costs.sparse_contexts(of_context, request.numbers_of_rule[rules[0]])
+    for far_context in (OWN, OTHER_DOCUMENT):
+        numbers_of_rule = request.numbers_in(far_context)
+        for numbers in list(numbers_of_rule.values())[:1]:
+            num_tokens += costs.sparse_contexts(numbers_of_rule, numbers)
+        if far_context == OTHER_DOCUMENT and numbers_of_rule.pop("leave_one_out", None):
+            # A pass over the packed sequences for each token, as where tokens are restored in a background.
+            num_tokens += replace(costs, intervention=BACKGROUND).additions(k)
+        num_tokens += costs.token_forwards_together(numbers_of_rule, k)
     return num_tokens
 
 
