@@ -277,7 +277,7 @@ def planned_tokens(request: Request) -> int:
         numbers_of_rule = request.numbers_in(far_context)
         for numbers in list(numbers_of_rule.values())[:1]:
             num_tokens += costs.sparse_contexts(numbers_of_rule, numbers)
-        if far_context == OTHER_DOCUMENT and numbers_of_rule.pop("leave_one_out", None):
+        if far_context == OTHER_DOCUMENT and numbers_of_rule.pop("leave_one_out", ()):
             # A pass over the packed sequences for each token, as where tokens are restored in a background.
             num_tokens += replace(costs, intervention=BACKGROUND).additions(k)
         num_tokens += costs.token_forwards_together(numbers_of_rule, k)
