@@ -2,7 +2,7 @@
 
 A study file (olmo_configs/studies/) says which text, model sizes, lengths, seeds and rules; this program
 makes commands of it and runs them, each printed as it would be typed and each after those it needs. --jobs of
-them run at once, and the documents of the measuring stages are dealt to as many processes; numbers and bytes
+them run at once, and as many processes share the documents of a measuring stage; numbers and bytes
 do not depend on it. Each writes to <run>/logs. Any field can be overridden as field.subfield=value. All
 commands are checked before the first one runs.
 
@@ -13,11 +13,10 @@ With `synthetic` in it, a study file is of synthetic tasks: a grid of tasks, pos
 seeds is trained (train_synthetic.py, into <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>), tested
 (evaluate_synthetic.py) and asked what decides (found_dependencies.py); fields: studies/file.py.
 
-What has finished is not run again. Where something that it read has another content now (a configuration,
-text, tokens, weights), the study is refused, and nothing is overwritten. Changed code is only said, as it may
-not matter; notebooks and tables are made anew for it. The first command that fails stops the rest, with its
-exit code; the same again goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is
-saved. What the study file says at the start is what runs, however it is edited meanwhile.
+What has finished is not run again, as each program says by itself; where one finds results of other settings
+or of another text, the study is refused, and nothing is overwritten. Changed code is only said, as it may not
+matter; notebooks and tables are made anew for it. The first command that fails stops the rest, with its exit
+code; the same again goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved.
 
 on a laptop; what `make demo` runs:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
@@ -53,9 +52,17 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import json
+import logging
+import os
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from io import StringIO
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.cli import (
     InputError,
@@ -66,22 +73,33 @@ from pipeline.cli import (
     stage_parser,
     unknown_name,
 )
-from pipeline.studies.commands import Command, commands_of
+from pipeline.results.files import FolderLock
+from pipeline.results.versions import git_commit
+from pipeline.studies.commands import (
+    Command,
+    Measuring,
+    TaskMeasuring,
+    TaskTraining,
+    Tokenizing,
+    Training,
+    commands_of,
+)
 from pipeline.studies.file import (
+    ROOT,
     Study,
-    SyntheticStudy,
     TextStudy,
     find_study_file,
     is_training_configuration,
     load_study,
 )
-from pipeline.studies.run import Finished, run_here
-from pipeline.studies.slurm import Submit, arguments_of, logs_of, sbatch, submit_chain
+from pipeline.studies.run import PROCESS_BYTES, gpus_here, run_all, workers
+from pipeline.studies.slurm import arguments_of, logs_of, sbatch, submit_chain
 
 if TYPE_CHECKING:
-    from pipeline.studies.costs import Forecast, Machine
+    from pipeline.studies.costs import Checked, Machine
 
 _OLMO_VOCABULARY = 50_280
+logger = logging.getLogger("pipeline")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,76 +153,216 @@ def main(arguments: argparse.Namespace) -> None:
         SystemExit: a command failed; with its exit code.
     """
     if arguments.dry_run and is_training_configuration(arguments.study):
-        _print_need(arguments)
+        from pipeline.studies.costs import need_of_run
+
+        path, machine = find_study_file(arguments.study), _machine(arguments)
+        need = need_of_run(path, arguments.overrides, arguments.vocabulary_size, machine)
+        sys.stdout.write(f"{need}\n")
         return
     study = load_study(arguments.study, arguments.overrides)
-    commands, finished = commands_of(study), Finished(Path(study.run))
+    commands = commands_of(study)
     if arguments.job is not None:
         words = [str(logs_of(study)), *arguments_of(commands, arguments.job)]
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
-    to_run = [command for command in commands if command.writes and command not in finished]
-    if arguments.dry_run:
-        _print_plan(study, commands, to_run, arguments)
-        return
-    forecast = None
-    if to_run:
-        forecast = _checked(study, commands, to_run)
-        _refuse_missing_text(study, to_run, arguments)
-    if arguments.slurm:
-        submit_chain(commands, study, _reported(sbatch(study)))
-    else:
-        sys.exit(run_here(study, find_study_file(arguments.study), commands, forecast, arguments.jobs))
+    finished = _finished(commands)
+    to_run = [command for command in commands if _is_stage(command) and command.name not in finished]
+    checked = _checked(study, commands, to_run) if to_run or arguments.dry_run else None
+    if arguments.dry_run and not arguments.slurm:
+        from pipeline.studies.costs import lines_of_plan
 
-
-def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> "Forecast":
-    """Check, before hours of work, what stages would refuse; returns what a plan is made from."""
-    # Imported late, for a --help at once, and nothing at all once a study has finished.
-    if isinstance(study, SyntheticStudy):
-        from pipeline.studies.checks import checked_synthetic
-
-        return checked_synthetic(study, commands, to_run)
-    from pipeline.studies.checks import checked_text
-
-    assert isinstance(study, TextStudy)
-    return checked_text(study, commands, to_run)
-
-
-def _refuse_missing_text(study: Study, to_run: Sequence[Command], arguments: argparse.Namespace) -> None:
-    if not isinstance(study, TextStudy):
-        return
-    from pipeline.studies.checks import refuse_missing_text
-
-    refuse_missing_text(study, to_run, study.slurm.tokenize if arguments.slurm else 1)
-
-
-def _print_plan(
-    study: Study, commands: Sequence[Command], to_run: Sequence[Command], arguments: argparse.Namespace
-) -> None:
-    """Print the commands with what they take, or the jobs, and only then look for the text.
-
-    So a study can be planned where its text is not; the last line says what is missing.
-    """
-    from pipeline.studies.costs import lines_of_plan
-
-    forecast = _checked(study, commands, to_run)
-    if arguments.slurm:
+        assert checked is not None
+        plan = lines_of_plan(commands, finished, checked, _machine(arguments))
+        sys.stdout.writelines(f"{line}\n" for line in plan)
+    elif arguments.dry_run:
         submit_chain(commands, study, _print_job)
-    else:
-        machine = _machine(arguments)
-        for line in lines_of_plan(commands, to_run, forecast, machine):
-            sys.stdout.write(f"{line}\n")
-    _refuse_missing_text(study, to_run, arguments)
+    # After the plan, so that a study can be planned where its text is not.
+    _refuse_missing_text(study, to_run, is_on_slurm=arguments.slurm)
+    if arguments.dry_run:
+        return
+    if arguments.slurm:
+        submit = sbatch(study)
+        submit_chain(commands, study, lambda name, words: _print_job(submit(name, words), words, "job {}: "))
+        return
+    largest, gpus = 0.0, tuple[str, ...]()
+    if checked is not None:
+        from pipeline.studies.costs import need_of
+
+        trainings = [command.about for command in commands if isinstance(command.about, Training)]
+        largest, gpus = max(need_of(training, checked)[1] for training in trainings), gpus_here()
+    with FolderLock(Path(study.run), "run folder, as in run=FOLDER"):
+        if finished:
+            _warn_of_other_code(Path(study.run))
+        places = workers(arguments.jobs, study.threads, PROCESS_BYTES + largest, gpus)
+        sys.exit(run_all(commands, finished, places, logs_of(study)))
 
 
-def _print_need(arguments: argparse.Namespace) -> None:
-    from pipeline.studies.costs import need_of_run
+def _print_job(job_id: str, words: Sequence[str], before: str = "") -> str:
+    """In a dry run the job's name stands for the ID that it will have."""
+    sys.stdout.write(f"{before.format(job_id)}sbatch {shlex.join(words)}\n")
+    sys.stdout.flush()
+    return job_id
 
-    machine = _machine(arguments)
-    path = find_study_file(arguments.study)
-    sys.stdout.write(
-        f"{need_of_run(path, arguments.overrides, arguments.vocabulary_size, machine)}; at {machine}\n"
-    )
+
+def _is_stage(command: Command) -> bool:
+    """Whether it is not run again; programs of analysis see by themselves what is new."""
+    return command.program.startswith("pipeline/")
+
+
+def _program(command: Command) -> Any:
+    return import_module(f"pipeline.{command.stage}")
+
+
+def _parsed(command: Command, *further: str) -> argparse.Namespace:
+    """The arguments of a command, as its program reads them."""
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(message)
+
+    parser = _program(command).parser()
+    parser.error = refuse
+    return parser.parse_args([*command.arguments, *further])
+
+
+@contextmanager
+def _prefixed(command: Command) -> Iterator[None]:
+    """Put the command's name before what its program refuses."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{command.name}: {error}") from error
+
+
+def _finished(commands: Sequence[Command]) -> set[str]:
+    """The names of the commands that have nothing left to do, as their programs say.
+
+    Raises:
+        InputError: there are results of other settings or other inputs.
+    """
+    finished: set[str] = set()
+    logging.disable(logging.INFO)  # what a program says where it finds its work done
+    try:
+        for command in commands:
+            if _is_stage(command) and finished.issuperset(command.needs):
+                with _prefixed(command):
+                    finished |= {command.name} if _is_done(command) else set()
+    finally:
+        logging.disable(logging.NOTSET)
+    return finished
+
+
+def _is_done(command: Command) -> bool:
+    program = _program(command)
+    if not isinstance(command.about, Measuring):
+        return bool(program.is_done(_parsed(command)))
+    try:
+        with redirect_stdout(StringIO()):
+            program.main(_parsed(command, "--status"))
+    except SystemExit as ended:
+        return not ended.code
+    raise AssertionError("--status ends a program")
+
+
+def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> "Checked":
+    """What is known of a study once nothing is left that its programs would refuse, whatever the text.
+
+    Raises:
+        InputError: names the command and what would be right.
+    """
+    from pipeline.studies.costs import Checked, data_facts
+
+    run = Path(study.run).absolute()
+    nearest = next(path for path in (run, *run.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write into {nearest}; choose another folder, as in run=FOLDER")
+    facts = data_facts(study.data, Path(study.run) / "data") if isinstance(study, TextStudy) else None
+    configs: dict[str, Any] = {}
+    for command in commands:
+        about = command.about
+        if command not in to_run and not isinstance(about, Training):
+            continue
+        with _prefixed(command):
+            program, arguments = _program(command), _parsed(command)
+            if isinstance(about, TaskTraining):
+                configs[about.name] = program.check(arguments)
+            elif isinstance(about, Training):
+                configs[about.name] = program.check(arguments, facts)
+            elif isinstance(about, Measuring):
+                program.check(arguments)
+                _refuse_unsaved_steps(about, configs)
+            elif isinstance(about, TaskMeasuring):
+                program.check(arguments, {one.name: configs[one.name] for one in about.trainings})
+    return Checked(configs, facts)
+
+
+def _refuse_unsaved_steps(measuring: Measuring, configs: Mapping[str, Any]) -> None:
+    """A checkpoint along training must be saved, and kept."""
+    from pipeline.training.config import counts_epochs, num_training_steps
+
+    for training in dict.fromkeys(measuring.trainings):
+        config = configs[training.name]
+        interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
+        num_steps = None
+        if not counts_epochs(config.max_duration):
+            num_steps = num_training_steps(config.max_duration, config.tokens_per_step, 0)
+        for step in measuring.evaluation.steps or ():
+            is_saved = bool(interval) and step % interval == 0 and (num_kept or 0) <= 0
+            if num_steps is not None and step >= num_steps:
+                is_saved = step == num_steps
+            if not is_saved:
+                raise InputError(
+                    f"step {step} is to be measured, but {training.name} has {num_steps or 'unknown'} steps,"
+                    f" is saved every {interval} (save_interval) and at its end, keeping {num_kept or 'all'}"
+                    " checkpoints (save_num_unsharded_checkpoints_to_keep)"
+                )
+
+
+def _refuse_missing_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) -> None:
+    """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'.
+
+    Raises:
+        InputError: names the command and what would be right.
+    """
+    data = Path(study.run) / "data"
+    for command in to_run:
+        if not isinstance(command.about, Tokenizing):
+            continue
+        with _prefixed(command):
+            arguments = _parsed(command)
+            if not command.needs:  # the study's own text
+                arguments.num_tasks = command.num_tasks if is_on_slurm else 1
+            elif arguments.tokenizer.startswith("bpe:"):
+                raise InputError(
+                    f"tokenizer {arguments.tokenizer} would be another one than the models were trained with;"
+                    f" use {data}/tokenizer.json, as in tokenizer: ${{run}}/data/tokenizer.json"
+                )
+            elif Path(arguments.tokenizer) in (data, data / "tokenizer.json"):
+                arguments.tokenizer = "olmo"  # stands for the one that is not there yet
+            _program(command).check(arguments)
+
+
+def _warn_of_other_code(run: Path) -> None:
+    """Say once that what is kept was made by other code than there is now, as far as commits tell."""
+    from pyarrow.parquet import read_metadata
+
+    commits = {
+        json.loads(path.read_text("utf-8"))["git_commit"] for path in run.glob("**/data/manifest.json")
+    }
+    for folder in run.glob("**/results/**/model=*"):
+        for file in islice(folder.glob("*.parquet"), 1):
+            commits.add((read_metadata(file).metadata or {}).get(b"git_commit", b"unknown").decode())
+    differs = ["git", "diff", "--quiet"]
+    others = [
+        commit
+        for commit in sorted(commits - {git_commit(), "unknown"})
+        if git_commit() != "unknown"
+        and subprocess.run([*differs, commit, "--", "pipeline"], cwd=ROOT, capture_output=True).returncode
+    ]
+    if others:
+        logger.warning(
+            "the code has changed since %s was made (commit %s), and what is there is kept; to make it anew,"
+            " choose another run folder, as in run=FOLDER", run, ", ".join(others),
+        )  # fmt: skip
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":
@@ -221,20 +379,3 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
     if arguments.gpu is not None and arguments.peak_flops is not None:
         raise InputError("--gpu and --peak-flops both say how fast the machine is; give one")
     return Machine(arguments.utilization, arguments.peak_flops, arguments.gpu)
-
-
-def _print_job(name: str, words: Sequence[str]) -> str:
-    sys.stdout.write(f"sbatch {shlex.join(words)}\n")
-    return name  # stands for the ID that the job will have
-
-
-def _reported(submit: Submit) -> Submit:
-    """Submits, and prints the job's ID."""
-
-    def submit_and_report(name: str, words: Sequence[str]) -> str:
-        job_id = submit(name, words)
-        sys.stdout.write(f"job {job_id}: sbatch {shlex.join(words)}\n")
-        sys.stdout.flush()
-        return job_id
-
-    return submit_and_report

@@ -1,18 +1,12 @@
-"""The device that estimates are made for: its peak, given or measured, and how much of it is used.
+"""What the commands of a study will take, before any of them runs: tokens, FLOPs, hours, memory.
 
-What commands take, as numbers and in words.
-
-What a study's commands will take, told before they run: by text_forecast.py and by task_forecast.py.
-
-What the commands of a study of text will take, before any of them runs: tokens, FLOPs, hours.
-
-Training: training/speed.py. Measuring: token-forwards (tokens run through the network) of a chunk times
-chunks times checkpoints. Of a chunk of l tokens with m targets, short context s, and K the studied k:
+Training on text: training/speed.py. Measuring: token-forwards (tokens run through the network) of a chunk
+times chunks times checkpoints. Of a chunk of l tokens with m targets, short context s, and K the studied k:
 
     loss_differences    m s + l, and in the foreign far context as many; l again with a reference model
     length_losses       4 m l, about: the context lengths double in two steps up to l - m
-    influential_tokens  for the own far context and the null's each, the rules' passes (rule_costs.py) and for
-                        every rule and k of K (of a control, every power of two) the sparse contexts,
+    influential_tokens  for the own far context and the null's each, the rules' passes (measuring/rules.py)
+                        and for every rule and k of K (of a control, every power of two) the sparse contexts,
                         m (s + k), in a background the tokens from the first of the k on; the short
                         contexts, m s, and backgrounds; for every judge all but the passes of the rules again
 
@@ -21,22 +15,18 @@ vocabulary, which is projected on at targets only. What several rules or k share
 is rather too much. Hours are FLOPs over the machine's peak, measured in the precision that it would compute
 in, times an assumed utilization.
 
-What training and testing models of synthetic tasks takes: tokens and FLOPs, by the tasks' own examples.
-
-A token of an example of S is counted at 6 N + 12 L D S FLOPs in training, as training/speed.py counts
-those of OLMo, and at a third of it where a model is only asked. Token-forwards of one test example:
-
-    evaluate_synthetic  S token-forwards: what was read is kept
-    found_dependencies  the passes of the rules (rule_costs.py); those that leave a token out run once for
-                        `remove`, and for `substitute` once for each substitute
-
-What `study.py --dry-run` prints: every command with what it takes, or what one configuration needs.
+Synthetic tasks: a token of an example of S is counted at 6 N + 12 L D S FLOPs in training, and at a third
+where a model is only asked. An example takes S token-forwards in evaluate_synthetic, where what was read is
+kept; in found_dependencies the passes of the rules, those that leave a token out once for `remove`, and for
+`substitute` once for each substitute.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,13 +42,12 @@ from pipeline.measuring.rules import (
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
 from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.evaluation import Cell, cells_of
-from pipeline.synthetic.tasks import ExampleBatch, Task, draw_batch
+from pipeline.synthetic.evaluation import cells_of
+from pipeline.synthetic.tasks import ExampleBatch, draw_batch
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
-from pipeline.training.checkpoints import RunConfig
-from pipeline.training.config import AssumedData, DataFacts, PretrainConfig, counts_epochs, load_config
+from pipeline.training.config import AssumedData, DataFacts, counts_epochs, load_config
 from pipeline.training.speed import GPUS, Device, estimate, flops_per_token, measured_peak_flops
 
 
@@ -76,16 +65,18 @@ class Machine:
     _used: dict[torch.dtype, float] = field(default_factory=dict)
     """Of those, what an estimate took: `auto` measures both and takes one."""
 
-    def device(self, dtype: torch.dtype) -> Device:
-        """As training/speed.py takes it."""
-        self._used[dtype] = peak = self._peak(dtype)
-        return Device(self.gpu or _device_type(), peak, self.utilization)
-
-    def device_in(self, precision: str | None) -> Device:
-        """The same for a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
+    def device(self, precision: str | None) -> Device:
+        """For a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
+        dtype = torch.bfloat16 if precision in ("amp_bf16", "bfloat16") else torch.float32
         if precision == "auto":
-            return self.device(max(torch.float32, torch.bfloat16, key=self._peak))
-        return self.device(torch.bfloat16 if precision in ("amp_bf16", "bfloat16") else torch.float32)
+            dtype = max(torch.float32, torch.bfloat16, key=self._peak)
+        self._used[dtype] = self._peak(dtype)
+        return Device(self.gpu or _device_type(), self._used[dtype], self.utilization)
+
+    def seconds(self, flops: float, precision: str | None) -> float:
+        """That so many FLOPs take."""
+        device = self.device(precision)
+        return flops / (device.peak_flops * device.utilization)
 
     def _peak(self, dtype: torch.dtype) -> float:
         if self.peak_flops is not None:
@@ -126,61 +117,73 @@ class Cost(NamedTuple):
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Of both."""
-        return Cost(
-            self.train_tokens + other.train_tokens,
-            self.token_forwards + other.token_forwards,
-            self.flops + other.flops,
-            self.seconds + other.seconds,
-            self.num_unknown + other.num_unknown,
-        )
+        return Cost(*map(operator.add, self, other))
+
+    def __str__(self) -> str:
+        """In one line."""
+        if self == Cost():
+            return "minutes at most"
+        words = [
+            f"trains on {self.train_tokens / 1e6:,.1f} M tokens" if self.train_tokens else "",
+            f"{self.token_forwards / 1e6:,.2f} M token-forwards" if self.token_forwards else "",
+            f"{self.flops:.2g} FLOPs, {self.seconds / 3600:,.2f} hours" if self.flops else "",
+            f"{self.num_unknown} not counted, as only the data tells how long" if self.num_unknown else "",
+        ]
+        return ", ".join(filter(None, words))
 
 
-def in_words(cost: Cost) -> str:
-    """One line."""
-    if cost == Cost():
-        return "minutes at most"
-    words = [
-        f"trains on {cost.train_tokens / 1e6:,.1f} M tokens" if cost.train_tokens else "",
-        f"{cost.token_forwards / 1e6:,.2f} M token-forwards" if cost.token_forwards else "",
-        f"{cost.flops:.2g} FLOPs, {cost.seconds / 3600:,.2f} hours" if cost.flops else "",
-        f"{cost.num_unknown} not counted, as only the data tells how long" if cost.num_unknown else "",
-    ]
-    return ", ".join(filter(None, words))
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a study once its programs have checked it."""
+
+    configs: Mapping[str, Any]
+    """The name of a training -> its PretrainConfig or TaskConfig."""
+    facts: DataFacts | None = None
+    """Of the data that models of text are trained on."""
 
 
-class Need(NamedTuple):
-    """What a training holds; a measuring of the same model holds less."""
+def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
+    """Of one command; nothing for those that neither train nor measure."""
+    about = command.about
+    if isinstance(about, TaskTraining):
+        return _task_training_cost(checked.configs[about.name], machine)
+    if isinstance(about, TaskMeasuring):
+        return _task_measuring_cost(about, checked.configs, machine)
+    if isinstance(about, Training):
+        config, facts = checked.configs[about.name], checked.facts
+        num_train_tokens = None if facts is None else facts.num_train_tokens
+        if counts_epochs(config.max_duration) and num_train_tokens is None:
+            return Cost(num_unknown=1)
+        run = estimate(config, machine.device(config.precision), num_train_tokens)
+        return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
+    if not isinstance(about, Measuring):
+        return Cost()
+    chunks = num_chunks(about.evaluation, about.data)
+    if chunks is None:
+        return Cost(num_unknown=1)
+    of_a_checkpoint, flops = chunks * token_forwards_of_chunk(about.stage, about.evaluation), 0.0
+    for training, num_checkpoints in Counter(about.trainings).items():
+        model = checked.configs[training.name].model
+        vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
+        of_a_token = flops_per_token(model, about.evaluation.long_context_length) / 3 - vocabulary
+        flops += num_checkpoints * of_a_checkpoint * of_a_token
+    seconds = machine.seconds(flops, about.evaluation.dtype)
+    return Cost(token_forwards=of_a_checkpoint * len(about.trainings), flops=flops, seconds=seconds)
 
-    num_parameters: int
-    memory_bytes: float
-    text_passes: float | None = None
-    """How often it reads the training text; None: that is not known, or there is none."""
 
-
-class Forecast(Protocol):
-    """Of one study, whose commands were checked."""
-
-    @property
-    def configs(self) -> Mapping[str, RunConfig]:
-        """The name of a training -> its configuration, complete and checked."""
-
-    def cost_of(self, command: Command, machine: Machine) -> Cost:
-        """Of one command; nothing for those that neither train nor measure."""
-
-    def need_of(self, training: Training) -> Need:
-        """Of one training."""
-
-
-Configs = Mapping[str, PretrainConfig]
-"""The name of a training -> its configuration."""
+def need_of(training: Training, checked: Checked) -> tuple[int, float]:
+    """Parameters of a training, and bytes that it holds; a measuring of the same model holds less."""
+    config = checked.configs[training.name]
+    if isinstance(training, TaskTraining):  # small beside it is what a step's examples take
+        num_parameters = about_num_parameters(config)
+        return num_parameters, BYTES_PER_PARAMETER * num_parameters
+    # However long it lasts, which may be as many epochs as of data that is not there yet.
+    run = estimate(config, num_train_tokens=config.tokens_per_step)
+    return run.num_parameters, run.memory_bytes
 
 
 def data_facts(data: Text, folder: Path) -> DataFacts:
-    """What training takes from the data: of the folder, or where there is none yet, by the tokenizer's name.
-
-    Raises:
-        InputError: there is no such tokenizer.
-    """
+    """What training takes from the data: of the folder; where there is none yet, by the tokenizer's name."""
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
     path_or_size = parse_tokenizer_name(data.tokenizer)
@@ -189,54 +192,13 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
     return AssumedData(load_tokenizer(path_or_size).vocabulary_size)
 
 
-def cost_of(command: Command, configs: Configs, facts: DataFacts, machine: Machine) -> Cost:
-    """Of one command; nothing for those that neither train nor measure.
-
-    Args:
-        command: of a study.
-        configs: of the study's trainings, checked.
-        facts: of the study's data.
-        machine: where it would run.
-    """
-    if isinstance(command.about, Training):
-        return _training_cost(configs[command.about.name], facts, machine)
-    if isinstance(command.about, Measuring):
-        return _measuring_cost(command.about, configs, machine)
-    return Cost()
-
-
-@dataclass(frozen=True)
-class TextForecast:
-    """See `Forecast`."""
-
-    configs: Configs
-    facts: DataFacts
-    """Of the study's data."""
-
-    def cost_of(self, command: Command, machine: Machine) -> Cost:
-        """See `Forecast.cost_of`."""
-        return cost_of(command, self.configs, self.facts, machine)
-
-    def need_of(self, training: Training) -> Need:
-        """See `Forecast.need_of`."""
-        config = self.configs[training.name]
-        # However long it lasts, which may be as many epochs as of data that is not there yet.
-        run = estimate(config, num_train_tokens=config.tokens_per_step)
-        passes = None
-        if self.facts.num_train_tokens:
-            num_tokens = estimate(config, num_train_tokens=self.facts.num_train_tokens).num_tokens
-            passes = num_tokens / self.facts.num_train_tokens
-        return Need(run.num_parameters, run.memory_bytes, passes)
-
-
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
     length = evaluation.long_context_length
+    intervention = evaluation.intervention or DEFAULT_INTERVENTION
     costs = RuleCosts(
-        s, length, m,
-        intervention=evaluation.intervention or DEFAULT_INTERVENTION,
-        num_backgrounds=evaluation.num_backgrounds or 1,
+        s, length, m, intervention=intervention, num_backgrounds=evaluation.num_backgrounds or 1,
         num_subsets=evaluation.num_subsets or NUM_SUBSETS,
     )  # fmt: skip
     if stage == "length_losses":
@@ -245,9 +207,8 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         num_readings = 1 if evaluation.reference_model is None else 2
         return m * s + num_readings * length + costs.foreign_context()
     selecting = 2 * costs.token_forwards_together(evaluation.rules, max(evaluation.k))
-    is_background = (evaluation.intervention or DEFAULT_INTERVENTION) == BACKGROUND
     trying = 2 * costs.sparse_contexts(evaluation.rules, evaluation.k) + m * s
-    trying += costs.num_backgrounds * costs.foreign_context() if is_background else 0
+    trying += costs.num_backgrounds * costs.foreign_context() if intervention == BACKGROUND else 0
     return selecting + trying + len(evaluation.judge_with) * (trying + length)
 
 
@@ -262,92 +223,6 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
     return sum(number if max_chunks is None else min(number, max_chunks) for number in long_enough)
 
 
-def _training_cost(config: PretrainConfig, facts: DataFacts, machine: Machine) -> Cost:
-    if counts_epochs(config.max_duration) and facts.num_train_tokens is None:
-        return Cost(num_unknown=1)
-    run = estimate(config, machine.device_in(config.precision), facts.num_train_tokens)
-    return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
-
-
-def _measuring_cost(measuring: Measuring, configs: Configs, machine: Machine) -> Cost:
-    evaluation = measuring.evaluation
-    chunks = num_chunks(evaluation, measuring.data)
-    if chunks is None:
-        return Cost(num_unknown=1)
-    of_a_checkpoint = chunks * token_forwards_of_chunk(measuring.stage, evaluation)
-    length = evaluation.long_context_length
-    names = {training.name for training in measuring.trainings}
-    flops_of = {name: _forward_flops(configs[name], length) for name in names}
-    flops = of_a_checkpoint * sum(flops_of[training.name] for training in measuring.trainings)
-    device = machine.device_in(evaluation.dtype)
-    return Cost(
-        token_forwards=of_a_checkpoint * len(measuring.trainings),
-        flops=flops,
-        seconds=flops / (device.peak_flops * device.utilization),
-    )
-
-
-def _forward_flops(config: PretrainConfig, context_length: int) -> float:
-    """Of one token-forward, the vocabulary left out."""
-    model = config.model
-    vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
-    return flops_per_token(model, context_length) / 3 - vocabulary
-
-
-TaskConfigs = Mapping[str, TaskConfig]
-"""The name of a training -> its configuration."""
-
-
-@dataclass(frozen=True)
-class SyntheticForecast:
-    """See `Forecast`."""
-
-    configs: TaskConfigs
-
-    def cost_of(self, command: Command, machine: Machine) -> Cost:
-        """See `Forecast.cost_of`."""
-        if isinstance(command.about, TaskTraining):
-            return training_cost(self.configs[command.about.name], machine)
-        if isinstance(command.about, TaskMeasuring):
-            return measuring_cost(command.about, self.configs, machine)
-        return Cost()
-
-    def need_of(self, training: Training) -> Need:
-        """See `Forecast.need_of`; small beside it is what a step's examples take."""
-        num_parameters = about_num_parameters(self.configs[training.name])
-        return Need(num_parameters, BYTES_PER_PARAMETER * num_parameters)
-
-
-def training_cost(config: TaskConfig, machine: Machine) -> Cost:
-    """Of one run; its examples have the training sizes alike."""
-    generator = np.random.default_rng(0)
-    distribution = config.distribution
-    lengths = [
-        distribution.draw_of_size(size, 1, generator).token_ids_BS.shape[1] for size in distribution.sizes
-    ]
-    num_tokens = round(config.num_steps * config.batch_size * float(np.mean(lengths)))
-    # Long examples have the more of the tokens, and the more attention a token.
-    flops = config.num_steps * config.batch_size * float(
-        np.mean([length * _flops_per_token(config, length) for length in lengths])
-    )  # fmt: skip
-    return Cost(train_tokens=num_tokens, flops=flops, seconds=_seconds(flops, machine))
-
-
-def measuring_cost(measuring: TaskMeasuring, configs: TaskConfigs, machine: Machine) -> Cost:
-    """Of one stage on all models of a task."""
-    test = measuring.test
-    task, cells = cells_of(measuring.task, test.sizes, test.sparsities)
-    total = Cost()
-    for cell in cells:
-        batch = _an_example(task, cell)
-        forwards = test.num_examples * token_forwards_of_example(batch, test)
-        length = batch.token_ids_BS.shape[1]
-        for training in measuring.trainings:
-            flops = forwards * _flops_per_token(configs[training.name], length) / 3
-            total += Cost(token_forwards=forwards, flops=flops, seconds=_seconds(flops, machine))
-    return total
-
-
 def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
     """What a stage runs through the network for one example of this length.
 
@@ -359,12 +234,14 @@ def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
     if not isinstance(test, DependencyTest):
         return num_tokens
     costs = RuleCosts(test.short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-    asked = {name: find_rule(name) for name in test.rules}
-    always = [name for name, rule in asked.items() if not rule.knows_interventions]
+    rules = {name: find_rule(name) for name in test.rules}
+    always = [name for name, rule in rules.items() if not rule.knows_interventions]
     total = num_tokens + costs.token_forwards_together(always, test.largest_k)
     for intervention in test.interventions:
         of_it = [
-            name for name, rule in asked.items() if name not in always and intervention in rule.interventions
+            name
+            for name, rule in rules.items()
+            if rule.knows_interventions and intervention in rule.interventions
         ]
         under_it = replace(costs, intervention=intervention, num_backgrounds=test.num_substitutes)
         draws = test.num_substitutes if intervention == SUBSTITUTE else 1
@@ -372,63 +249,76 @@ def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
     return total
 
 
-def _an_example(task: Task, cell: Cell) -> ExampleBatch:
-    size, sparsity = cell
-    return draw_batch(task, size, [sparsity], np.random.default_rng(0))
+def _task_training_cost(config: TaskConfig, machine: Machine) -> Cost:
+    """Of one run, where all training sizes are as frequent."""
+    generator, distribution = np.random.default_rng(0), config.distribution
+    lengths = [
+        distribution.draw_of_size(size, 1, generator).token_ids_BS.shape[1] for size in distribution.sizes
+    ]
+    num_examples = config.num_steps * config.batch_size
+    # Long examples have the more of the tokens, and the more attention a token.
+    of_examples = [length * _task_flops_per_token(config, length) for length in lengths]
+    flops = num_examples * float(np.mean(of_examples))
+    num_tokens = round(num_examples * float(np.mean(lengths)))
+    return Cost(train_tokens=num_tokens, flops=flops, seconds=machine.seconds(flops, None))
 
 
-def _flops_per_token(config: TaskConfig, num_tokens: int) -> int:
+def _task_measuring_cost(
+    measuring: TaskMeasuring, configs: Mapping[str, TaskConfig], machine: Machine
+) -> Cost:
+    test, total = measuring.test, Cost()
+    task, cells = cells_of(measuring.task, test.sizes, test.sparsities)
+    for size, sparsity in cells:
+        batch = draw_batch(task, size, [sparsity], np.random.default_rng(0))
+        forwards, length = (
+            test.num_examples * token_forwards_of_example(batch, test),
+            batch.token_ids_BS.shape[1],
+        )
+        for training in measuring.trainings:
+            flops = forwards * _task_flops_per_token(configs[training.name], length) / 3
+            total += Cost(0, forwards, flops, machine.seconds(flops, None))
+    return total
+
+
+def _task_flops_per_token(config: TaskConfig, num_tokens: int) -> int:
     """FLOPs of training on one token of an example of so many."""
     return 6 * about_num_parameters(config) + 12 * config.model.num_layers * config.model.width * num_tokens
 
 
-def _seconds(flops: float, machine: Machine) -> float:
-    device = machine.device_in(None)
-    return flops / (device.peak_flops * device.utilization)
-
-
 def lines_of_plan(
-    commands: Sequence[Command],
-    to_run: Sequence[Command],
-    forecast: Forecast,
-    machine: Machine,
+    commands: Sequence[Command], finished: Collection[str], checked: Checked, machine: Machine
 ) -> Iterator[str]:
     """Comments with estimates, a command after each; a shell could run them.
 
     Args:
         commands: of the study.
-        to_run: those that have not finished.
-        forecast: of the study.
-        machine: where it would run.
+        finished: names of those that have finished.
+        checked: what is known of them.
+        machine: where they would run.
     """
-    total = Cost()
+    total, num_train_tokens = Cost(), None if checked.facts is None else checked.facts.num_train_tokens
     for command in commands:
-        cost = forecast.cost_of(command, machine)
-        is_finished = command.writes and command not in to_run
-        total += Cost() if is_finished else cost
-        words = [in_words(cost), "finished before" if is_finished else ""]
+        cost = cost_of(command, checked, machine)
+        total += Cost() if command.name in finished else cost
+        words = [str(cost)]
         if isinstance(command.about, Training):
-            need = forecast.need_of(command.about)
-            words.insert(
-                0, f"{need.num_parameters / 1e6:,.1f} M parameters, {need.memory_bytes / 1e9:,.1f} GB"
-            )
-            if need.text_passes is not None and need.text_passes > 1:
-                words.append(f"reads the text {need.text_passes:,.1f} times")
-        yield f"# {command.name}: {', '.join(filter(None, words))}"
+            num_parameters, num_bytes = need_of(command.about, checked)
+            words.insert(0, f"{num_parameters / 1e6:,.1f} M parameters, {num_bytes / 1e9:,.1f} GB")
+            if num_train_tokens and cost.train_tokens > num_train_tokens:
+                words.append(f"reads the text {cost.train_tokens / num_train_tokens:,.1f} times")
+        words += ["finished before"] if command.name in finished else []
+        yield f"# {command.name}: {', '.join(words)}"
         yield str(command)
-    yield f"# in all, of what has not finished: {in_words(total)}; at {machine}"
+    yield f"# in all, of what has not finished: {total}; at {machine}"
 
 
 def need_of_run(path: Path, overrides: Sequence[str], vocabulary_size: int, machine: Machine) -> str:
-    """What a training configuration needs, in one line: the words at the head of olmo_configs/*.yaml.
-
-    Raises:
-        InputError: it is not valid, or its duration cannot be told without data.
-    """
+    """What a training configuration needs, in one line: the words at the head of olmo_configs/*.yaml."""
     config = load_config(path, overrides, AssumedData(vocabulary_size))
-    run = estimate(config, machine.device_in(config.precision))
+    run = estimate(config, machine.device(config.precision))
     return (
         f"{run.num_parameters / 1e6:,.1f} M parameters, Chinchilla-optimal at"
         f" {run.chinchilla_tokens / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"
         f" {run.num_steps:,} steps take {run.memory_bytes / 1e9:,.1f} GB and {run.seconds / 3600:,.2f} hours"
+        f"; at {machine}"
     )

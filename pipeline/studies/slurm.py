@@ -1,4 +1,4 @@
-"""The commands of a study as Slurm jobs: each after those it needs, stages dealt to tasks as arrays.
+"""The commands of a study as Slurm jobs: each after those it needs, stages shared by the tasks of arrays.
 
 A command is submitted as slurm/<stage>.sh, which asks Slurm for what the stage needs and hands on the
 arguments. Tokenizing in several tasks becomes two jobs, the array and the merge.
@@ -11,11 +11,19 @@ from typing import NamedTuple
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.studies.commands import Command
-from pipeline.studies.file import ANALYSING, Study
+from pipeline.studies.file import Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")
 Submit = Callable[[str, Sequence[str]], str]
 """Submits the job of this name with these words after `sbatch`; returns its ID."""
+
+
+class _Job(NamedTuple):
+    name: str
+    script: str
+    arguments: Sequence[str]
+    num_tasks: int | None = None
+    """Of an array; None: no array."""
 
 
 def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> None:
@@ -24,7 +32,18 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> N
     for command in commands:
         needed = [job_ids[name] for name in command.needs]
         for job in _jobs_of(command):
-            job_ids[job.name] = submit(job.name, _sbatch_words(job, needed, logs_of(study)))
+            job_id = "%j" if job.num_tasks is None else "%A_%a"
+            words = [
+                "--parsable",
+                "--kill-on-invalid-dep=yes",
+                f"--job-name={job.name}",
+                f"--output={logs_of(study) / f'{job.name}-{job_id}.log'}",
+                *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+                *([f"--dependency=afterok:{':'.join(needed)}"] if needed else []),
+                f"slurm/{job.script}.sh",
+                *job.arguments,
+            ]
+            job_ids[job.name] = submit(job.name, words)
             needed = [job_ids[job.name]]
 
 
@@ -46,43 +65,18 @@ def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     raise unknown_name("job", name, [job.name for job in jobs])
 
 
-class _Job(NamedTuple):
-    """What one job is, but for those it needs."""
-
-    name: str
-    script: str
-    arguments: Sequence[str]
-    num_tasks: int | None = None
-    """Of an array; None: no array."""
-
-
 def _jobs_of(command: Command) -> list[_Job]:
-    """One job, or for a text that is shared out two, each of which needs the one before."""
-    name, arguments, tasks = command.name, command.arguments, command.num_tasks
-    if command.stage in ANALYSING:
+    """One job, or for a text that is tokenized in tasks two, the second of which needs the first."""
+    name, arguments, num_tasks = command.name, command.arguments, command.num_tasks
+    if command.program.startswith("analysis/"):
         return [_Job(name, "analysis", [command.program, *arguments])]
-    if tasks is None:
+    if num_tasks is None:
         return [_Job(name, command.stage, arguments)]
-    dealt = ["--num-tasks", str(tasks), *arguments]
-    if command.stage == "tokenize_c4" and tasks > 1:
+    of_tasks = ["--num-tasks", str(num_tasks), *arguments]
+    if command.stage == "tokenize_c4" and num_tasks > 1:
         merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
-        return [_Job(f"{name}-tasks", "tokenize_c4", dealt, tasks), merge]
-    return [_Job(name, command.stage, dealt, tasks)]
-
-
-def _sbatch_words(job: _Job, needed_ids: Sequence[str], logs: Path) -> list[str]:
-    """What stands after `sbatch`."""
-    job_id = "%j" if job.num_tasks is None else "%A_%a"
-    return [
-        "--parsable",
-        "--kill-on-invalid-dep=yes",
-        f"--job-name={job.name}",
-        f"--output={logs / f'{job.name}-{job_id}.log'}",
-        *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
-        *([f"--dependency=afterok:{':'.join(needed_ids)}"] if needed_ids else []),
-        f"slurm/{job.script}.sh",
-        *job.arguments,
-    ]
+        return [_Job(f"{name}-tasks", "tokenize_c4", of_tasks, num_tasks), merge]
+    return [_Job(name, command.stage, of_tasks, num_tasks)]
 
 
 def sbatch(study: Study) -> Submit:
