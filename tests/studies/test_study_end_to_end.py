@@ -53,9 +53,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     write_text(folder / "evaluation.jsonl", 40, seed=1)
     refused = run(study)
     assert refused.returncode == 2
-    assert (
-        "since tokenize_c4 finished, evaluation.jsonl has changed. Nothing was overwritten" in refused.stderr
-    )
+    assert "tokenize_c4: run/data holds data made otherwise: evaluation source evaluation.jsonl" in refused.stderr
     shutil.rmtree(folder / "run")  # other text is another study
     # Two shards, which two processes measure, and one.
     measure = ["evaluation.max_documents=40"]
@@ -80,11 +78,15 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     assert again.stdout.count("python ") == 4
     assert (folder / "run" / "logs" / "loss_differences-tiny.log").is_file()
     assert parquet_files(folder / "run") == measured != {}
+    for name in ("train.jsonl", "evaluation.jsonl"):  # text may be put away once it is tokenized
+        (folder / name).unlink()
+    nothing_left = run(study, *measure)
+    assert nothing_left.returncode == 0, nothing_left.stderr
+    assert nothing_left.stdout.count("python ") == 1  # the summary
 
     assert "learning_rate: 6.0e-3" in config.read_text()
     config.write_text(config.read_text().replace("learning_rate: 6.0e-3", "learning_rate: 6.1e-3"))
     refused = run(study, *measure)
     assert refused.returncode == 2
-    assert "tiny-short-seed0, tiny-long-seed1 finished, " in refused.stderr
+    assert "tiny-short-seed0: run/models/tiny-short-seed0 holds a run with other settings" in refused.stderr
     assert "optimizer.learning_rate was 0.006, now 0.0061" in refused.stderr
-    assert "rm -r run/models/tiny-short-seed0 run/models/tiny-long-seed1 run/results/tiny" in refused.stderr
