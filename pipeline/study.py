@@ -54,7 +54,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import json
 import logging
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -271,10 +270,6 @@ def _checked(study: Study, commands: Sequence[Command], to_run: Sequence[Command
     """
     from pipeline.studies.costs import Checked, data_facts
 
-    run = Path(study.run).absolute()
-    nearest = next(path for path in (run, *run.parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write into {nearest}; choose another folder, as in run=FOLDER")
     facts = data_facts(study.data, Path(study.run) / "data") if isinstance(study, TextStudy) else None
     configs: dict[str, Any] = {}
     for command in commands:

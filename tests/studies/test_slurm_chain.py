@@ -34,7 +34,7 @@ def submitted(path: Path, *overrides: str) -> dict[str, list[str]]:
     return jobs
 
 
-def test_each_job_waits_for_those_it_needs(study_file: Callable[..., Path]) -> None:
+def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(study_file: Callable[..., Path]) -> None:
     jobs = submitted(study_file(), "slurm={tokenize: 3, measure: 2}")
     waits = {
         name: next((word for word in words if word.startswith("--dependency=")), "")
@@ -53,10 +53,6 @@ def test_each_job_waits_for_those_it_needs(study_file: Callable[..., Path]) -> N
         "loss_differences-tiny-along_training": "j2:j4",
     }
     assert all("--kill-on-invalid-dep=yes" in words for words in jobs.values())
-
-
-def test_what_jobs_are_given(study_file: Callable[..., Path]) -> None:
-    jobs = submitted(study_file(), "slurm={tokenize: 3, measure: 2}")
     assert jobs["tokenize_c4-tasks"] == [
         "--parsable", "--kill-on-invalid-dep=yes", "--job-name=tokenize_c4-tasks",
         "--output=run/logs/tokenize_c4-tasks-%A_%a.log", "--array=0-2", "slurm/tokenize_c4.sh",
@@ -68,12 +64,18 @@ def test_what_jobs_are_given(study_file: Callable[..., Path]) -> None:
     assert jobs["length_losses-tiny"][4] == "--array=0-1"
     assert jobs["length_losses-tiny"][6:10] == ["slurm/length_losses.sh", "--num-tasks", "2", "--data"]
     assert jobs["summary-tiny"][-6:-3] == ["slurm/analysis.sh", "analysis/summary.py", "--results"]
+    in_one_piece = submitted(study_file())  # which needs no merge
+    assert "tokenize_c4-tasks" not in in_one_piece
+    assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
 
 
-def test_text_in_one_piece_needs_no_merge(study_file: Callable[..., Path]) -> None:
-    jobs = submitted(study_file())
-    assert "tokenize_c4-tasks" not in jobs
-    assert jobs["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
+def test_every_script_of_a_job_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[2]
+    for variable in ("C4", "SCRATCH", "TEXT"):
+        monkeypatch.setenv(variable, "/text")
+    for path in sorted((root / "olmo_configs" / "studies").glob("*.yaml")):
+        scripts = {word for words in submitted(path).values() for word in words if word.startswith("slurm/")}
+        assert all((root / script).is_file() for script in scripts), path
 
 
 @pytest.fixture
@@ -90,8 +92,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_jobs_are_submitted_with_the_clusters_variables(
     study_file: Callable[..., Path], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = ["evaluation.stages=[loss_differences]"]
-    main(parser().parse_args([str(study_file()), *overrides, "--slurm"]))
+    main(parser().parse_args([str(study_file()), "evaluation.stages=[loss_differences]", "--slurm"]))
     printed = capsys.readouterr().out.splitlines()
     calls = Path("calls").read_text().splitlines()
     assert len(calls) == 5
@@ -101,22 +102,12 @@ def test_jobs_are_submitted_with_the_clusters_variables(
     ]
     assert "--dependency=afterok:1:2:3 slurm/loss_differences.sh" in calls[3]
     assert Path("run/logs").is_dir()
-
-
-def test_a_job_that_is_refused_is_named(study_file: Callable[..., Path], checkout: Path) -> None:
     with pytest.raises(
         InputError, match="refused the job influential_tokens-tiny: .* no such partition; jobs"
     ):
         main(parser().parse_args([str(study_file()), "--slurm"]))
-
-
-def test_without_cluster_env_nothing_is_submitted(
-    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        InputError, match=r"slurm/cluster.env is missing here: .* cp slurm/cluster.env.example"
-    ):
+    Path("slurm/cluster.env").unlink()
+    with pytest.raises(InputError, match="cluster.env is missing here: .* cp slurm/cluster.env.example"):
         sbatch(load_study(study_file()))
 
 
@@ -137,10 +128,8 @@ def test_a_dry_run_prints_jobs_that_wait_by_name(
 def test_the_arguments_of_one_job_by_its_name_or_its_script(study_file: Callable[..., Path]) -> None:
     study = load_study(study_file())
     commands = commands_of(study)
-    by_name = arguments_of(commands, "tiny-long-seed1")
-    assert by_name == list(commands[2].arguments)
+    assert arguments_of(commands, "tiny-long-seed1") == list(commands[2].arguments)
     assert arguments_of(commands, "pretrain") == list(commands[1].arguments)  # the first of its kind
-    shards = ["--num-tasks", str(study.slurm.measure)]
-    assert arguments_of(commands, "loss_differences")[:2] == shards
+    assert arguments_of(commands, "loss_differences")[:2] == ["--num-tasks", str(study.slurm.measure)]
     with pytest.raises(InputError, match="tiny-long-seed9"):
         arguments_of(commands, "tiny-long-seed9")

@@ -1,31 +1,39 @@
 """What a study is said to cost: formulas against numbers worked out by hand, and against what really runs."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from measured_documents import write_data
 
+from pipeline import pretrain
+from pipeline.cli import InputError
 from pipeline.length_losses import default_context_lengths
-from pipeline.studies import costs as machine_module
-from pipeline.studies.checks import checked_configs
-from pipeline.studies.commands import commands_of
+from pipeline.studies import costs as costs_module
+from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.costs import (
+    Checked,
     Cost,
     Machine,
     cost_of,
     data_facts,
-    in_words,
+    lines_of_plan,
     num_chunks,
     token_forwards_of_chunk,
 )
 from pipeline.studies.file import Evaluation, Text, load_study
+from pipeline.study import _checked, main, parser
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import AssumedData
 
+ROOT = Path(__file__).resolve().parents[2]
+GPU = ROOT / "olmo_configs" / "studies" / "gpu.yaml"
+MINUTE = 60
 EVALUATION = Evaluation(
     short_context_length=4,
     long_context_length=12,
@@ -61,11 +69,11 @@ def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
     assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + baseline
 
 
-@pytest.mark.parametrize("long", [256, 1024, 2048])
-def test_length_losses_take_about_four_tokens_a_target_and_token_of_context(long: int) -> None:
-    evaluation = Evaluation(short_context_length=8, long_context_length=long, targets_per_chunk=16)
-    real = 16 * sum(default_context_lengths(long - 16))
-    assert token_forwards_of_chunk("length_losses", evaluation) == pytest.approx(real, rel=0.25)
+def test_length_losses_take_about_four_tokens_a_target_and_token_of_context() -> None:
+    for long in (256, 1024, 2048):
+        evaluation = Evaluation(short_context_length=8, long_context_length=long, targets_per_chunk=16)
+        real = 16 * sum(default_context_lengths(long - 16))
+        assert token_forwards_of_chunk("length_losses", evaluation) == pytest.approx(real, rel=0.25), long
 
 
 @pytest.mark.parametrize("limits", [(None, None), (2, None), (None, 1), (1, 1), (9, 9)])
@@ -85,13 +93,21 @@ def test_chunks_are_counted_as_the_stages_cut_them(
     assert known_before == (None if None in limits else limits[0] * limits[1])
 
 
+def checked(commands: list[Command], **facts: Any) -> Checked:
+    """The configurations of the trainings, as their program checks them before the data is there."""
+    assumed, configs = AssumedData(300, **facts), {}
+    for command in commands:
+        if command.stage == "pretrain":
+            configs[command.name] = pretrain.check(pretrain.parser().parse_args(command.arguments), assumed)
+    return Checked(configs, assumed)
+
+
 def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
     commands = {command.name: command for command in commands_of(load_study(study_file()))}
-    facts, machine = AssumedData(300), Machine(utilization=0.5, peak_flops=1e9)
-    configs = checked_configs(list(commands.values()), facts)
+    known, machine = checked(list(commands.values())), Machine(utilization=0.5, peak_flops=1e9)
 
     def cost(name: str) -> Cost:
-        return cost_of(commands[name], configs, facts, machine)
+        return cost_of(commands[name], known, machine)
 
     # tiny.yaml with 300 tokens, padded to 384: two layers of 128, each 4 D D for attention, 6 D D for SwiGLU.
     without_vocabulary, vocabulary = 2 * 10 * 128 * 128, 384 * 128
@@ -110,21 +126,18 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
 
 
 def test_what_only_the_data_tells_is_said_and_not_guessed(study_file: Callable[..., Path]) -> None:
-    study = load_study(study_file(), ["evaluation.max_documents=null"])
-    (command,) = [one for one in commands_of(study) if one.name == "loss_differences-tiny"]
-    unknown = cost_of(command, {}, AssumedData(300), Machine(0.5, 1e9))
-    assert unknown == Cost(num_unknown=1)
-    assert in_words(unknown) == "1 not counted, as only the data tells how long"
-
-
-def test_epochs_are_counted_once_there_is_data(study_file: Callable[..., Path]) -> None:
-    commands = commands_of(load_study(study_file(), ["sizes.tiny.max_duration=2ep"]))
-    (command,) = [one for one in commands if one.name == "tiny-long-seed1"]
-    for num_train_tokens, cost in ((None, Cost(num_unknown=1)), (3 * 4096 + 5, None)):
-        facts = AssumedData(300, num_train_tokens=num_train_tokens)
-        configs = checked_configs(commands, facts)
-        found = cost_of(command, configs, facts, Machine(0.5, 1e9))
-        assert found == cost if cost else found.train_tokens == 2 * 3 * 4096
+    overrides = ["evaluation.max_documents=null", "sizes.tiny.max_duration=2ep"]
+    commands = {command.name: command for command in commands_of(load_study(study_file(), overrides))}
+    machine = Machine(0.5, 1e9)
+    for name in ("loss_differences-tiny", "tiny-long-seed1"):
+        unknown = cost_of(commands[name], checked(list(commands.values())), machine)
+        assert unknown == Cost(num_unknown=1)
+    assert str(unknown) == "1 not counted, as only the data tells how long"
+    known = checked(list(commands.values()), num_train_tokens=3 * 4096 + 5)
+    long = commands["tiny-long-seed1"]
+    assert cost_of(long, known, machine).train_tokens == 2 * 3 * 4096
+    line, *_ = lines_of_plan([long], set(), known, machine)
+    assert line.endswith(", reads the text 2.0 times")
 
 
 def test_the_vocabulary_is_the_tokenizers_until_there_is_data(tmp_path: Path) -> None:
@@ -135,25 +148,63 @@ def test_the_vocabulary_is_the_tokenizers_until_there_is_data(tmp_path: Path) ->
     assert data_facts(text, folder) == TokenizedData.open(folder)
 
 
-def test_a_peak_is_measured_once() -> None:
-    machine = Machine(utilization=0.4)
-    first = machine.device(torch.float32)
-    assert first.peak_flops > 1e8
-    assert machine.device(torch.float32) == first
-    assert "GFLOP/s in float32, of which 40% are assumed to be used" in str(machine)
-
-
-def test_training_is_planned_at_the_peak_that_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    for of_float32, of_bfloat16 in ((4e10, 4e8), (4e10, 2e11)):  # emulated, and not
-        peaks = {torch.float32: of_float32, torch.bfloat16: of_bfloat16}
-        monkeypatch.setattr(machine_module, "measured_peak_flops", lambda _, dtype, peaks=peaks: peaks[dtype])
-        planned = [Machine(0.5).device_in(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
-        assert planned == [max(of_float32, of_bfloat16), of_bfloat16, of_float32]
-
-
-def test_only_the_peak_that_an_estimate_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {torch.float32: 4e10, torch.bfloat16: 4e8}  # bfloat16 is emulated
-    monkeypatch.setattr(machine_module, "measured_peak_flops", lambda _, dtype: peaks[dtype])
+def test_a_machine_has_a_peak_a_precision_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(utilization=0.4).device("float32").peak_flops > 1e8
+    asked = []
+    for of_bfloat16 in (4e8, 2e11):  # emulated, and not
+        peaks = {torch.float32: 4e10, torch.bfloat16: of_bfloat16}
+        monkeypatch.setattr(
+            costs_module,
+            "measured_peak_flops",
+            lambda _, dtype, peaks=peaks: asked.append(dtype) or peaks[dtype],
+        )
+        planned = [Machine(0.5).device(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
+        assert planned == [max(peaks.values()), of_bfloat16, 4e10]
     machine = Machine(0.5)
-    machine.device_in("auto")
-    assert str(machine) == "40 GFLOP/s in float32, of which 50% are assumed to be used"
+    asked.clear()
+    for name in ("bfloat16", "bfloat16"):
+        machine.device(name)
+    assert asked == [torch.bfloat16]
+    assert str(machine) == "200 GFLOP/s in bfloat16, of which 50% are assumed to be used"
+
+
+def test_a_gpus_data_sheet_tells_a_peak_a_dtype() -> None:
+    machine = Machine(utilization=0.4, gpu="h100")
+    assert machine.device("amp_bf16").peak_flops == machine.device("auto").peak_flops == 989e12
+    assert machine.device(None).peak_flops == 67e12
+    assert str(machine).endswith(
+        "67,000 GFLOP/s in float32 by the data sheet of the H100, of which 40% are assumed to be used"
+    )
+    for flags, sentence in (
+        (["--gpu", "h10"], "unknown GPU 'h10'; did you mean 'h100'?"),
+        (["--gpu", "h100", "--peak-flops", "1e12"], "--gpu and --peak-flops both say how fast"),
+    ):
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            main(parser().parse_args([str(ROOT / "olmo_configs" / "tiny.yaml"), "--dry-run", *flags]))
+
+
+def test_the_study_for_one_gpu_fits_its_hour_and_saves_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXT", str(tmp_path))
+    study, h100 = load_study(GPU, [f"run={tmp_path / 'run'}"]), Machine(utilization=0.4, gpu="h100")
+    commands = commands_of(study)
+    known = _checked(study, commands, [command for command in commands if command.about])
+    costs = {command.name: cost_of(command, known, h100) for command in commands}
+    assert {name: cost.seconds for name, cost in costs.items() if cost.seconds > 8 * MINUTE} == {}
+    assert 20 * MINUTE < sum(cost.seconds for cost in costs.values()) < 40 * MINUTE
+    assert not any(cost.num_unknown for cost in costs.values())
+    for name, config in known.configs.items():
+        num_steps = costs[name].train_tokens // config.tokens_per_step
+        assert costs[name].seconds * config.save_interval / num_steps < 2 * MINUTE  # what a kill costs
+    # In float32 a GPU does a fifteenth of its bfloat16; a plan that did not know would tell a few seconds.
+    assert costs["influential_tokens-150m"].seconds > 3 * MINUTE
+    assert costs["length_losses-150m-at_2048"].seconds < 3 * MINUTE
+
+
+def test_a_training_configuration_is_planned_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(ROOT / "olmo_configs" / "tiny.yaml")
+    main(parser().parse_args([path, "--dry-run", "--peak-flops", "1e9", "max_duration=10"]))
+    assert "in 10 steps take" in capsys.readouterr().out
+    with pytest.raises(InputError, match="is the configuration of one training"):
+        main(parser().parse_args([path]))

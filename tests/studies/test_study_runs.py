@@ -1,5 +1,7 @@
-"""Running a study: in which order, what a failure leaves, which signals arrive, what is refused before."""
+"""Running a study: in which order, how much at once, what a failure leaves, which signals arrive."""
 
+import io
+import json
 import os
 import re
 import signal
@@ -8,24 +10,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pipeline.cli import InputError
-from pipeline.results.files import FolderLock
-from pipeline.studies.commands import Command, Training
-from pipeline.studies.file import load_study
-from pipeline.studies.run import Finished, Slots, run_all, run_here
-from pipeline.study import main, parser
+from pipeline.studies import run as running
+from pipeline.studies.commands import Command, Measuring, Training
+from pipeline.studies.file import Evaluation
+from pipeline.studies.run import GIBIBYTE, Progress, Workers, duration, num_processes, run_all, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
 # Writes down that it ran, fails while a file FAIL stands beside it, and writes its result.
 STAGE = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 name = sys.argv[1]
 with open("ran", "a") as log:
-    log.write(name + "\\n")
+    log.write(name + os.environ.get("RANK", "") + "\\n")
 if pathlib.Path("FAIL-" + name).exists():
     print("no good", file=sys.stderr)
     sys.exit(75)
@@ -61,48 +64,36 @@ import sys
 from pathlib import Path
 from pipeline.cli import stage_parser
 from pipeline.studies.commands import Command, Training
-from pipeline.studies.run import Finished
-from pipeline.studies.run import run_all
-from pipeline.studies.run import Slots
+from pipeline.studies.run import Workers, run_all
 def parser():
     return stage_parser("a study")
 def main(_):
     reactions = REACTIONS
-    training = Training("training", Path("c"), (), Path("f"))
+    training = Training("training", Path("f"))
     commands = [
-        Command(name, "slow.py", (name, reaction), (), (), (), training if reaction == "saves" else None)
+        Command(name, "slow.py", (name, reaction), (), training if reaction == "saves" else None)
         for name, reaction in reactions.items()
     ]
-    sys.exit(run_all(commands, Finished(Path("run")), Slots(len(commands)), Path("run/logs")))
+    sys.exit(run_all(commands, (), Workers(len(commands)), Path("run/logs")))
 """
 
 
-def command(name: str, *needs: str, writes: bool = True, reads: tuple[str, ...] = ()) -> Command:
-    return Command(name, "stage.py", (name,), needs, reads, (Path(name),) if writes else ())
+def command(name: str, *needs: str) -> Command:
+    return Command(name, "stage.py", (name,), needs)
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
-    """Three stages, and one that leaves nothing to be found."""
+    """Three stages, each of which needs the one before."""
     monkeypatch.chdir(tmp_path)
     Path("stage.py").write_text(STAGE)
-    return [
-        command("first"),
-        command("second", "first"),
-        command("third", "second"),
-        command("closing", "third", writes=False),
-    ]
-
-
-def run(commands: list[Command], jobs: int = 1) -> int:
-    return run_all(commands, Finished(Path("run")), Slots(jobs), LOGS)
+    return [command("first"), command("second", "first"), command("third", "second")]
 
 
 def ran() -> list[str]:
     """Which stages ran since the last question."""
-    log = Path("ran")
-    names = log.read_text().split()
-    log.unlink()
+    names = Path("ran").read_text().split()
+    Path("ran").unlink()
     return names
 
 
@@ -110,7 +101,7 @@ def test_after_a_failure_only_what_is_left_runs(
     commands: list[Command], capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("FAIL-second").touch()
-    assert run(commands) == 75
+    assert run_all(commands, (), Workers(1), LOGS) == 75
     assert ran() == ["first", "second"]
     printed = capfd.readouterr()
     assert printed.out == "python stage.py first\nfirst is there\npython stage.py second\n"
@@ -120,11 +111,9 @@ def test_after_a_failure_only_what_is_left_runs(
         "study: second ended with exit code 75; run the same again to go on",
     ]
     Path("FAIL-second").unlink()
-    assert run(commands) == 0
-    assert ran() == ["second", "third", "closing"]
-    assert run(commands) == 0
-    assert ran() == ["closing"]  # which leaves nothing that could say so
-    assert "study: finished before: first, second, third\n" in capfd.readouterr().err
+    assert run_all(commands, {"first"}, Workers(1), LOGS) == 0
+    assert ran() == ["second", "third"]
+    assert "study: finished before: first\n" in capfd.readouterr().err
     assert Path("run/logs/second.log").read_text().count("--- ") == 2  # a heading a run
     assert Path("run/logs/second.log").read_text().endswith("second is there\n")
 
@@ -134,9 +123,36 @@ def test_each_command_waits_for_those_it_needs_and_no_others(commands: list[Comm
     Path("stage.py").write_text(
         STAGE + "\nwhile name == 'first' and not pathlib.Path('beside').exists(): time.sleep(0.02)\n"
     )
-    assert run([*commands, command("beside")], jobs=2) == 0
+    assert run_all([*commands, command("beside")], (), Workers(2), LOGS) == 0
     names = ran()
-    assert names.index("beside") < names.index("second") < names.index("third") < names.index("closing")
+    assert names.index("beside") < names.index("second") < names.index("third")
+
+
+def measuring(max_documents: int | None, documents_per_shard: int | None = None) -> Command:
+    evaluation = Evaluation(
+        short_context_length=1, long_context_length=2, max_documents=max_documents,
+        documents_per_shard=documents_per_shard,
+    )  # fmt: skip
+    about = Measuring("loss_differences", evaluation, Path("data"), ())
+    return Command("measure", "stage.py", ("measure",), (), about)
+
+
+def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(commands: list[Command]) -> None:
+    manifest = {
+        "stage": "tokenize_c4", "schema_version": 1, "token_dtype": "uint16",
+        "vocabulary_size": 9, "eos_token_id": 0, "files": {},
+        "counts": {"train_tokens": 0, "evaluation_documents": 100},
+    }  # fmt: skip
+    Path("data").mkdir()
+    Path("data/manifest.json").write_text(json.dumps(manifest))
+    numbers = [num_processes(measuring(*of), 8) for of in [(None,), (64,), (9,), (9, 2)]]
+    assert (*numbers, num_processes(measuring(64), 1)) == (4, 2, 1, 5, 1)
+    assert run_all([measuring(64), command("closing", "measure")], (), Workers(2), LOGS) == 0
+    *shared, last = ran()
+    assert (sorted(shared), last) == (["measure0", "measure1"], "closing")
+    assert {path.name for path in LOGS.iterdir()} == {
+        "measure-1-of-2.log", "measure-2-of-2.log", "closing.log",
+    }  # fmt: skip
 
 
 def test_the_first_failure_stops_the_rest(commands: list[Command], capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,10 +162,9 @@ def test_the_first_failure_stops_the_rest(commands: list[Command], capfd: pytest
         "import pathlib, time\nwhile not pathlib.Path('training-started').exists(): time.sleep(0.02)\n"
         + STAGE
     )
-    training = Training("training", Path("c"), (), Path("f"))
-    slow = Command("training", "slow.py", ("training", "saves"), (), (), (), training)
+    slow = Command("training", "slow.py", ("training", "saves"), (), Training("training", Path("f")))
     started = time.monotonic()
-    assert run([slow, *commands], jobs=2) == 75
+    assert run_all([slow, *commands], (), Workers(2), LOGS) == 75
     assert time.monotonic() - started < 30
     assert Path("training-saved").exists()
     assert "first ended with exit code 75" in capfd.readouterr().err
@@ -161,13 +176,19 @@ def test_a_command_that_the_kernel_kills_is_named_with_its_memory(
     Path("stage.py").write_text(
         "import os, signal\nheld = b'x' * 100_000_000\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert run(commands) == 128 + signal.SIGKILL
+    assert run_all(commands, (), Workers(1), LOGS) == 128 + signal.SIGKILL
     said = capfd.readouterr().err
-    sentence = (
-        r"first was killed, as the kernel does where memory runs out: it had (\S+) GiB, and \S+ GiB are free"
-    )
-    held = re.search(sentence, said)
+    held = re.search(r"first was killed, as the kernel does .*: it had (\S+) GiB, and \S+ GiB are free", said)
     assert held is not None and float(held[1]) > 0.09, said
+
+
+def test_a_configuration_that_is_edited_while_the_study_runs_trains_no_model(commands: list[Command]) -> None:
+    Path("config.yaml").write_text("lr: 1")
+    Path("stage.py").write_text(STAGE + "\npathlib.Path('config.yaml').write_text('lr: 2')\n")
+    training = Command("model", "stage.py", ("config.yaml",), ("first",), Training("model", Path("f")))
+    with pytest.raises(InputError, match=r"config.yaml was edited while the study ran, and model would be"):
+        run_all([commands[0], training], (), Workers(1), LOGS)
+    assert ran() == ["first"]
 
 
 @pytest.fixture
@@ -212,20 +233,6 @@ def living(folder: Path) -> list[str]:
     return found
 
 
-def test_two_studies_in_one_folder_are_refused(
-    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    study = load_study(path)
-    with (
-        FolderLock(Path(study.run), "run"),
-        pytest.raises(InputError, match="run is in use by process .* run=FOL"),
-    ):
-        run_here(study, path, [], None, None)
-    assert run_here(study, path, [], None, None) == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_request_to_stop_reaches_every_command(
     number: signal.Signals, tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
@@ -264,100 +271,74 @@ def test_a_killed_study_takes_its_children_with_it(
     assert (tmp_path / "training-saved").exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["evaluation.short_context_length=64"], "leaves no far context: it must be shorter than the long"),
-        (["evaluation.k=[53]"], "k 53 is more than the 52 far-context tokens of the first"),
-        (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
-        (["evaluation.intervention=backgruond"], "did you mean 'background'"),
-        (
-            ["evaluation.intervention=background", "evaluation.rules=[greedy]"],
-            "has no meaning for rule greedy",
-        ),
-        (["evaluation.num_subsets=5"], "--num-subsets 5: subsets come in pairs; choose an even number"),
-        (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
-        (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
-        (["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),
-        (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 steps"),
-        (
-            [
-                "sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,save_num_unsharded_checkpoints_to_keep=1]"
-            ],
-            "step 2 is to be measured, but tiny-long-seed1 keeps its last 1 checkpoints only",
-        ),
-        (["data.tokenizer=bpe:7"], "the size of a BPE is a whole number of at least"),
-        # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
-        (
-            ["sizes.tiny.overrides=[save_interval=2]"],
-            r"tiny-short-seed0: scheduler.t_warmup is 100 steps, lon",
-        ),
-        (["further_evaluations.along_training.steps=[8]"], "step 8 is .*trained for 4 steps only"),
-        (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
-        (["data.source=['c4/*.json.gz']"], r"no file matches --source 'c4/\*.json.gz'"),
-        (["data.source=[c4]"], "streams 156 billion tokens"),
-        (["data.tokenizer=none.json"], "there is no tokenizer file none.json"),
-        (["data.tokenizer=train.jsonl"], "train.jsonl is not a tokenizer.json"),
-        (
-            ["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
-            "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
-        ),
-        (["evaluation.dtype=float23"], "unknown dtype 'float23'; did you mean 'float32'"),
-        (["sizes.tiny.overrides=['trackers=[wandbe]']"], "did you mean 'wandb'"),
-        (["run=train.jsonl"], "cannot write into train.jsonl; choose another folder"),
-        (["run=train.jsonl/run"], "cannot write into .*train.jsonl"),
-    ],
-)
-def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
-    study_file: Callable[..., Path], overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_as_many_commands_as_cores_have_threads_for_and_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    with pytest.raises(InputError, match=sentence):
-        main(parser().parse_args([str(path), *overrides]))
-    assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
+    monkeypatch.setattr(running, "num_cores", lambda: 4)
+    monkeypatch.setattr(running, "free_bytes", lambda: 10 * GIBIBYTE)
+    assert workers(None, 1).number == 4
+    assert workers(None, 3).number == workers(None, 9).number == 1
+    assert workers(7, 1, GIBIBYTE).number == 7
+    assert workers(None, 1, gpus=("3", "5")).number == 2
+    assert not caplog.records
+    assert workers(7, 1, 4 * GIBIBYTE).number == 2
+    assert caplog.messages == [
+        "2 commands at once, not 7: 10.0 GiB of memory are free, and a command takes about 4.0"
+    ]
+    environment = Workers(3, 2, ("3", "5")).environment(2)
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-@pytest.mark.parametrize("flags", [["--utilization", "0"], ["--peak-flops", "-1"], ["--peak-flops", "nan"]])
-def test_a_plan_of_no_speed_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        parser().parse_args(["study.yaml", "--dry-run", *flags])
-    assert stopped.value.code == 2
-    assert "above 0" in capsys.readouterr().err
+def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_CGROUP", tmp_path)
+    free, cores = running.free_bytes(), running.num_cores()
+    assert free > 10_000_000 and cores >= 1
+    (tmp_path / "memory.max").write_text("9000000\n")
+    (tmp_path / "memory.current").write_text("8000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 500000\nactive_file 7\n")
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert (running.free_bytes(), running.num_cores()) == (1_500_000, 1)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert (running.free_bytes() > 10_000_000, running.num_cores()) == (True, cores)
 
 
-def test_the_plan_is_a_script_with_estimates(
-    study_file: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    main(parser().parse_args([str(path), "--dry-run", "--peak-flops", "1e9"]))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[:4:2]] == ["# tokenize_c4", "# tiny-short-seed0"]
-    assert lines[2].startswith("# tiny-short-seed0: 0.4 M parameters, 0.1 GB, trains on 0.0 M tokens, ")
-    assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
-    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.05 M token")
-    assert not (path.parent / "run").exists()
+def shown(monkeypatch: pytest.MonkeyPatch, **console: Any) -> str:
+    """What a console of these properties is sent of two running commands and a sentence."""
+    monkeypatch.setattr(running, "_SECONDS_BETWEEN_DRAWINGS", 0)
+    monkeypatch.setattr(running, "_SECONDS_BETWEEN_PLAIN_LINES", 0)
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
+    environ = {"TERM": "xterm"} | console.pop("environ", {})
+    progress = Progress(Console(file=file, _environ=environ, **console))
+    progress.say("finished before: data")
+    progress.draw([("long", 61, "training:  5 %|█▌ |"), ("short-pose", 3723, "x" * 300)], "1 of 9")
+    progress.end()
+    return file.getvalue()
 
 
-def test_a_training_configuration_is_planned_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(ROOT / "olmo_configs" / "tiny.yaml")
-    main(parser().parse_args([path, "--dry-run", "--peak-flops", "1e9", "max_duration=10"]))
-    assert "in 10 steps take" in capsys.readouterr().out
-    with pytest.raises(InputError, match="is the configuration of one training"):
-        main(parser().parse_args([path]))
+def test_a_terminal_has_a_line_a_command_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = {"COLORTERM": "truecolor"}
+    whole = shown(monkeypatch, force_terminal=True, width=60, environ=colours)
+    drawn = whole.partition("finished before: data\n")[2]
+    assert "long           1:01  training:  5 %|█▌ |" in drawn
+    assert "short-pose  1:02:03  " + "x" * 39 + "\n" in drawn
+    assert "1 of 9" in drawn
+    assert not any(f"\x1b[{colour}" in drawn for colour in ("3", "4", "9", "38"))
+    assert duration(59.9) == "0:59"
+    monkeypatch.setattr(Console, "encoding", "ascii")  # what a terminal cannot show is replaced
+    assert "training:  5 %|?? |" in shown(monkeypatch, force_terminal=True, width=60)
 
 
-def test_a_study_is_planned_where_its_text_is_not_and_the_plan_says_so(
-    study_file: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    (path.parent / "train.jsonl").unlink()
-    with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
-        main(parser().parse_args([str(path), "--dry-run", "--peak-flops", "1e9"]))
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith("at 1 GFLOP/s, as given, of which 40% are assumed to be used")
+def test_elsewhere_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, dumb = (
+        {"force_terminal": True, "width": 20},
+        {"force_terminal": True, "environ": {"TERM": "dumb"}},
     )
+    for console in ({"force_terminal": False}, narrow, dumb):
+        assert [line.split() for line in shown(monkeypatch, **console).splitlines()] == [
+            ["study:", "finished", "before:", "data"],
+            ["study:", "long", "1:01", "training:", "5", "%|█▌", "|"],
+            ["study:", "short-pose", "1:02:03", "x" * 300],
+        ], console

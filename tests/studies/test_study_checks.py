@@ -1,0 +1,148 @@
+"""What study.py asks the programs before it runs them: what they would refuse, and what is done already."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import tokenize_c4
+from pipeline.cli import InputError
+from pipeline.results.files import FolderLock
+from pipeline.results.versions import git_commit
+from pipeline.studies.commands import commands_of
+from pipeline.studies.file import load_study
+from pipeline.study import _warn_of_other_code, main, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+StudyFile = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["evaluation.short_context_length=64"], "loss_differences-tiny: the short context .* no far"),
+        (["evaluation.k=[53]"], "k 53 is more than the 52 far-context tokens of the first"),
+        (["evaluation.k=[]"], "influential_tokens-tiny: argument --k: expected at least one"),
+        (["evaluation.max_documents=0"], "argument --max-documents: "),
+        (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
+        (["evaluation.intervention=backgruond"], "argument --intervention: invalid choice: 'backgruond'"),
+        (["evaluation.dtype=float23"], "argument --dtype: invalid choice: 'float23'"),
+        (["models.short-seed0.pose_target_length=8"], "must be at least train_context_length, 16"),
+        (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
+        (["models.long-seed1.seed=-1"], "tiny-long-seed1: .*seed"),
+        (["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),
+        # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
+        (["sizes.tiny.overrides=[save_interval=2]"], "tiny-short-seed0: scheduler.t_warmup is 100 steps"),
+        (["sizes.tiny.overrides=['trackers=[wandbe]']"], "did you mean 'wandb'"),
+        (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 "),
+        (["further_evaluations.along_training.steps=[8]"], "step 8 is .*tiny-long-seed1 has 4 steps"),
+        (["sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,"
+          "save_num_unsharded_checkpoints_to_keep=1]"], "step 2 is .* keeping 1 checkpoints"),
+        (["data.tokenizer=bpe:7"], "the size of a BPE is a whole number of at least"),
+        (["data.tokenizer=none.json"], "there is no tokenizer file none.json"),
+        (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
+        (["data.source=['c4/*.json.gz']"], r"no file matches --source 'c4/\*.json.gz'"),
+        (["data.source=[c4]"], "streams 156 billion tokens"),
+        (["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
+         "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok"),
+        (["slurm.tokenize=2", "--slurm"], "tokenizer bpe:300 would train another tokenizer in every task"),
+        (["run=train.jsonl/run"], "train.jsonl/run/data lies below a file"),
+    ],
+)  # fmt: skip
+def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
+    study_file: StudyFile, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    (path.parent / "evaluation.jsonl").write_text('{"text": "a few words"}\n' * 2)
+    (path.parent / "train.jsonl").write_text('{"text": "a few words"}\n' * 2)
+    sources = ["data.source=[train.jsonl,evaluation.jsonl]"] if "--slurm" in overrides else []
+    with pytest.raises(InputError, match=sentence):
+        main(parser().parse_args([str(path), *sources, *overrides]))
+    assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
+
+
+def test_the_plan_is_a_script_with_estimates_and_says_last_that_its_text_is_missing(
+    study_file: StudyFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    words = [str(path), "--dry-run", "--peak-flops", "1e9"]
+    main(parser().parse_args(words))
+    plan = capsys.readouterr().out
+    lines = plan.splitlines()
+    assert [line.split(":")[0] for line in lines[:4:2]] == ["# tokenize_c4", "# tiny-short-seed0"]
+    assert lines[2].startswith("# tiny-short-seed0: 0.4 M parameters, 0.1 GB, trains on 0.0 M tokens, ")
+    assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
+    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.05 M token")
+    assert lines[-1].endswith("at 1 GFLOP/s, as given, of which 40% are assumed to be used")
+    assert not (path.parent / "run").exists()
+    (path.parent / "train.jsonl").unlink()
+    with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
+        main(parser().parse_args(words))
+    assert capsys.readouterr().out == plan
+
+
+def test_two_studies_in_one_folder_are_refused(
+    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    with FolderLock(Path("run"), "run"), pytest.raises(InputError, match="run is in use by process .* run=F"):
+        main(parser().parse_args([str(path)]))
+
+
+def test_text_is_read_again_only_where_it_is_newer_than_the_data(
+    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    documents = [
+        json.dumps({"text": f"document {n} tells of " + " ".join("abcdefgh"[: n % 8])}) for n in range(40)
+    ]
+    Path("train.jsonl").write_text("\n".join(documents))
+    arguments = tokenize_c4.parser().parse_args(commands_of(load_study(path))[0].arguments)
+    assert not tokenize_c4.is_done(arguments)
+    tokenize_c4.main(arguments)
+    read = tokenize_c4.fingerprints
+
+    def refuse_to_read(*_: object) -> None:
+        raise AssertionError("the text was read")
+
+    monkeypatch.setattr(tokenize_c4, "fingerprints", refuse_to_read)
+    assert tokenize_c4.is_done(arguments)
+    stat = Path("train.jsonl").stat()
+    time.sleep(0.05)
+    Path("train.jsonl").write_text("\n".join(documents).replace("tells", "TELLS"))
+    os.utime("train.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as copying tools do
+    with pytest.raises(AssertionError, match="was read"):
+        tokenize_c4.is_done(arguments)
+    monkeypatch.setattr(tokenize_c4, "fingerprints", read)
+    with pytest.raises(InputError, match=r"source train.jsonl is new or has changed"):
+        tokenize_c4.is_done(arguments)
+    Path("train.jsonl").unlink()  # text may be put away
+    assert tokenize_c4.is_done(arguments)
+    arguments.max_tokens = 5
+    with pytest.raises(InputError, match="max_tokens was None, now 5"):
+        tokenize_c4.is_done(arguments)
+
+
+def test_other_code_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, commit in (
+        ("data", "0" * 40),
+        ("novels/data", git_commit()),
+        ("signs/planted/data", "unknown"),
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"git_commit": commit}))
+    _warn_of_other_code(tmp_path)
+    assert not caplog.records  # outside git nothing is known of commits
+    monkeypatch.setattr("pipeline.study.git_commit", lambda: "1" * 40)
+    _warn_of_other_code(tmp_path)
+    (said,) = caplog.messages
+    assert said.startswith(f"the code has changed since {tmp_path} was made (commit {'0' * 40})")
