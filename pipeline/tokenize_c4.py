@@ -205,7 +205,8 @@ def is_done(arguments: argparse.Namespace) -> bool:
         files = [file for source in (*sources, *evaluation_sources) for file in source.files]
         files += [tokenizer] if isinstance(tokenizer, Path) else []
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
-        if max(file.stat().st_ctime for file in files) > (arguments.out / MANIFEST_FILE).stat().st_mtime:
+        written = (arguments.out / MANIFEST_FILE).stat().st_mtime
+        if any(file.stat().st_ctime > written for file in files):
             configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration["settings"] |= {name: value for name, value in tasks.items() if value is not None}

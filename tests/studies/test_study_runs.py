@@ -20,6 +20,7 @@ from pipeline.studies import run as running
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.file import Evaluation
 from pipeline.studies.run import GIBIBYTE, Progress, Workers, duration, num_processes, run_all, workers
+from pipeline.text.folder import EVALUATION_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -140,7 +141,8 @@ def measuring(max_documents: int | None, documents_per_shard: int | None = None)
 def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(commands: list[Command]) -> None:
     manifest = {
         "stage": "tokenize_c4", "schema_version": 1, "token_dtype": "uint16",
-        "vocabulary_size": 9, "eos_token_id": 0, "files": {},
+        "vocabulary_size": 9, "eos_token_id": 0,
+        "files": {EVALUATION_FILE: {"bytes": 0, "sha256": "0" * 64}},
         "counts": {"train_tokens": 0, "evaluation_documents": 100},
     }  # fmt: skip
     Path("data").mkdir()
