@@ -3,7 +3,7 @@
 What is compared with is computed on the CPU in float32, in other batches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +71,19 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ca
                 np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=measured)
 
 
+def on_both(
+    device: torch.device, make_olmo: Callable[..., OLMo], background: np.ndarray | None = None
+) -> Iterator[FarContext]:
+    """The own far context on the device, and on the CPU in other batches."""
+    for where, size in ((device, 400), (torch.device("cpu"), 150)):
+        yield contexts_of(model_on(where, "olmo", make_olmo), size, background)["own"]
+
+
 @on_devices
 def test_the_same_tokens_are_chosen_and_worth_the_same(
     device: torch.device, make_olmo: Callable[..., OLMo]
 ) -> None:
-    here, expected = (
-        contexts_of(model_on(where, "olmo", make_olmo), size)["own"]
-        for where, size in ((device, 400), (torch.device("cpu"), 150))
-    )
+    here, expected = on_both(device, make_olmo)
     chosen = {rule: selected_positions(here, rule, 3, seed=[0]) for rule in RULES}
     for rule, positions_TK in chosen.items():
         again_TK = selected_positions(expected, rule, 3, seed=[0])
@@ -91,10 +96,7 @@ def test_the_same_tokens_are_chosen_and_worth_the_same(
 
 @on_devices
 def test_a_foreign_background_is_measured_alike(device: torch.device, make_olmo: Callable[..., OLMo]) -> None:
-    here, expected = (
-        contexts_of(model_on(where, "olmo", make_olmo), size, CHUNKS[2:])["own"]
-        for where, size in ((device, 400), (torch.device("cpu"), 150))
-    )
+    here, expected = on_both(device, make_olmo, CHUNKS[2:])
     np.testing.assert_allclose(here.influence_TF, expected.influence_TF, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(here.background, expected.background, rtol=0, atol=TOLERANCE)
 
