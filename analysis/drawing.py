@@ -223,14 +223,9 @@ _LEADING, _MARGIN = 1.3, 0.08  # height of a line, of its font's; inches around 
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
-    """Write a title and below it a subtitle, at the left above the panels; the figure grows by their height.
+    """Write a title, a question, and below it n, model, what bars are; the figure grows by their height.
 
-    Call it last: names at line ends (`label_line_ends`) may come before or after.
-
-    Args:
-        figure: of `panels`.
-        title: the question that the figure answers.
-        parts: of the subtitle: n, model, what bars and bands are; empty ones are left out.
+    Empty parts are left out. Call it last; names at line ends (`label_line_ends`) may come before or after.
     """
     shared: dict[str, Any] = {"ha": "left", "va": "top", "linespacing": _LEADING}
     texts = [
@@ -292,10 +287,8 @@ def draw_line(
     """A line of means with the bars, or the band, of their intervals.
 
     Args:
-        ax: to draw on.
-        x: of each row, ascending.
-        rows: with `value`, and the ends of its interval as `<value>_<end>`.
-        value: the column drawn.
+        ax, x: where; one x a row, ascending.
+        rows, value: the column drawn, and the ends of its interval as `<value>_<end>`.
         style: of matplotlib's line, such as `Style.measured`.
         name: of the line, for `label_line_ends`.
         ends: names of the ends, lower first.
@@ -318,10 +311,8 @@ def draw_points(
     """Points in rows, each with the horizontal bar of its interval; none where the value is NaN.
 
     Args:
-        ax: to draw on.
-        heights: of each row.
-        rows: with `value`, and the ends of its interval as `<value>_<end>`.
-        value: the column drawn.
+        ax, heights: where; one height a row.
+        rows, value: the column drawn, and the ends of its interval as `<value>_<end>`.
         styles: of each row, such as `Style.measured`.
         ends: names of the ends, lower first.
     """
@@ -367,13 +358,8 @@ def moved_apart(
 ) -> np.ndarray:
     """Middles of boxes one above the other, moved as little as may be so that none touch.
 
-    Least squares under the order, by pooling neighbours that touch; then within `bottom` and `top`, where
-    there is room for all.
-
-    Args:
-        places: the middles wished for, ascending.
-        heights: of the boxes, in the same unit.
-        bottom, top: between which all should lie.
+    Least squares under the order of the wished `places`, which ascend, by pooling neighbours that touch; then
+    within `bottom` and `top`, where there is room for all.
     """
     if not len(places):
         return np.empty(0)
@@ -392,12 +378,7 @@ def moved_apart(
 def name_level(ax: Axes, y: float, text: str, side: str = "right", *, below: bool = False) -> None:
     """A dotted line across the axes at `y`, with its name on it: chance, a threshold, the whole gain.
 
-    Args:
-        ax: to draw on, with its horizontal limits.
-        y: the level, in data.
-        text: its name.
-        side: "left" or "right", where the name stands.
-        below: under the line, where lines end above it.
+    The name stands at one `side`, "left" or "right"; below the line where others end above it.
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
@@ -419,23 +400,13 @@ def name_place(ax: Axes, x: float, text: str) -> None:
 _DOTS_AN_INCH = 200
 _PAGE_WIDTH = 7.0  # inches
 _FIGURES: dict[str, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "figure.titlesize": 9,
-    "figure.labelsize": 9,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "errorbar.capsize": 2,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
+    "lines.linewidth": 1.4, "lines.markersize": 4, "errorbar.capsize": 2,
     "figure.dpi": _DOTS_AN_INCH,  # of screens as of files: text is not as wide at every resolution
     "pdf.fonttype": 42,  # text stays text in the PDF
-}
+}  # fmt: skip
 
 
 def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, np.ndarray]:

@@ -16,6 +16,7 @@ gain falls back there (regression to the mean): both are shown.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -284,9 +285,9 @@ def sparsity_distribution(
     for measure, of_measure in targets.groupby("measure", sort=False):
         for gain_bin, of_bin in of_measure.groupby("gain_bin", observed=True):
             for category in sparsity_categories(studied_ks):
-                numbers = sample_counts(of_bin) | _share(of_bin, of_bin["category"] == category)
-                labels = {"measure": str(measure), "gain_bin": str(gain_bin), "category": category}
-                rows.append({**labels, **numbers})
+                numbers: dict[Hashable, Any] = {**sample_counts(of_bin)}
+                numbers |= _share(of_bin, of_bin["category"] == category)
+                rows.append({"measure": measure, "gain_bin": str(gain_bin), "category": category} | numbers)
     return pd.DataFrame(rows)
 
 

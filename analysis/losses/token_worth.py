@@ -318,11 +318,11 @@ def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
             ends.append(several if len(nulls) > 1 else lowest)
         ends_of_panels.append(ends)
         ax.axhline(0, color=BLACK, linewidth=0.6)
+        name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
         tokens_axis(ax, rows["k"].unique())
         ax.set_title(title, loc="left")
     share_scale(axes, most)
     for ax, ends in zip(axes, ends_of_panels, strict=True):
-        name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
         top = ax.get_ylim()[1]
         label_line_ends(
             ax, [replace(end, y=top, name=f"{end.name}: {end.y:.2g}") if end.y > top else end for end in ends]
@@ -346,20 +346,19 @@ def effects_figure(effects: pd.DataFrame, label: ModelLabel, judge: str = "") ->
         label: of the model.
         judge: in words, where another model judged.
     """
-    of_panel = {criterion: rows for criterion, rows in effects.groupby("criterion", sort=False)}
+    of_panels = list(effects.groupby("criterion", sort=False))
     titles = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
-    figure, axes = panels(len(of_panel), 3.2)
-    for ax, (criterion, rows) in zip(axes, of_panel.items(), strict=True):
+    figure, axes = panels(len(of_panels), 3.2)
+    for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
         ends = []
         for rule, line in rows.groupby("rule", sort=False):
             name = _name(str(rule)) + (",\nbeyond its null" if needs_null(str(rule)) else "")
             ends.append(draw_line(ax, line["k"], line, "effect", rule_style(str(rule)).measured, name))
         ax.axhline(0, color=BLACK, linewidth=0.6)
+        name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
         tokens_axis(ax, rows["k"].unique())
         ax.set_title(titles[str(criterion)], loc="left")
     share_scale(axes)
-    for ax, rows in zip(axes, of_panel.values(), strict=True):
-        name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
     label_line_ends(axes[-1], ends)
     axes[0].set_ylabel("worth of k tokens (nats)")
     judged = f"judged by another model, {judge}" if judge else ""
