@@ -10,12 +10,6 @@ A method is a rule, judged under an intervention by the model that chose, or by 
     cost        token-forwards, backward tokens and seconds a target, of the choice alone
 
 Intervals are over documents, or examples.
-
-The drawing of the benchmark of methods: the table of `analysis.rules.benchmark` in, a Figure out.
-
-A row is a method, in its colour and marker, the best at the top: what its tokens are worth, and the share of
-the truth that they find, where it is known. A bar is the 95 % interval over documents, or examples. No number
-is computed here.
 """
 
 import json
@@ -25,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
@@ -33,7 +26,7 @@ from analysis.drawing import (
     GREY,
     Style,
     counted,
-    is_above,
+    draw_points,
     panels,
     put_title,
     rule_style,
@@ -41,10 +34,11 @@ from analysis.drawing import (
     sample_size,
 )
 from analysis.losses.token_worth import effects_of_targets, token_effects
-from analysis.read import TARGET, interval_columns, interval_over_documents, needs_null, read_sparse_losses
+from analysis.read import TARGET, interval_columns, interval_over_documents, read_sparse_losses
+from analysis.rules.selection import costs_of
 from analysis.rules.trial import OTHER, SAME, MeasuredText, found_signs
 from pipeline.cli import InputError
-from pipeline.measuring.rules import NUM_SUBSETS, REMOVE, RULES, RuleCosts
+from pipeline.measuring.rules import REMOVE, RULES
 from pipeline.results.read import read_artefact, read_settings_of
 from pipeline.results.schemas import DIVERGENCE, LOSS
 
@@ -143,17 +137,6 @@ def _behind_first(losses: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()), index=index, columns=names)
 
 
-def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
-    """What rules cost under the settings of influential_tokens."""
-    lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
-    return RuleCosts(
-        **{length: settings[length] for length in lengths},
-        intervention=settings.get("intervention") or REMOVE,
-        num_backgrounds=settings.get("num_backgrounds") or 1,
-        num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
-    )
-
-
 def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row a rule and intervention: the share of signs found."""
     columns = ["found_signs", "found_signs_low", "found_signs_high"]
@@ -201,23 +184,7 @@ def read_seconds(path: Path) -> dict[str, float]:
 
 _ROW_HEIGHT, _FRAME_HEIGHT = 0.21, 1.2  # inches
 _WORTH = "divergence_effect"
-_FOUND_METHOD_FIGURES = {"found_signs": "planted signs", "found_dependencies": "synthetic tokens"}
-
-
-def methods_title(rows: pd.DataFrame) -> str:
-    """Which method stands first, and what its tokens are worth; what is shown, where that is not above 0.
-
-    Args:
-        rows: of `methods_table`, one intervention and k, the best first.
-    """
-    best, k = rows.iloc[0], int(rows["k"].iloc[0])
-    if not is_above(best["divergence_effect_low"]):
-        return f"What the {counted(k, 'token')} of each method are worth to the prediction"
-    beyond = " beyond their null" if needs_null(best["rule"]) else ""
-    return (
-        f"“{rule_text(best['rule'])}” stands first: its {counted(k, 'token')} are worth"
-        f" {best['divergence_effect']:.2f} nats to the prediction{beyond}"
-    )
+_TRUTHS = {"found_signs": "planted signs", "found_dependencies": "synthetic tokens"}
 
 
 def methods_figure(table: pd.DataFrame) -> Figure:
@@ -229,18 +196,22 @@ def methods_figure(table: pd.DataFrame) -> Figure:
     k = max((k for k in table["k"].unique() if k <= SORTED_AT_K), default=table["k"].min())
     of_k = table[table["k"] == k]
     rows = of_k.iloc[::-1].reset_index(drop=True)
-    found = [name for name in _FOUND_METHOD_FIGURES if rows[name].notna().any()]
+    found = [name for name in _TRUTHS if rows[name].notna().any()]
     height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
     figure, axes = panels(2 if found else 1, height)
     worth, *truth = axes
-    _draw(worth, rows, _WORTH)
+    places, styles = np.arange(len(rows)), [rule_style(rule).measured for rule in rows["rule"]]
+    draw_points(worth, places, rows, _WORTH, styles)
     worth.set_xlabel(f"worth of {counted(int(k), 'token')}\nto the prediction (nats)")
     for ax in truth:
-        for name in found:
-            _draw(ax, rows, name, is_beside=name != found[0])
+        for name in found:  # where two are known, the second small and grey below the first
+            is_second = name != found[0]
+            marks = [Style(GREY, "|").measured] * len(rows) if is_second else styles
+            draw_points(ax, places - 0.3 * is_second, rows, name, marks)
         ax.set_xlabel(f"share found of {_found_words(found)}")
         ax.set_xlim(-0.05, 1.05)
     for ax in axes:
+        ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     worth.set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
@@ -250,7 +221,8 @@ def methods_figure(table: pd.DataFrame) -> Figure:
         f"tried by {judge}", f"intervention: {best['intervention']}",
         "in brackets: what the choice sees, token-forwards a target",
     )  # fmt: skip
-    put_title(figure, methods_title(of_k), sample_size(rows), *told, BARS)
+    title = f"What are the {counted(int(k), 'token')} of each method worth to the prediction?"
+    put_title(figure, title, sample_size(rows), *told, BARS)
     return figure
 
 
@@ -260,18 +232,5 @@ def _label(row: Any) -> str:
 
 
 def _found_words(found: Sequence[str]) -> str:
-    first, *others = (_FOUND_METHOD_FIGURES[name] for name in found)
+    first, *others = (_TRUTHS[name] for name in found)
     return "\n".join([first, *(f"(grey: of {other})" for other in others)])
-
-
-def _draw(ax: Axes, rows: pd.DataFrame, name: str, *, is_beside: bool = False) -> None:
-    """A mark and bar a row; where others stand there already, small and grey below them."""
-    ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
-    for place, row in enumerate(rows.to_dict("records")):
-        if row[name] != row[name]:
-            continue
-        look = Style(GREY, "|") if is_beside else rule_style(row["rule"])
-        ends = np.abs([[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]])
-        ax.errorbar(
-            row[name], place - 0.3 * is_beside, xerr=ends, color=look.color, marker=look.marker, linewidth=0.9
-        )

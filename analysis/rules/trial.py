@@ -11,11 +11,6 @@ A measure is a rule, under an intervention, judged by the model that chose or by
                 loss of the model that chose, would need for as narrow a one, and at how much of its cost
 
 Intervals are over documents. Nats.
-
-The drawing of the trial of the measures: the table of `analysis.rules.trial` in, a Figure out.
-
-A row is a measure, in the colour and marker of its rule, the best at the top; a bar is the 95 % interval over
-documents. Measures that do not stand the whole trial say so. No number is computed here.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -25,15 +20,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
     BARS,
-    lie_apart,
+    draw_points,
     name_place,
     panels,
-    percent,
     put_title,
     rule_style,
     rule_text,
@@ -41,7 +34,8 @@ from analysis.drawing import (
 )
 from analysis.losses.token_worth import token_effects
 from analysis.read import TARGET, interval_columns, interval_over_documents, is_own, read_sparse_losses
-from pipeline.measuring.rules import BACKGROUND, CONTROLS, NUM_SUBSETS, REMOVE, SUBSTITUTE, RuleCosts
+from analysis.rules.selection import costs_of
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, SUBSTITUTE
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.schemas import LOSS, OWN
 from pipeline.results.statistics import Interval
@@ -241,29 +235,16 @@ def _correlation(pairs_N2: np.ndarray) -> float:
 def _widths(table: pd.DataFrame, text: MeasuredText, k: int) -> dict[str, Any]:
     """What each interval is worth in documents of the old measure, and what each measure costs."""
     width = table["excess_high"] - table["excess_low"]
-    is_old = (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
-    cost = pd.Series(
-        [
-            _cost(rule, text.of_intervention[of], k)
-            for rule, of in zip(table["rule"], table["intervention"], strict=True)
-        ],
-        index=table.index,
-    )
+    is_old = _is_old(table)
+    costs = {of: costs_of(_settings(folder)) for of, folder in text.of_intervention.items()}
+    cost = [
+        costs[of].token_forwards_per_target(rule, k)
+        for rule, of in zip(table["rule"], table["intervention"], strict=True)
+    ]
     if not is_old.any():
         return {"documents_of_the_old": np.nan, "token_forwards_per_target": cost}
     documents = table["num_documents"] * (float(width[is_old].iloc[0]) / width) ** 2
     return {"documents_of_the_old": documents, "token_forwards_per_target": cost}
-
-
-def _cost(rule: str, folder: Path, k: int) -> float:
-    settings = _settings(folder)
-    costs = RuleCosts(
-        settings["short_context_length"], settings["long_context_length"], settings["targets_per_chunk"],
-        intervention=settings["intervention"],
-        num_backgrounds=int(settings.get("num_backgrounds") or 1),
-        num_subsets=int(settings.get("num_subsets") or NUM_SUBSETS),
-    )  # fmt: skip
-    return costs.token_forwards_per_target(rule, k)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -305,22 +286,6 @@ def _is_old(table: pd.DataFrame) -> pd.Series:
     return (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
 
 
-def measures_title(table: pd.DataFrame) -> str:
-    """How often the k* of the best measure is right, and that of the old one, where their intervals part.
-
-    Args:
-        table: of `compared_measures`.
-    """
-    rows = shown_measures(table)
-    best = rows.iloc[0]
-    title = f"“{measure_words(best)}” counts the right k* in {percent(best['right_sparsity'])} of the answers"
-    for old in rows[_is_old(rows)].to_dict("records"):
-        ends = [[row["right_sparsity_low"], row["right_sparsity_high"]] for row in (best, old)]
-        if lie_apart(*ends):
-            return f"{title}, the paper's kind in {percent(old['right_sparsity'])}"
-    return title
-
-
 def measures_figure(table: pd.DataFrame) -> Figure:
     """Whether k* is right where it is known, and whether two seeds agree: a row a measure.
 
@@ -330,7 +295,8 @@ def measures_figure(table: pd.DataFrame) -> Figure:
     rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
     figure, axes = panels(len(_PANELS), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
     for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
-        _draw(ax, rows, name)
+        styles = [rule_style(rule).measured | {"linestyle": ""} for rule in rows["rule"]]
+        draw_points(ax, range(len(rows)), rows, name, styles)
         ax.set_title(title, fontsize=8.5, pad=14)
         ax.set_xlabel(unit)
         if chance is not None:
@@ -341,7 +307,8 @@ def measures_figure(table: pd.DataFrame) -> Figure:
     axes[0].set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
     agreed = rows["num_agreement_targets"].agg(["min", "max"])
     told = f"agreement of {agreed['min']:.0f} to {agreed['max']:.0f} of these targets"
-    put_title(figure, measures_title(table), sample_size(rows), told, BARS)
+    title = "Which measure counts the tokens that decide, and counts them alike for two seeds?"
+    put_title(figure, title, sample_size(rows), told, BARS)
     return figure
 
 
@@ -350,10 +317,3 @@ def _label(row: Any) -> str:
     is_old = all(row[name] == value for name, value in OLD_MEASURE.items())
     note = " (the paper's kind)" if is_old else "" if stands else " (fails elsewhere)"
     return f"{measure_words(row, between=',' + chr(10))}{note}"
-
-
-def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
-    for place, row in enumerate(rows.to_dict("records")):
-        look = rule_style(row["rule"])
-        ends = [[row[name] - row[f"{name}_low"]], [row[f"{name}_high"] - row[name]]]
-        ax.errorbar(row[name], place, xerr=np.abs(ends), color=look.color, marker=look.marker, linewidth=1)

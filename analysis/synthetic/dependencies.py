@@ -1,23 +1,12 @@
-"""How well the selection rules find the tokens that truly decide, from the rows of `found_dependencies`.
+"""How well the selection rules find the tokens that truly decide: tables and figures of found dependencies.
 
 Precision at k is the share of true dependencies among the k tokens selected, recall at k the share of the
 true dependencies that are selected; over targets, sums are divided by sums. Each is computed model by model;
 three seeds bear no interval, so the range over the seeds stands beside the mean.
 
-Figure of found dependencies: the table of `found_dependencies.by_part` in, a Figure out.
-
-A row is a rule, a point the share of the true tokens of one part that it finds, over all seeds; a bar is the
-range over seeds. Parts stand apart: of a marked bit, the bit and its mark.
-
-Which of the tokens that decide predicted position IDs the rules find: tables of `found_id_dependencies`.
-
-Beside the token before it, which the short context holds, one far token decides an ID: that of the prompt
-which has it. Found is what is among the first as many tokens as a target has far dependencies. Numbers are
-means over seeds, with their range.
-
-Figure of what predicted position IDs depend on: the table of `found_ids.by_kind` in, a Figure out.
-
-A panel a kind of ID, a row a rule; a bar is the range over seeds.
+Of predicted position IDs: beside the token before it, which the short context holds, one far token decides an
+ID, that of the prompt which has it. Found is what is among the first as many tokens as a target has far
+dependencies.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -31,8 +20,8 @@ from analysis.drawing import (
     GREY,
     counted,
     counted_seeds,
+    draw_points,
     panels,
-    percent,
     put_title,
     rule_style,
     rule_text,
@@ -54,9 +43,6 @@ PARTS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
     },
 }
 """Task -> the parts that its dependencies play: of a marked bit, of an assignment that is followed."""
-_OF_OTHER_TASKS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
-    "true tokens": lambda rows: rows["is_dependency"]
-}
 
 
 def by_k(rows: pd.DataFrame) -> pd.DataFrame:
@@ -129,21 +115,33 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
     """
     within = rows[rows["rank"] <= rows["num_dependencies"]]
     within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
-    tables = []
-    for task, of_task in within.groupby("task"):
-        parts = PARTS.get(str(task), _OF_OTHER_TASKS)
-        for part, is_part in parts.items():
-            # A target has as many rows here as dependencies, and a part of these each.
-            found = (of_task["is_dependency"] & is_part(of_task)) * len(parts)
-            tables.append(of_task.assign(part=part, found=found))
+    # A target has as many rows here as dependencies, and a part of these each.
+    tables = [
+        of_task.assign(part=part, found=(of_task["is_dependency"] & is_part(of_task)) * len(parts))
+        for task, of_task in within.groupby("task")
+        for parts in [PARTS.get(str(task), {"true tokens": lambda rows: rows["is_dependency"]})]
+        for part, is_part in parts.items()
+    ]
+    return _over_seeds(pd.concat(tables), {"found": "found"})
+
+
+def _over_seeds(rows: pd.DataFrame, shares: Mapping[str, str]) -> pd.DataFrame:
+    """A row a condition, selection and part: means of columns over targets, of these the mean over seeds.
+
+    Args:
+        rows: a row a target and rank, with `part` and `chance`.
+        shares: name -> the column that it is the mean of; `found` among them, whose range stands beside.
+    """
     keys = [*CONDITION, *SELECTION, "part"]
-    of_models = pd.concat(tables).groupby([*keys, "model"], dropna=False, sort=False)
-    shares = of_models.agg(
-        found=("found", "mean"), chance=("chance", "mean"), targets=("rank", lambda ranks: (ranks == 1).sum())
+    of_models = rows.groupby([*keys, "model"], dropna=False, sort=False).agg(
+        **{name: (column, "mean") for name, column in ({"chance": "chance"} | dict(shares)).items()},
+        targets=("rank", lambda ranks: (ranks == 1).sum()),
     )
-    table = shares.groupby(keys, dropna=False, sort=False).agg(
+    others = [name for name in ("effect",) if name in shares]
+    table = of_models.groupby(keys, dropna=False, sort=False).agg(
         found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
-        chance=("chance", "mean"), num_seeds=("found", "size"), num_targets=("targets", "min"),
+        chance=("chance", "mean"), **{name: (name, "mean") for name in others},
+        num_seeds=("found", "size"), num_targets=("targets", "min"),
     )  # fmt: skip
     return table.reset_index()
 
@@ -171,28 +169,6 @@ def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
     return [next(one for _, one in rows.groupby(CONDITION, dropna=False)) for rows in most][:_MOST_PANELS]
 
 
-def found_title(parts: pd.DataFrame) -> str:
-    """What the best rule finds of the first condition's parts, the one most found and the one least.
-
-    It says what is shown where the ranges of the seeds touch, or there is one part only.
-
-    Args:
-        parts: of `by_part`.
-    """
-    first = drawn_conditions(parts)[0]
-    best = first.sort_values("found", ascending=False, kind="stable").iloc[0]
-    is_best = (first["rule"] == best["rule"]) & first["intervention"].isin([best["intervention"]])
-    rows = first[is_best].sort_values("found").to_dict("records")
-    least, most = rows[0], rows[-1]
-    if most["found_lowest"] <= least["found_highest"]:
-        return "What the rules find of the tokens that truly decide, part by part"
-    name = selection_words(best["rule"], best["intervention"])
-    return (
-        f"{name[0].upper()}{name[1:]}, finds {percent(most['found'])} of the {most['part']} that decide and"
-        f" {percent(least['found'])} of the {least['part']}"
-    )
-
-
 def found_figure(parts: pd.DataFrame) -> Figure:
     """A panel a task, a row a rule, a point a part; the panels share their axis.
 
@@ -210,7 +186,8 @@ def found_figure(parts: pd.DataFrame) -> Figure:
         _draw(of_one, rows, ax)
     axes[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
     note = "share among the first as many tokens as there are true ones; bars: range of seeds"
-    put_title(figure, found_title(parts), sample_size(parts), note)
+    title = "Which of the tokens that truly decide do the rules find?"
+    put_title(figure, title, sample_size(parts), note)
     return figure
 
 
@@ -220,10 +197,8 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     for row in of_one.to_dict("records"):
         place = next(i for i, (rule, what) in enumerate(rows) if rule == row["rule"] and _same(what, row))
         y = place + _ASIDE * ((len(parts) - 1) / 2 - parts.index(row["part"])) * 2
-        look = rule_style(row["rule"])
-        ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
-        marker = "os"[parts.index(row["part"]) % 2]
-        ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=marker, elinewidth=0.9)
+        style = {"color": rule_style(row["rule"]).color, "marker": "os"[parts.index(row["part"]) % 2]}
+        draw_points(ax, [y], pd.DataFrame([row]), "found", [style], ends=("lowest", "highest"))
         if place == len(rows) - 1:
             named[row["part"]] = row["found"]
     chance = of_one["chance"].mean()
@@ -248,7 +223,6 @@ def _same(intervention: object, row: Mapping[Hashable, Any]) -> bool:
     return str(intervention) == str(row["intervention"])
 
 
-LEAVING_OUT = "leave_one_out_divergence"
 KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
     "variable_assignment": {
         "a left side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 0,
@@ -257,9 +231,6 @@ KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
     },
 }
 """Task -> whose IDs are predicted. The content decides that of a left side; the others follow it."""
-_OF_OTHER_TASKS_FOUND_IDS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
-    "every ID": lambda rows: rows["rank"] > 0
-}
 
 
 def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
@@ -279,22 +250,9 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
     tables = [
         of_task[is_kind(of_task)].assign(part=kind)
         for task, of_task in within.groupby("task")
-        for kind, is_kind in KINDS.get(str(task), _OF_OTHER_TASKS_FOUND_IDS).items()
+        for kind, is_kind in KINDS.get(str(task), {"every ID": lambda rows: rows["rank"] > 0}).items()
     ]
-    keys = [*CONDITION, *SELECTION, "part"]
-    of_models = pd.concat(tables).groupby([*keys, "model"], dropna=False, sort=False)
-    shares = of_models.agg(
-        found=("is_dependency", "mean"),
-        chance=("chance", "mean"),
-        effect=("effect", "mean"),
-        targets=("rank", lambda ranks: (ranks == 1).sum()),
-    )
-    table = shares.groupby(keys, dropna=False, sort=False).agg(
-        found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
-        chance=("chance", "mean"), effect=("effect", "mean"), num_seeds=("found", "size"),
-        num_targets=("targets", "min"),
-    )  # fmt: skip
-    return table.reset_index()
+    return _over_seeds(pd.concat(tables), {"found": "is_dependency", "effect": "effect"})
 
 
 def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
@@ -305,28 +263,6 @@ def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
     """
     conditions = [rows for _, rows in kinds.groupby(CONDITION, dropna=False)]
     return max(reversed(conditions), key=lambda rows: int(rows["size"].iloc[0]))
-
-
-def kinds_title(kinds: pd.DataFrame) -> str:
-    """What leaving out finds, and how far that moves the prediction.
-
-    It says what is shown where tokens were not taken away.
-
-    Args:
-        kinds: of `by_kind`, one condition.
-    """
-    removed = kinds[(kinds["rule"] == LEAVING_OUT) & (kinds["intervention"] == REMOVE)]
-    if removed.empty:
-        return "What the rules find of the tokens that decide the next position ID"
-    low, high = (f"{end:.1f}" for end in (removed["effect"].min(), removed["effect"].max()))
-    by = f"{low} nats" if low == high else f"{low} to {high} nats"
-    return (
-        "The prompt's token that has the next position ID decides it: taken away, it is found in"
-        f" {percent(removed['found'].min())}, and that moves the prediction by {by}"
-    )
-
-
-_ROW_HEIGHT_FOUND_IDS_FIGURES, _FRAME_HEIGHT_FOUND_IDS_FIGURES = 0.2, 0.9  # inches
 
 
 def found_ids_figure(kinds: pd.DataFrame) -> Figure:
@@ -343,15 +279,12 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
     )
     rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
     parts = list(dict.fromkeys(named["part"]))
-    height = _FRAME_HEIGHT_FOUND_IDS_FIGURES + _ROW_HEIGHT_FOUND_IDS_FIGURES * len(rows)
-    figure, axes = panels(len(parts), height)
+    figure, axes = panels(len(parts), 0.9 + 0.2 * len(rows))
     for part, ax in zip(parts, axes, strict=True):
         of_part = named[named["part"] == part]
-        for row in of_part.to_dict("records"):
-            look = rule_style(row["rule"])
-            ends = [[row["found"] - row["found_lowest"]], [row["found_highest"] - row["found"]]]
-            y = rows.index(row["row"])
-            ax.errorbar(row["found"], y, xerr=ends, color=look.color, marker=look.marker, elinewidth=0.9)
+        styles = [rule_style(rule).measured for rule in of_part["rule"]]
+        heights = [rows.index(row) for row in of_part["row"]]
+        draw_points(ax, heights, of_part, "found", styles, ends=("lowest", "highest"))
         ax.axvline(of_part["chance"].mean(), color=GREY, linewidth=1, linestyle=":", zorder=0)
         ax.set_xlim(-0.04, 1.06)
         ax.set_ylim(-0.6, len(rows) - 0.4)
@@ -359,5 +292,6 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
         ax.set_title(f"ID of {part}" if len(parts) > 1 else part)
         ax.set_xlabel("found first (share)")
     note = "bars: range of seeds; dotted: chance"
-    put_title(figure, kinds_title(kinds), sample_size(kinds), note)
+    title = "Do the rules find the token that decides the next position ID?"
+    put_title(figure, title, sample_size(kinds), note)
     return figure

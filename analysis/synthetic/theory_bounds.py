@@ -7,13 +7,9 @@ eta (at least 1), are taken as 1. So slopes can be compared with them, and heigh
 
 An interval is the range over seeds. The median over all seeds lies within the range of n of them with
 probability 1 - 2^(1-n), whatever the distribution: 75 % for three, 97 % for six.
-
-The drawing of the theory's numerical check: tables of `analysis.synthetic.theory_bounds` in, a Figure out.
-
-A line is a case in words, its median over seeds; its band is their range. The lengths of training are shaded.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,10 +25,10 @@ from analysis.drawing import (
     LineEnd,
     Style,
     counted,
+    draw_line,
     label_line_ends,
     name_level,
     panels,
-    percent,
     put_title,
     share_scale,
 )
@@ -40,19 +36,11 @@ from analysis.read import interval_columns, joined_on_common, warn_of_left_out
 from pipeline.results.statistics import Interval
 
 FIT = ["model", "seed", "training_step"]
-LEARNT, KEPT, LOST = 0.01, 0.01, 0.5
-"""Learnt: delta of every seed below this. Kept: error rate of every seed below this at the longest test
-length. Lost: median squared error above this there; saying 0 costs 1."""
 
 
 def range_over_seeds(values: pd.Series) -> Interval:
     """The median with the least and the largest."""
     return Interval(float(values.median()), float(values.min()), float(values.max()))
-
-
-def coverage_of_range(num_seeds: int) -> float:
-    """How surely the range of that many seeds holds the median of all."""
-    return 1.0 - 2.0 ** (1 - num_seeds)
 
 
 def with_bounds(errors: pd.DataFrame) -> pd.DataFrame:
@@ -162,60 +150,13 @@ def _tell_seeds_left_out(*seeds: pd.Index) -> None:
     warn_of_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
 
 
-def verdict(condition: pd.Series) -> str:
-    """A sentence on a row of `summarize_conditions`."""
-    name, times = condition["model"], f"{condition['length_ratio']:.0f} L"
-    if condition["in_distribution_error_high"] >= LEARNT:
-        return (
-            f"{name}: not learnt in distribution by every seed (squared error up to"
-            f" {condition['in_distribution_error_high']:.2g}), so that longer lengths say little."
-        )
-    is_lost, is_kept = condition["squared_error"] > LOST, condition["error_rate_high"] < KEPT
-    outcome = "lost" if is_lost else "kept" if is_kept else "neither kept nor lost"
-    sentence = (
-        f"{name}: at {times} the answer is {outcome}: {_percent(condition, 'error_rate')} wrong, squared"
-        f" error {_scientific(condition, 'squared_error')},"
-        f" {_scientific(condition, 'in_distribution_error')} in distribution."
-    )
-    return sentence if is_lost else f"{sentence} {_scaling(condition)}"
-
-
-def _scaling(condition: pd.Series) -> str:
-    """Only of errors that are still far below 1, where they stop growing."""
-    return (
-        f"From L to there it grows as L̄ to the {_plain(condition, 'growth_exponent')}, and reaches"
-        f" {_plain(condition, 'error_over_improved_bound')} times (L̄/L)² delta; at the end of training it"
-        f" falls as delta to the {_plain(condition, 'delta_exponent')}."
-    )
-
-
-def what_ranges_mean(conditions: pd.DataFrame) -> str:
-    """The sentence that goes with every range of `summarize_conditions`."""
-    num_seeds = int(conditions["num_seeds"].min())
-    return (
-        f"In brackets the range over {num_seeds} seeds, which holds the median of all seeds with probability"
-        f" {100 * coverage_of_range(num_seeds):.0f} % for each number by itself."
-    )
-
-
-def _scientific(row: pd.Series, name: str) -> str:
-    return f"{row[name]:.1e} [{row[f'{name}_low']:.1e}, {row[f'{name}_high']:.1e}]"
-
-
-def _plain(row: pd.Series, name: str) -> str:
-    return f"{row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
-
-
-def _percent(row: pd.Series, name: str) -> str:
-    return f"{100 * row[name]:.1f} [{100 * row[f'{name}_low']:.1f}, {100 * row[f'{name}_high']:.1f}] %"
-
-
 CASES = {
     "local": ("close together", Style(BLACK, "o")),
     "halves_coupled": ("far apart\nbut coupled", POSITION_STYLES["coupled"]),
     "halves_trained_keys": ("far apart\nand uncoupled", POSITION_STYLES["contiguous"]),
 }
 """Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
+_TITLE = "Do answers hold beyond the training length where the theorems ask for it, and elsewhere?"
 _GUESSED = 0.5  # of labels -1 and 1
 _HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
 
@@ -229,28 +170,6 @@ def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Style]]:
         for model, look in zip(models, OTHER_MODELS, strict=False)
     }
     return named or others
-
-
-def bound_scaling_title(by_length: pd.DataFrame) -> str:
-    """Where answers stay right at the longest test length, and what is wrong elsewhere.
-
-    It says what is shown where no case keeps its answers, or all do.
-
-    Args:
-        by_length: `bound_scaling.errors_by_length`, one k.
-    """
-    cases = drawn_cases(by_length)
-    longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
-    kept = [model for model in cases if longest["error_rate_high"][model] < KEPT]
-    lost = [model for model in cases if longest["error_rate_low"][model] > KEPT]
-    if not kept or not lost:
-        return "Wrong answers and squared error beyond the training lengths"
-    words = {model: name.replace("\n", " ") for model, (name, _) in cases.items()}
-    return (
-        f"At {longest['length_ratio'].iloc[0]:.0f} times the training length answers hold for deciding tokens"
-        f" {', or '.join(words[model] for model in kept)}; {', or '.join(words[model] for model in lost)},"
-        f" {percent(longest['error_rate'][lost].max())} are wrong"
-    )
 
 
 def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
@@ -272,39 +191,8 @@ def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int
     label_line_ends(error_ax, ends)
     sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained"
-    put_title(figure, bound_scaling_title(by_length), "Sparse functional attention", sample, told)
+    put_title(figure, _TITLE, "Sparse functional attention", sample, told)
     return figure
-
-
-def by_sparsity_title(by_length_of: Mapping[int, pd.DataFrame]) -> str:
-    """At which k answers stay right at the longest test length, case by case.
-
-    Args:
-        by_length_of: k -> `bound_scaling.errors_by_length`.
-    """
-    kept_at: dict[str, list[int]] = {}
-    times = 0.0
-    for k, by_length in by_length_of.items():
-        longest = by_length[by_length["test_length"] == by_length["test_length"].max()].set_index("model")
-        times = longest["length_ratio"].iloc[0]
-        for model, (words, _) in drawn_cases(by_length).items():
-            kept_at.setdefault(words.replace("\n", " "), [])
-            if longest["error_rate_high"][model] < KEPT:
-                kept_at[words.replace("\n", " ")].append(k)
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for words, ks in kept_at.items():
-        groups.setdefault(tuple(ks), []).append(words)
-    parts = [f"{', or '.join(cases)}, {_at(ks, list(by_length_of))}" for ks, cases in groups.items()]
-    return f"At {times:.0f} times the training length answers hold for deciding tokens {'; '.join(parts)}"
-
-
-def _at(kept: Sequence[int], asked: Sequence[int]) -> str:
-    """At which k, in words."""
-    if not kept:
-        return "at no k"
-    if list(kept) == list(asked):
-        return f"at every k up to {max(asked)}"
-    return f"at k = {' and '.join(map(str, kept))} only"
 
 
 def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
@@ -331,8 +219,7 @@ def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num
     label_line_ends(axes[1, -1], error_ends)
     sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
-    title = by_sparsity_title(by_length_of)
-    put_title(figure, title, "Sparse functional attention", sample, told)
+    put_title(figure, _TITLE, "Sparse functional attention", sample, told)
     return figure
 
 
@@ -347,10 +234,8 @@ def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[LineEn
     ends = []
     for model, (words, look) in drawn_cases(by_length).items():
         line = by_length[by_length["model"] == model]
-        ax.plot(line["test_length"], line[value], **look.measured | {"markersize": 3})
-        low, high = line[f"{value}_low"], line[f"{value}_high"]
-        ax.fill_between(line["test_length"], low, high, color=look.color, alpha=0.15, linewidth=0)
-        ends.append(LineEnd(line["test_length"].iloc[-1], line[value].iloc[-1], words, look.color))
+        style = look.measured | {"markersize": 3}
+        ends.append(draw_line(ax, line["test_length"], line, value, style, words, band=True))
     train = by_length.loc[by_length["length_ratio"] == 1, "test_length"].iloc[0]
     ax.axvspan(by_length["test_length"].min(), train, color=GREY, alpha=0.12, linewidth=0)
     ticks = [train // 2, *sorted(set(by_length.loc[by_length["length_ratio"] >= 1, "test_length"]))]

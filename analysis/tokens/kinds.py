@@ -1,14 +1,23 @@
-"""The closed list of English function words: what is on it is one, every other word is a content word.
+"""Kinds of predicted tokens, from the text alone, and what they differ in: gain, excess, k*, gap; the figure.
 
-Determiners, pronouns, prepositions, conjunctions, auxiliaries, particles and the adverbs of degree, place
-and question that carry grammar rather than a topic; written for this project, and complete as it stands.
-Lower case, with a straight apostrophe. `words` looks a contraction up whole and without its ending
-(it's: it).
+Four aspects, a category of each for every target:
 
-Which word of a text each token belongs to, and what kind of word it is; by rules that are all stated here.
+word_part       word start, continuation (of a word that an earlier token begins), no word
+word_kind       number, function word, capitalized name, content word (below), punctuation (any other sign),
+                white space. The token's first character that is no white space decides, and the whole word
+                counts, also what of it comes after the token
+repetition      the first that fits, comparing vocabulary IDs within the chunk:
+                  repeated trigram      x_{t-2} x_{t-1} x_t stands in the far context
+                  repeated bigram       x_{t-1} x_t does: induction can predict the target
+                  repeated token        x_t does, after another token
+                  short context only    x_t stands in the short context, and not in the far one
+                  new                   x_t does not stand in the chunk before t
+part_of_speech  by HanTa (Wartena 2023), a trigram tagger trained on the British National Corpus (tags: CLAWS
+                C5), which sees whole sentences, the words after a target too. Only where the extra
+                `parts-of-speech` is installed
 
 A word is a run of letters and digits with the apostrophes inside of it and, between digits, one of `. , : /`:
-`don't`, `naïve`, `3,000`, `1990s`; `well-known` is two. The kinds, the first that fits:
+`don't`, `naïve`, `3,000`, `1990s`; `well-known` is two. Its kind is the first that fits:
 
     number            a digit is in it
     function word     it is in `FUNCTION_WORDS`, whole or without its ending `n't 's 'll 've 're 'd 'm`
@@ -17,49 +26,13 @@ A word is a run of letters and digits with the apostrophes inside of it and, bet
     content word      every other
 
 So a name that begins a sentence, or stands behind the full stop of `Mr.`, counts as a content word, and every
-capitalized word of a headline but the first as a name.
-
-Part of speech of tokens by HanTa (Wartena 2023), whose English model comes inside the package.
-
-HanTa is a trigram tagger with a morphological model for unknown words, trained on the British National
-Corpus (tags: CLAWS C5). It is the optional extra `parts-of-speech`; without it nothing here is computed. A
-tagger errs: the categories that `words` computes need none. It sees whole sentences, the words after
-a target too.
-
-Categories of predicted tokens, computed from the text alone: a row a target, in four aspects.
-
-word_part       word start, continuation (of a word that an earlier token begins), no word
-word_kind       number, function word, capitalized name, content word (`analysis.tokens.kinds` has the rules),
-                punctuation (any other sign), white space. The token's first character that is no white space
-                decides, and the whole word counts, also what of it comes after the token
-repetition      the first that fits, comparing vocabulary IDs within the chunk:
-                  repeated trigram      x_{t-2} x_{t-1} x_t stands in the far context
-                  repeated bigram       x_{t-1} x_t does: induction can predict the target
-                  repeated token        x_t does, after another token
-                  short context only    x_t stands in the short context, and not in the far one
-                  new                   x_t does not stand in the chunk before t
-part_of_speech  only where the extra `parts-of-speech` is installed (`analysis.tokens.kinds`)
-
-How often each token occurs in the training text, from the tokenized data that results were measured with.
-
-Shapes: V vocabulary.
-
-What categories of tokens differ in: loss difference, excess over the null, k*, generalization gap.
-
-`by_category` applies any statistic to the targets of each category; intervals as in
-`analysis.read`. Categories differ in more than what their names say (numbers are rarer than
-function words, and harder), so a difference between two is a description and no cause.
-
-The gain by kind of token: tables of `analysis.tokens.kinds` in, a Figure out.
-
-A row is a kind, a point its mean gain and its bar the 95 % interval over documents. Two aspects are shown,
-ten kinds; parts of words and parts of speech stand in the notebook's tables.
+capitalized word of a headline but the first as a name. Categories differ in more than their names say
+(numbers are rarer than function words, and harder): a difference is a description and no cause.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +47,8 @@ from analysis.drawing import (
     FEWEST_TARGETS,
     GREY,
     ModelLabel,
+    draw_points,
     is_above,
-    lie_apart,
     name_place,
     panels,
     percent,
@@ -94,18 +67,15 @@ from analysis.losses.token_worth import excess_over_null
 from analysis.read import (
     TARGET,
     MeasuredText,
-    interval_columns,
-    interval_over_documents,
     joined_on_common,
+    mean_columns,
     of_targets,
-    sample_counts,
-    write_derived_table,
+    summarized,
 )
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.read import read_made_by
 from pipeline.results.schemas import SCHEMAS
-from pipeline.results.statistics import Interval
 from pipeline.text.folder import MANIFEST_FILE, TokenizedData, UnigramDistribution
 
 _LIST = """
@@ -134,6 +104,8 @@ when where why here then thus hence therefore however else
 FUNCTION_WORDS = frozenset(
     word for line in _LIST.splitlines() if not line.startswith("#") for word in line.split()
 )
+"""Determiners, pronouns, prepositions, conjunctions, auxiliaries, particles and the adverbs of degree, place
+and question that carry grammar rather than a topic; lower case, with a straight apostrophe."""
 
 
 NUMBER, FUNCTION_WORD, NAME, CONTENT_WORD = "number", "function word", "capitalized name", "content word"
@@ -375,7 +347,7 @@ def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
     """The categories of the targets that `loss_differences` measured.
 
     Where the text is not kept, the table that stands in its place is read: `token_categories.parquet` in the
-    folder of the data, as `write_categories` wrote it.
+    folder of the data, as the notebook wrote it.
 
     Args:
         results: the results folder.
@@ -388,11 +360,6 @@ def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
     if kept.is_file():
         return read_parquet(kept, SCHEMAS["token_categories"].names).to_pandas()
     return categories_of_targets(MeasuredText.open(results, "loss_differences", data))
-
-
-def write_categories(categories: pd.DataFrame, folder: Path) -> Path:
-    """Write `categories_of_targets` as `<folder>/token_categories.parquet`, in its schema."""
-    return write_derived_table(categories, "token_categories", folder)
 
 
 def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None:
@@ -426,7 +393,7 @@ def by_category(
 
     Args:
         rows: any table whose rows name a target.
-        categories: `token_categories.categories_of_targets`.
+        categories: `categories_of_targets`.
         statistic: rows of the targets of one category -> its table.
 
     Returns:
@@ -476,31 +443,27 @@ def sparsity_by_category(
 
     Args:
         dependency_sparsity: the artefact.
-        categories: `token_categories.categories_of_targets`.
+        categories: `categories_of_targets`.
         studied_ks: every k that was studied.
 
     Returns:
         aspect, category, model, rule, k_star (each of `sparsity_categories`), num_targets, num_documents (of
         the category), share of its targets with this k*, with interval.
     """
-    statistic = partial(_shares_of_sparsity, studied_ks=studied_ks)
-    return by_category(dependency_sparsity, categories, statistic)
 
+    def shares(targets: pd.DataFrame) -> pd.DataFrame:
+        k_star = sparsity_category(targets, studied_ks)
+        tables = [
+            summarized(
+                targets.assign(share=(k_star == name).astype("float64")),
+                ["model", "rule"],
+                lambda group: mean_columns(group, "share"),
+            ).assign(k_star=name)
+            for name in sparsity_categories(studied_ks)
+        ]
+        return pd.concat(tables, ignore_index=True)
 
-def _shares_of_sparsity(targets: pd.DataFrame, studied_ks: Sequence[int]) -> pd.DataFrame:
-    rows = []
-    for (model, rule), group in targets.groupby(["model", "rule"]):
-        k_star = sparsity_category(group, studied_ks)
-        for name in sparsity_categories(studied_ks):
-            share = interval_over_documents(group["document_id"], (k_star == name).astype("float64"))
-            rows.append(
-                {
-                    "model": model, "rule": rule, "k_star": name,
-                    **sample_counts(group),
-                    **interval_columns("share", share),
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
+    return by_category(dependency_sparsity, categories, shares)
 
 
 def gaps_by_category(
@@ -514,7 +477,7 @@ def gaps_by_category(
 
     Args:
         loss_differences: the artefact.
-        categories: `token_categories.categories_of_targets`.
+        categories: `categories_of_targets`.
         short_models: models trained at a short context.
         reference_model: the model trained at the long context.
 
@@ -522,15 +485,13 @@ def gaps_by_category(
         aspect, category, model, num_targets, num_documents, generalization_gap with its interval, nats.
     """
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
-    return by_category(gaps, categories, _mean_gaps)
-
-
-def _mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for model, group in gaps.groupby("model"):
-        gap = interval_over_documents(group["document_id"], group["generalization_gap"])
-        rows.append({"model": model, **sample_counts(group), **interval_columns("generalization_gap", gap)})
-    return pd.DataFrame(rows)
+    return by_category(
+        gaps,
+        categories,
+        lambda targets: summarized(
+            targets, ["model"], lambda group: mean_columns(group, "generalization_gap")
+        ),
+    )
 
 
 def gaps_by_repeats(
@@ -543,48 +504,18 @@ def gaps_by_repeats(
 
     Args:
         loss_differences: the artefact, measured with --reference-model.
-        categories: `token_categories.categories_of_targets`.
+        categories: `categories_of_targets`.
         short_models: models trained at a short context.
         floor_model: a long-trained seed that is not the reference.
 
     Returns:
-        kind (of `token_categories.by_repeats`), then the columns of `expected_gaps.mean_gaps`.
+        kind (of `by_repeats`), then the columns of `expected_gaps.mean_gaps`.
     """
     gaps = expected_gaps(loss_differences, short_models=short_models, floor_model=floor_model)
     kinds = by_repeats(categories).items()
     tables = [mean_gaps(of_targets(gaps, targets)).assign(kind=kind) for kind, targets in kinds]
     table = pd.concat(tables, ignore_index=True)
     return table[["kind", *table.columns.drop("kind")]]
-
-
-def extremes(table: pd.DataFrame, value: str, unit: str = "nats") -> str:
-    """A sentence for each aspect: the category where `value` is largest and the one where it is smallest.
-
-    That two intervals do not overlap is said only where they do not. Categories are picked by what is told of
-    them, so the ends flatter the difference; the sentence says of how many they were picked.
-
-    Args:
-        table: of this module, one row a category (of one model, rule and k).
-        value: a column with an interval.
-        unit: of the column.
-    """
-    sentences = []
-    for aspect, rows in table.groupby("aspect", sort=False):
-        ordered = rows.dropna(subset=f"{value}_low").sort_values(value).to_dict("records")
-        if len(ordered) < 2:
-            continue
-        least, most = ordered[0], ordered[-1]
-        ends = [
-            f"{row['category']} {Interval(row[value], row[f'{value}_low'], row[f'{value}_high'])} {unit}"
-            f" (n = {row['num_targets']:,})"
-            for row in (most, least)
-        ]
-        apart = "apart" if most[f"{value}_low"] > least[f"{value}_high"] else "not clearly apart"
-        sentences.append(
-            f"{aspect}: largest for {ends[0]}, smallest for {ends[1]}; the ends of {len(ordered)} categories,"
-            f" their intervals {apart}."
-        )
-    return "\n".join(sentences)
 
 
 KINDS = {
@@ -616,38 +547,19 @@ def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values("words", key=lambda words: words.map(order), ignore_index=True)
 
 
-def kinds_title(kinds: pd.DataFrame, overall: "pd.Series[float]") -> str:
-    """Which kind holds how much of the gain; what is shown, where no kind's interval lies above that of all.
-
-    Args:
-        kinds: `kinds_of`, with `share_of_gain` and `share_of_targets`.
-        overall: the row of `summarize_models` of the same model.
-    """
-    shown = "What the far context is worth, by kind of token"
-    if kinds.empty or not is_above(overall["loss_difference_low"]):
-        return shown
-    most = kinds.sort_values("loss_difference").iloc[-1]
-    ends = [(row["loss_difference_low"], row["loss_difference_high"]) for row in (most, overall)]
-    if not lie_apart(*ends):
-        return shown
-    return (
-        f"{percent(most['share_of_gain'])} of the gain falls to {percent(most['share_of_targets'])} of the"
-        f" tokens: {most['words']}"
-    )
-
-
 def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: ModelLabel) -> Figure:
     """A row a kind of token: the gain of the long context, and the share of all gain that falls to it.
 
     Args:
-        kinds, overall: as `kinds_title` takes them.
+        kinds: `kinds_of`, with `share_of_gain` and `share_of_targets`.
+        overall: the row of `summarize_models` of the same model.
         label: of the model.
     """
-    heights = _heights(kinds)
+    # Of each row in the panel, from 0 downwards, with a gap between aspects.
+    is_next = (kinds["aspect"] != kinds["aspect"].shift()).cumsum() - 1
+    heights = [-place - _BETWEEN_ASPECTS * gap for place, gap in enumerate(is_next)]
     figure, (ax,) = panels(1, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
-    gains = kinds["loss_difference"]
-    ends = np.array([gains - kinds["loss_difference_low"], kinds["loss_difference_high"] - gains])
-    ax.errorbar(gains, heights, xerr=ends, fmt=label.style.marker, color=label.style.color, elinewidth=1.2)
+    draw_points(ax, heights, kinds, "loss_difference", [label.style.measured] * len(kinds))
     ax.axvline(0, color=BLACK, linewidth=0.6)
     name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
     sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
@@ -657,14 +569,8 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: ModelL
     if is_above(overall["loss_difference_low"]):
         _write_shares(kinds, heights, ax)
     n = f"{sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
-    put_title(figure, kinds_title(kinds, overall), n, label.text, label.size, BARS)
+    put_title(figure, "Which kinds of tokens gain from the far context?", n, label.text, label.size, BARS)
     return figure
-
-
-def _heights(kinds: pd.DataFrame) -> list[float]:
-    """Of each row in the panel, from 0 downwards, with a gap between aspects."""
-    is_next = (kinds["aspect"] != kinds["aspect"].shift()).cumsum() - 1
-    return [-place - _BETWEEN_ASPECTS * gap for place, gap in enumerate(is_next)]
 
 
 def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:

@@ -17,9 +17,7 @@ Key tokens are chosen by an `evaluator`, as in their paper, and LongPPL may be a
 chooses its own is flattered: LCL > beta keeps only what it predicts well, so its LongPPL is below exp(-beta)
 whatever it is. Choosing also looks at the answer, so differences on key tokens are no means over text.
 
-Key tokens and LongPPL against alpha; tables of `analysis.tokens.long_perplexity` in, a Figure out.
-
-A colour is a model's role. Thick are exact windows, thin LongPPL's shared ones.
+In the figure thick lines are exact windows, thin ones LongPPL's shared ones.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -33,16 +31,14 @@ from matplotlib.ticker import LogFormatter
 
 from analysis.drawing import (
     BARS,
-    FEWEST_TARGETS,
     LineEnd,
     ModelLabel,
     label_line_ends,
-    lie_apart,
     panels,
     put_title,
     sample_size,
 )
-from analysis.read import TARGET, interval_over_documents, joined_on_common
+from analysis.read import TARGET, interval_over_documents, joined_on_common, mean_columns, sample_counts
 from pipeline.cli import InputError, unknown_name
 from pipeline.results.statistics import Interval
 
@@ -144,23 +140,6 @@ def _long_perplexity(targets: pd.DataFrame, is_key: pd.Series) -> dict[Hashable,
     }
 
 
-def sentence(row: Mapping[Hashable, Any]) -> str:
-    """One row of `long_perplexities` in words; says so where LongPPL is undefined."""
-    thresholds = f"LSD > {row['alpha']:g} and LCL > {row['beta']:g}, {WINDOWS[row['short_context']]}"
-    if row["num_key_tokens"] == 0:
-        return (
-            f"{row['model']}: no key token among {row['num_targets']:,} targets ({thresholds});"
-            " LongPPL is undefined."
-        )
-    interval = "(no interval from one document)"
-    if not pd.isna(row["long_perplexity_low"]):
-        interval = f"[{row['long_perplexity_low']:.2f}, {row['long_perplexity_high']:.2f}]"
-    return (
-        f"{row['model']}: LongPPL {row['long_perplexity']:.2f} {interval} over {row['num_key_tokens']:,} key"
-        f" tokens of {row['num_targets']:,} targets ({thresholds}); perplexity {row['perplexity']:.2f}."
-    )
-
-
 def windowing_differences(loss_differences: pd.DataFrame) -> pd.DataFrame:
     """How far shared windows are from exact ones, token by token: a row a model that has both.
 
@@ -177,20 +156,12 @@ def windowing_differences(loss_differences: pd.DataFrame) -> pd.DataFrame:
         exact, windowed = (
             targets[column].astype("float64") - targets["long_context_loss"] for column in SHORT_LOSS.values()
         )
-        means = {
-            "loss_difference": exact,
-            "windowed_loss_difference": windowed,
-            "windowing_difference": exact - windowed,
-        }
-        row: dict[Hashable, Any] = {
-            "model": model,
-            "num_targets": len(targets),
-            "num_documents": targets["document_id"].nunique(),
-        }
-        for name, values in means.items():
-            interval = interval_over_documents(targets["document_id"], values)
-            row |= {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        rows.append(row | {"mean_absolute_difference": (exact - windowed).abs().mean()})
+        means = {"loss_difference": exact, "windowed_loss_difference": windowed,
+                 "windowing_difference": exact - windowed}  # fmt: skip
+        rows.append(
+            {"model": model, **sample_counts(targets), **mean_columns(targets.assign(**means), *means)}
+            | {"mean_absolute_difference": (exact - windowed).abs().mean()}
+        )
     return pd.DataFrame(rows)
 
 
@@ -225,31 +196,6 @@ def key_token_agreement(
 _STYLES: dict[str, dict[str, Any]] = {"exact": {}, "windowed": {"linewidth": 0.6, "markersize": 2}}
 
 
-def long_perplexity_title(judged: pd.DataFrame, evaluator: str, labels: Mapping[str, ModelLabel]) -> str:
-    """Which other model predicts the evaluator's key tokens best; its own choice flatters the evaluator.
-
-    Read at the largest alpha with `FEWEST_TARGETS` key tokens, of exact windows. It says what is shown where
-    the first two models are not clearly apart.
-
-    Args:
-        judged: `long_perplexities` at one beta and of this evaluator.
-        evaluator: the model that chooses the key tokens.
-        labels: of the models.
-    """
-    rows = judged[(judged["short_context"] == "exact") & (judged["model"] != evaluator)]
-    rows = rows[rows["num_key_tokens"] >= FEWEST_TARGETS].dropna(subset="long_perplexity_low")
-    rows = rows[rows["alpha"] == rows["alpha"].max()].sort_values("long_perplexity")
-    ends = [[row["long_perplexity_low"], row["long_perplexity_high"]] for row in rows.to_dict("records")]
-    if len(rows) < 2 or not lie_apart(*ends[:2]):
-        return "How many tokens need their long context, and their perplexity"
-    best = rows.iloc[0]
-    return (
-        f"Of the other models the one {labels[str(best['model'])].text} predicts best the"
-        f" {best['num_key_tokens']:,} tokens by which the one {labels[evaluator].text} gains more than"
-        f" {best['alpha']:g} nats"
-    )
-
-
 def long_perplexity_figure(
     own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, labels: Mapping[str, ModelLabel]
 ) -> Figure:
@@ -272,7 +218,7 @@ def long_perplexity_figure(
     is_shared = "windowed" in set(own["short_context"])
     told = (f"key tokens of “{labels[evaluator].text}”", "thin: shared windows" if is_shared else "", BARS)
     parts = sample_size(own), labels[evaluator].size, f"beta = {own['beta'].iloc[0]:g} nats", *told
-    put_title(figure, long_perplexity_title(judged, evaluator, labels), *parts)
+    put_title(figure, "How many tokens need their long context, and what is their perplexity?", *parts)
     return figure
 
 

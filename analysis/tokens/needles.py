@@ -10,19 +10,14 @@ needle. The truth for S_k is the answer's tokens in the needle:
 
 Beside each stands chance, its exact mean for k far tokens at random, and the same rule's choice in the null,
 at the same positions of another document. Intervals are over haystacks, not over planted documents.
-
-The drawing of needles in haystacks: tables of `analysis.tokens.needles` in, a Figure out.
-
-Solid and filled is what was measured, dashed and hollow the null: the same rule's choice at the same
-positions of another document. Bars are 95 % intervals over haystacks.
+In figures the null is dashed and hollow.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
@@ -30,22 +25,22 @@ from analysis.drawing import (
     GREY,
     LineEnd,
     ModelLabel,
+    beside,
+    common_size,
     draw_line,
-    is_above,
     label_line_ends,
     panels,
-    percent,
     put_title,
     rule_style,
     rule_text,
     sample_size,
     tokens_axis,
 )
-from analysis.read import interval_columns, interval_over_documents, joined_on_common
+from analysis.read import joined_on_common, mean_columns, summarized
 from pipeline.cli import InputError
-from pipeline.measuring.rules import CONTROLS, RULES
+from pipeline.measuring.rules import CONTROLS
 from pipeline.results.read import read_artefact, read_settings
-from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.text.planting import read_needles
 
 _OF_NEEDLES = [
@@ -188,155 +183,57 @@ def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
 
 def _means(rows: pd.DataFrame, keys: list[str], columns: dict[str, str]) -> pd.DataFrame:
     """A row a group: sample sizes, and the mean of each column under its new name, with its interval."""
-    table = []
-    for values, group in rows.groupby(keys):
-        assert isinstance(values, tuple)
-        row: dict[Hashable, object] = dict(zip(keys, values, strict=True))
-        haystacks = group["source_document_id"]
-        row |= {"num_targets": len(group), "num_documents": haystacks.nunique()}
-        for name, column in columns.items():
-            row |= interval_columns(name, interval_over_documents(haystacks, group[column]))
-        table.append(row)
-    return pd.DataFrame(table)
-
-
-def retrieval_sentences(retrieval: pd.DataFrame) -> list[str]:
-    """What `retrieval_losses` says, a sentence a model: where the needle clearly helps, and where most."""
-    sentences = []
-    for model, rows in retrieval.groupby("model"):
-        num_helped = int((rows["retrieval_gain_low"] > 0).sum())
-        best = rows.sort_values("retrieval_gain").to_dict("records")[-1]
-        verdict = (
-            "costs clearly less with the needle at no length and depth"
-            if num_helped == 0
-            else f"costs clearly less with the needle at {num_helped} of {len(rows)} lengths and depths"
-        )
-        sentences.append(
-            f"{model}: the answer {verdict}; most at {best['context_length']} tokens and depth"
-            f" {best['depth']:g}, where it costs {best['loss']:.3f} nats a token, {best['control_loss']:.3f}"
-            f" without the needle, and {best['retrieved_share']:.0%} of its tokens are predicted with more"
-            " than half of the probability. A loss that any number in sight would lower is no retrieval; that"
-            " share is."
-        )
-    return sentences
-
-
-def found_sentences(found: pd.DataFrame) -> list[str]:
-    """What `found_needles` says of each model, rule and length at its largest k."""
-    rows = found[(found["k"] == found["k"].max()) & (found["far_context"] == OWN)]
-    sentences = []
-    for row in rows.to_dict("records"):
-        is_clear = row["recall_low"] > row["chance_recall_high"]
-        verdict = "above chance" if is_clear else "not clearly above chance"
-        sentences.append(
-            f"{row['model']}, {row['rule']}, {row['context_length']} tokens, k = {row['k']}: recall of the"
-            f" needle's answer {row['recall']:.3f} [{row['recall_low']:.3f}, {row['recall_high']:.3f}],"
-            f" {verdict} ({row['chance_recall']:.3f}); precision {row['precision']:.3f}"
-            f" ({row['chance_precision']:.3f}); n = {row['num_targets']:,} targets."
-        )
-    return sentences
+    of_haystacks = rows.assign(
+        document_id=rows["source_document_id"], **{name: rows[column] for name, column in columns.items()}
+    )
+    return summarized(of_haystacks, keys, lambda group: mean_columns(group, *columns))
 
 
 OVER_HAYSTACKS = "bars: 95 % over haystacks"
-_TOLD_AT_K = 4
 _STEP_ASIDE = 0.012  # of the depth, between models
 _BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
 
 
-def _sample(rows: pd.DataFrame) -> str:
-    return sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
-
-
-def retrieval_title(retrieval: pd.DataFrame) -> str:
-    """From where the needle clearly helps, how much at most, and whether its answer is retrieved.
-
-    Args:
-        retrieval: `needles.retrieval_losses`, one context length.
-    """
-    helped = retrieval[retrieval["retrieval_gain_low"] > 0]
-    best = retrieval["retrieved_share"].max()
-    retrieved = f"at best {percent(best)} of them are retrieved" if best else "none is retrieved"
-    if helped.empty:
-        return f"A needle makes the tokens of its answer clearly cheaper from no depth; {retrieved}"
-    where = "every depth" if len(helped) == len(retrieval) else "some depths"
-    most = helped["retrieval_gain"].max()
-    return (
-        f"A needle makes the tokens of its answer cheaper from {where}, by at most {most:.2f} nats;"
-        f" {retrieved}"
-    )
+def _sample(rows: pd.DataFrame) -> tuple[str, str]:
+    """Counts and the length, for a subtitle; `rows` are of one context length."""
+    n = sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
+    return n, f"{rows['context_length'].iloc[0]:,} tokens of context"
 
 
 def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
     """How much less the answer costs with the needle, by its depth: a line a model, all on one scale.
 
     Args:
-        retrieval: `needles.retrieval_losses`, one context length.
+        retrieval: `retrieval_losses`, one context length.
         labels: of the models.
     """
     figure, (ax,) = panels(1, 2.9)
-    ends = []
-    models = list(dict.fromkeys(retrieval["model"]))
-    for index, model in enumerate(models):
-        line, look = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model].style
-        depths = line["depth"] + _STEP_ASIDE * (index - (len(models) - 1) / 2)
-        ends.append(draw_line(ax, depths, line, "retrieval_gain", look.measured, labels[model].text))
+    models, ends = list(dict.fromkeys(retrieval["model"])), []
+    for place, model in enumerate(models):
+        line, label = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model]
+        depths = line["depth"] + _STEP_ASIDE * beside(place, len(models))
+        ends.append(draw_line(ax, depths, line, "retrieval_gain", label.style.measured, label.text))
     ax.axhline(0, color=BLACK, linewidth=0.6)
     depths = sorted(retrieval["depth"].unique())
     ax.set_xticks(depths, [f"{depth:g}" for depth in depths])
     ax.set_xlabel("depth of the needle (0: where the context begins, 1: just before the question)")
     ax.set_ylabel("gain from the needle\n(nats a token)")
     label_line_ends(ax, ends)
-    sizes = dict.fromkeys(labels[model].size for model in models)
-    told = ["retrieved: more than half of the probability", OVER_HAYSTACKS]
-    sample = f"{_sample(retrieval)} a point"
-    put_title(figure, retrieval_title(retrieval), sample, _length(retrieval), *sizes, *told)
+    parts = *_sample(retrieval), common_size(labels[model] for model in models), OVER_HAYSTACKS
+    put_title(figure, "By how much does a needle make the tokens of its answer cheaper?", *parts)
     return figure
 
 
-def _length(rows: pd.DataFrame) -> str:
-    return f"{rows['context_length'].iloc[0]:,} tokens of context"
-
-
-def found_title(found: pd.DataFrame) -> str:
-    """How often a rule's first tokens hold the very token of the needle, beside its null and chance.
-
-    Of four tokens, or the largest k below; of the best rule among those that do not see the answer, where
-    there is one. It says what is shown where that is not clearly above the null, or has no null.
-
-    Args:
-        found: `needles.found_needles`, one model and length.
-    """
-    k = _told_k(found)
-    rows = found[(found["k"] == k) & ~found["rule"].isin(CONTROLS)]
-    own, null = (rows[rows["far_context"] == far].set_index("rule") for far in (OWN, OTHER_DOCUMENT))
-    own = own[own.index.isin(null.index)].sort_values("hit_share")
-    blind = own[[rule in RULES and RULES[rule].sees != "answer" for rule in own.index]]
-    best = (own if blind.empty else blind).tail(1)
-    if best.empty or not is_above(best["hit_share_low"].iloc[0], null["hit_share_high"][best.index[0]]):
-        return "How often the needle's copy of an answer token is among the selected"
-    hits, chance = (best[name].iloc[0] for name in ("hit_share", "chance_hit_share"))
-    return (
-        f"For {percent(hits)} of the answer's tokens the needle's copy is among the first {k} of"
-        f" “{rule_text(str(best.index[0]))}”; null {percent(null['hit_share'][best.index[0]])},"
-        f" chance {percent(chance)}"
-    )
-
-
-def _told_k(found: pd.DataFrame) -> int:
-    ks = found["k"].unique()
-    return int(max((k for k in ks if k <= _TOLD_AT_K), default=min(ks)))
-
-
-def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd]:
-    """Precision, recall or hits of S_k against k, a line a rule beside its null; what each is called.
+def found_figure(found: pd.DataFrame, label: ModelLabel) -> Figure:
+    """For how much of the answer the very token of the needle is among the k, a line a rule beside its null.
 
     A choice at random is drawn as what it has on average, chance.
 
     Args:
-        found: `needles.found_needles`, one model and length.
-        measure: one of `needles.MEASURES`.
-        ax: to draw on.
+        found: `found_needles`, one model and length.
+        label: of the model.
     """
+    figure, (ax,) = panels(1, 2.9)
     ends = []
     for (rule, far_context), line in found.groupby(["rule", "far_context"]):
         is_null = far_context == OTHER_DOCUMENT
@@ -345,27 +242,14 @@ def found_against_k(found: pd.DataFrame, measure: str, ax: Axes) -> list[LineEnd
         line, look = line.sort_values("k"), rule_style(str(rule))
         x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
         words = f"{rule_text(str(rule))}{': null' if is_null else ''}"
-        ends.append(draw_line(ax, x, line, measure, look.null if is_null else look.measured, words))
-    chance = found.groupby("k")[f"chance_{measure}"].mean()
+        ends.append(draw_line(ax, x, line, "hit_share", look.null if is_null else look.measured, words))
+    chance = found.groupby("k")["chance_hit_share"].mean()
     ax.plot(chance.index, chance, color=GREY, linestyle=":")
     ends.append(LineEnd(chance.index[-1], chance.iloc[-1], "chance", GREY))
     tokens_axis(ax, found["k"].unique())
     ax.set_ylim(-0.03, 1.03)
-    return ends
-
-
-def found_figure(found: pd.DataFrame, label: ModelLabel) -> Figure:
-    """For how much of the answer the very token of the needle is among the k, a line a rule.
-
-    Args:
-        found: `needles.found_needles`, one model and length.
-        label: of the model.
-    """
-    figure, (ax,) = panels(1, 2.9)
-    ends = found_against_k(found, "hit_share", ax)
     ax.set_ylabel("answer tokens whose copy in the\nneedle is among the k (share)")
     label_line_ends(ax, ends)
-    size = label.size
-    parts = _sample(found), _length(found), label.text, size, OVER_HAYSTACKS
-    put_title(figure, found_title(found), *parts)
+    title = "How often is the needle's copy of an answer token among the k selected?"
+    put_title(figure, title, *_sample(found), label.text, label.size, OVER_HAYSTACKS)
     return figure

@@ -13,11 +13,7 @@ choose among; i: the selected position; all compared by vocabulary ID):
 Both names and places depend on what is there to be chosen, so each share has two things beside it: the same
 share of all far positions of these targets, which is what a choice at random has on average (no draw is
 needed), and both again for the null, whose choice is among another document's tokens at the same positions.
-
-Where influential tokens are: tables of `analysis.tokens.places` in, a Figure out.
-
-Solid and filled is the document's own far context, hollow the null; a grey tick is what a choice at random
-among the same far positions has on average. Bars are 95 % intervals over documents.
+In the figure the null is hollow, and a grey tick is what a choice at random has.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -32,9 +28,8 @@ from analysis.drawing import (
     BARS,
     GREY,
     ModelLabel,
-    is_above,
+    draw_points,
     panels,
-    percent,
     put_title,
     rule_style,
     rule_text,
@@ -43,7 +38,6 @@ from analysis.drawing import (
 from analysis.read import TARGET, MeasuredText, interval_columns, interval_over_documents, joined_on_common
 from pipeline.cli import InputError
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
-from pipeline.results.statistics import Interval
 from pipeline.text.chunks import Chunk
 
 INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
@@ -246,49 +240,7 @@ def _shares(
     return pd.DataFrame(rows)
 
 
-def conclusions(relation: pd.DataFrame) -> list[str]:
-    """A sentence a relation: whether the k tokens have it more often than any far token, beyond the null.
-
-    Args:
-        relation: `relation_shares`, one model, rule and k.
-    """
-    sentences = []
-    for name, rows in relation.groupby("relation", sort=False):
-        of = {row["far_context"]: row for row in rows.to_dict("records")}
-        own, null = of[OWN], of.get(OTHER_DOCUMENT)
-        excess = Interval(*(own[f"chosen_beyond_available{end}"] for end in ("", "_low", "_high")))
-        verdict = "more" if excess.low > 0 else "less" if excess.high < 0 else "not clearly more or less"
-        beside = "" if null is None else f"; in the null {null['chosen']:.3f} of {null['available']:.3f}"
-        sentences.append(
-            f"{name}: {own['chosen']:.3f} of the {own['k']} tokens, {verdict} than of all far tokens"
-            f" ({own['available']:.3f}; difference {excess}){beside}."
-        )
-    return sentences
-
-
 _ASIDE = 0.13
-
-
-def places_title(relation: pd.DataFrame) -> str:
-    """Which relation the k tokens have most beyond chance; what is shown, where none is clearly above.
-
-    Args:
-        relation: `relation_shares`, one model, rule and k.
-    """
-    own = relation[(relation["far_context"] == OWN) & (relation["relation"] != OTHER)]
-    own = own.sort_values("chosen_beyond_available")
-    if own.empty or not is_above(own["chosen_beyond_available_low"].iloc[-1]):
-        return "What the influential tokens have to do with their targets, and how far they are"
-    most = own.iloc[-1]
-    is_null = (relation["far_context"] == OTHER_DOCUMENT) & (relation["relation"] == most["relation"])
-    beside = [f"{100 * share:.1f} % in the null" for share in relation.loc[is_null, "chosen"]]
-    beside.append(f"{100 * most['available']:.1f} % by chance")
-    rest = relation[(relation["far_context"] == OWN) & (relation["relation"] == OTHER)]["chosen"].sum()
-    return (
-        f"{100 * most['chosen']:.1f} % of the first {most['k']} tokens are “{most['relation']}”,"
-        f" {', '.join(beside)};"
-        f" {percent(rest)} have none of the relations looked for"
-    )
 
 
 def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLabel) -> Figure:
@@ -299,8 +251,12 @@ def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLa
         label: of the model.
     """
     figure, axes = panels(2, 2.6)
-    relations_to_target(relation, axes[0])
-    distances(distance, axes[1])
+    relation = relation[relation["relation"] != OTHER]  # what is left to 1
+    shares_of(relation, "relation", list(dict.fromkeys(relation["relation"])), axes[0])
+    bins = distance.drop_duplicates("from_distance")
+    labels = [f"{row.from_distance}–{row.to_distance}" for row in bins.itertuples()]
+    shares_of(distance, "from_distance", labels, axes[1])
+    axes[1].set_ylabel("distance (tokens)")
     right = max(ax.get_xlim()[1] for ax in axes)
     for ax in axes:
         ax.set_xlim(0, right)
@@ -308,7 +264,7 @@ def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLa
     rule = rule_text(relation["rule"].iloc[0])
     told = "hollow: the null", "grey: chance", BARS
     parts = sample_size(relation), rule, label.text, label.size, *told
-    put_title(figure, places_title(relation), *parts)
+    put_title(figure, "What are the influential tokens to their targets, and how far away?", *parts)
     return figure
 
 
@@ -326,32 +282,7 @@ def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes)
     for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
         rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
         y = aside - np.arange(len(values))
-        ends = np.array([rows["chosen"] - rows["chosen_low"], rows["chosen_high"] - rows["chosen"]])
-        ax.errorbar(rows["chosen"], y, xerr=ends, elinewidth=0.9, **style | {"linestyle": "none"})
+        draw_points(ax, y, rows, "chosen", [style] * len(rows))
         ax.vlines(rows["available"], y - 0.12, y + 0.12, color=GREY, linewidth=1.6, zorder=0)
     ax.set_yticks(-np.arange(len(values)), labels)
     ax.set_ylim(0.5 - len(values), 0.5)
-
-
-def distances(table: pd.DataFrame, ax: Axes) -> None:
-    """How far the k tokens are from their targets.
-
-    Args:
-        table: `distance_shares`, one model, rule and k.
-        ax: to draw on.
-    """
-    bins = table.drop_duplicates("from_distance")
-    labels = [f"{row.from_distance}–{row.to_distance}" for row in bins.itertuples()]
-    shares_of(table, "from_distance", labels, ax)
-    ax.set_ylabel("distance (tokens)")
-
-
-def relations_to_target(table: pd.DataFrame, ax: Axes) -> None:
-    """What the k tokens have to do with their targets; the share of "other" is what is left to 1.
-
-    Args:
-        table: `relation_shares`, one model, rule and k.
-        ax: to draw on.
-    """
-    table = table[table["relation"] != OTHER]
-    shares_of(table, "relation", list(dict.fromkeys(table["relation"])), ax)

@@ -1,18 +1,12 @@
 """Planted answers beyond the trained length: whether those hold longer that fewer tokens decide.
 
 Signs are planted in real text (`pipeline/plant_signs.py`), k of which decide an answer, in documents of
-several lengths. An answer is right where the model gives it more than half of the probability.
-
-Means are over texts; of several models of one training also their range.
-
-Texts in which a sign stands that nobody planted: their answers are ambiguous.
+several lengths. An answer is right where the model gives it more than half of the probability. Means are over
+texts; of several models of one training also their range.
 
 Signs are the vocabulary's rarest tokens, and yet stand in texts by chance, in a text twice as long twice as
-often. Where such a token is another sign of the same question, no model can know which one counts.
-
-The drawing of planted answers beyond the trained length: the table of `planted_lengths` in, a Figure out.
-
-A line a number of deciding tokens: the mean over models, its band their range. No number is computed here.
+often. Where such a token is another sign of the same question, no model can know which one counts:
+`texts_with_chance_signs` names these texts.
 """
 
 from collections import defaultdict
@@ -21,19 +15,23 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import (
     GREY,
-    LineEnd,
+    Style,
     counted,
+    draw_line,
     graded,
     label_line_ends,
     panels,
     put_title,
 )
-from analysis.read import interval_columns, interval_over_documents, joined_on_common, sample_counts
+from analysis.read import (
+    joined_on_common,
+    mean_columns,
+    summarized,
+)
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import EVALUATION_FILE, read_evaluation_documents
@@ -81,15 +79,9 @@ def answers_at_lengths(
             " out, or plant in more text"
         )
     answers["test_length"] = answers["target_position"] + 1
-    answers["is_right"] = answers["long_context_loss"] < np.log(2)
-    rows = []
-    for (model, num_planted, test_length), cell in answers.groupby(["model", *_CELL]):
-        values = {"loss": cell["long_context_loss"], "right_share": cell["is_right"]}
-        row = {"model": model, "num_planted": num_planted, "test_length": test_length, **sample_counts(cell)}
-        for name, column in values.items():
-            row |= interval_columns(name, interval_over_documents(cell["document_id"], column))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    answers["right_share"] = answers["long_context_loss"] < np.log(2)
+    answers["loss"] = answers["long_context_loss"]
+    return summarized(answers, ["model", *_CELL], lambda cell: mean_columns(cell, "loss", "right_share"))
 
 
 def learnt(answers: pd.DataFrame) -> pd.DataFrame:
@@ -111,32 +103,6 @@ def over_models(answers: pd.DataFrame) -> pd.DataFrame:
         )
         .reset_index()
     )  # fmt: skip
-
-
-def title_of_lengths(cells: pd.DataFrame) -> str:
-    """What the figure shows: whether answers of few signs hold longer than those of many.
-
-    "Longer" is said only where the ranges of the models lie apart at the longest length.
-
-    Args:
-        cells: of `over_models`, of answers that were learnt.
-    """
-    longest, shortest = cells["test_length"].max(), cells["test_length"].min()
-    at_end = cells[cells["test_length"] == longest].sort_values("num_planted")
-    few, many = at_end.iloc[0], at_end.iloc[-1]
-    shares = [f"{100 * row['right_share']:.0f} %" for row in (few, many)]
-    times = f"at {longest / shortest:g} times the trained length"
-    if len(at_end) == 1:
-        return f"Of answers {times} {shares[0]} are right where {tokens_decide(int(few['num_planted']))}"
-    numbers = (
-        f"{shares[0]} are right where {tokens_decide(int(few['num_planted']))},"
-        f" {shares[1]} where {int(many['num_planted'])} do"
-    )
-    if few["right_share_low"] > many["right_share_high"]:
-        return f"Answers that fewer tokens decide hold longer: {times} {numbers}"
-    if many["right_share_low"] > few["right_share_high"]:
-        return f"Answers that more tokens decide hold longer: {times} {numbers}"
-    return f"Of answers {times} {numbers}: no clear difference"
 
 
 def tokens_decide(count: int) -> str:
@@ -182,8 +148,15 @@ def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure
     """
     figure, axes = panels(2, _HEIGHT)
     lengths = sorted(cells["test_length"].unique())
+    ks = sorted(cells["num_planted"].unique())
     for ax, (name, label) in zip(axes, _PANELS.items(), strict=True):
-        _draw_against_length(ax, cells, name)
+        ends = []
+        for color, k in zip(graded(len(ks)), ks, strict=True):
+            line = cells[cells["num_planted"] == k].sort_values("test_length")
+            style = Style(color, "o").measured
+            ends.append(
+                draw_line(ax, line["test_length"], line, name, style, tokens_decide(int(k)), band=True)
+            )
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, [str(length) for length in lengths])
         ax.minorticks_off()
@@ -191,40 +164,16 @@ def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure
         ax.axvspan(lengths[0] / 1.15, lengths[0] * 1.05, color=GREY, alpha=0.15, linewidth=0)
     axes[0].set_ylim(-0.03, 1.05)
     axes[1].set_ylim(bottom=0)
-    _name_lines(axes[1], cells)
+    label_line_ends(axes[1], ends)
     fewest, most = int(cells["num_models"].min()), int(cells["num_models"].max())
     models = counted(most, "model") if fewest == most else f"{fewest} to {most} models"
     texts = int(cells["num_documents"].min())
     put_title(
         figure,
-        title_of_lengths(cells),
+        "Do answers hold longer that fewer planted tokens decide?",
         f"n = {models} that learnt the answers, {texts:,} texts{which_texts} or more each",
         "points: mean of the models",
         "bands: their range",
         "shaded: the trained length",
     )
     return figure
-
-
-def _draw_against_length(ax: Axes, cells: pd.DataFrame, name: str) -> None:
-    ks = sorted(cells["num_planted"].unique())
-    for color, k in zip(graded(len(ks)), ks, strict=True):
-        line = cells[cells["num_planted"] == k].sort_values("test_length")
-        ax.plot(line["test_length"], line[name], color=color, marker="o")
-        ax.fill_between(
-            line["test_length"],
-            line[f"{name}_low"],
-            line[f"{name}_high"],
-            color=color,
-            alpha=0.2,
-            linewidth=0,
-        )
-
-
-def _name_lines(ax: Axes, cells: pd.DataFrame) -> None:
-    ks = sorted(cells["num_planted"].unique())
-    ends = []
-    for color, k in zip(graded(len(ks)), ks, strict=True):
-        last = cells[cells["num_planted"] == k].sort_values("test_length").iloc[-1]
-        ends.append(LineEnd(last["test_length"], last["loss"], tokens_decide(int(k)), color))
-    label_line_ends(ax, ends)
