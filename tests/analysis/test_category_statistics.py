@@ -8,7 +8,6 @@ from legible_figures import assert_legible
 
 from analysis.drawing import model_labels
 from analysis.gap.gaps import NO_GAIN
-from analysis.losses.losses import summarize_models
 from analysis.read import TARGET
 from analysis.tokens import kinds as category_figures
 from analysis.tokens import kinds as category_statistics
@@ -129,19 +128,6 @@ def test_intervals_are_over_documents(categories: pd.DataFrame) -> None:
     assert (row["loss_difference"], *interval) == pytest.approx((0.5, (1 - 12.7062) / 2, (1 + 12.7062) / 2))
 
 
-def test_the_sentence_tells_what_the_table_holds(
-    loss_differences: pd.DataFrame, categories: pd.DataFrame
-) -> None:
-    long = loss_differences[loss_differences["model"] == "long"]
-    gains = category_statistics.loss_differences_by_category(long, categories)
-    assert category_statistics.extremes(gains, "loss_difference") == (
-        "word_kind: largest for number 0.500 [0.500, 0.500] nats (n = 3), smallest for content word"
-        " -0.125 [-0.125, -0.125] nats (n = 6); the ends of 2 categories, their intervals apart."
-    )
-    noisy = gains.assign(loss_difference_low=-1.0, loss_difference_high=1.0)
-    assert "their intervals not clearly apart" in category_statistics.extremes(noisy, "loss_difference")
-
-
 def gains_of(loss_differences: pd.DataFrame, categories: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
     """The table of the figure, and its row of all targets."""
     long = loss_differences[loss_differences["model"] == "long"]
@@ -184,20 +170,6 @@ def test_ten_kinds_are_drawn_in_order_and_none_of_few_targets() -> None:
     kinds = category_figures.kinds_of(pd.concat([ten_kinds(), ten_kinds().assign(aspect="part_of_speech")]))
     assert kinds["words"].tolist() == list(category_figures.KINDS.values()) and len(kinds) == 10
     assert category_figures.kinds_of(ten_kinds(num_targets=29)).empty
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "title"),
-    [
-        (0.3, 0.5, "100 % of the gain falls to 10 % of the tokens: ends of repeated trigrams"),
-        (0.3, 1.95, "What the far context is worth, by kind of token"),  # not clearly more than all
-        (-0.1, 0.5, "What the far context is worth, by kind of token"),  # of no clear gain there is no share
-    ],
-)
-def test_the_title_says_where_the_gain_is(low: float, high: float, title: str) -> None:
-    overall = OVERALL.copy()
-    overall[["loss_difference_low", "loss_difference_high"]] = low, high
-    assert category_figures.kinds_title(category_figures.kinds_of(ten_kinds()), overall) == title
 
 
 def test_the_figure_of_kinds_draws_each_number_and_can_be_read(results: Path) -> None:

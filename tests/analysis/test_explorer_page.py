@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from explorable_results import KS, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
+from explorable_results import KS, MODELS, RULES, SHORT, TARGETS, write_explorable
 from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
 
 from analysis import explorer
@@ -197,21 +197,6 @@ def test_tab_reaches_all_controls_and_the_list_moves_with_arrows(page: "sync_api
     assert page.get_by_role("heading", name="Target").count() == 1
 
 
-def test_models_are_switched(page: "sync_api.Page", tokens: pd.DataFrame) -> None:
-    document_id = open_document(page, "plain words")
-    set_k(page, 8)
-    page.get_by_role("combobox", name="Model").select_option("other")
-    where = {"model": "other", "document_id": document_id, "target_position": shown_position(page)}
-    assert shown_rows(page) == expected_rows(tokens, **where, rule="leave_one_out", far_context="own")
-    assert {influence for _, _, influence in shown_rows(page)} == {"–"}
-    page.get_by_role("combobox", name="Model").select_option(LOSSES_ONLY)
-    assert lit_tokens(page) == {}
-    assert "No influential tokens" in page.locator("#note").inner_text()
-    assert page.locator("#numbers dt").all_inner_texts() == [
-        "Loss, short context", "Loss, long context", "Expected gain", "Specific gain",
-    ]  # fmt: skip
-
-
 def test_the_short_context_is_marked(page: "sync_api.Page") -> None:
     open_document(page, "plain words")
     page.locator("#text .target").first.click()
@@ -220,19 +205,6 @@ def test_the_short_context_is_marked(page: "sync_api.Page") -> None:
     )
     place = shown_position(page)
     assert [i for i in near if i >= 0] == list(range(place - SHORT, place))
-
-
-def test_documents_are_sorted_by_gain_and_searched(page: "sync_api.Page", explorable: Path) -> None:
-    losses = read_artefact(explorable / "results", "loss_differences").query("model == @MODELS[0]")
-    gains = losses.groupby("document_id")["loss_difference"].mean().sort_values(ascending=False)
-    ids = "buttons => buttons.map(button => button.dataset.id)"
-    assert page.locator("#documents button").evaluate_all(ids) == gains.index.to_list()
-    page.get_by_role("combobox", name="Sort by").select_option("gain-up")
-    assert page.locator("#documents button").evaluate_all(ids) == gains.index.to_list()[::-1]
-    page.get_by_role("searchbox").fill("مرحبا")
-    assert page.locator("#documents button").count() == 1
-    page.get_by_role("searchbox").fill("nowhere to be found")
-    assert page.locator("#found").inner_text().startswith("0 of 7 documents")
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["scripts", "handlers", "right-to-left", "emoji"])
@@ -248,23 +220,6 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
         target.click()
     assert page.locator("script").count() == 2 + len(TEXTS) + 1  # header, code, documents
     assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
-
-
-def test_right_to_left_text_stays_within_its_paragraph(page: "sync_api.Page") -> None:
-    open_document(page, HOSTILE[2][:9])
-    chunk = page.locator("#text .chunk").first
-    assert chunk.evaluate(
-        "chunk => [getComputedStyle(chunk).direction, getComputedStyle(chunk).unicodeBidi]"
-    ) == ["rtl", "isolate"]
-    assert page.evaluate("getComputedStyle(document.querySelector('aside')).direction") == "ltr"
-
-
-def test_a_hundred_thousand_characters(page: "sync_api.Page") -> None:
-    open_document(page, "one hundred")
-    shown = "".join(page.locator("#text .chunk").all_text_contents())
-    assert len(shown) > 100_000 - LONG * 60 and LONG_TEXT.startswith(shown)
-    page.locator("#text .target").last.click()
-    assert len(shown_rows(page)) == 4
 
 
 def contrast(page: "sync_api.Page", selector: str) -> float:

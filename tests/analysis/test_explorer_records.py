@@ -173,19 +173,6 @@ def test_documents_that_one_stage_alone_has_measured_are_counted(explorable: Pat
     )
 
 
-def test_what_has_no_room_is_left_out_and_said(explorable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run_explorer(explorable)
-    limit = whole.stat().st_size - 1_000 + 50_000  # 50,000 are kept for the header
-    monkeypatch.setattr(explorer, "MAX_BYTES", limit)
-    page = run_explorer(explorable)
-    assert page.stat().st_size < limit
-    assert 0 < len(embedded(page)["documents"]) < 3
-    assert "have no room" in embedded(page)["left_out"][0]
-    monkeypatch.setattr(explorer, "MAX_BYTES", 60_000)
-    with pytest.raises(InputError, match="alone takes more than"):
-        run_explorer(explorable)
-
-
 @pytest.mark.slow
 def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
     words = ["the", "of", "and", "to", "a", "shop", "street", "water", "market", "carried", "sold", "bread"]
@@ -221,19 +208,6 @@ def test_texts_cannot_end_the_script_that_holds_them() -> None:
     assert page.count("<script") == page.count("</script>") == 3
 
 
-def test_other_data_is_refused(explorable: Path, tmp_path: Path) -> None:
-    _, other = write_explorable(tmp_path, [TEXTS[1] * 2, TEXTS[2]])
-    with pytest.raises(InputError, match="was not measured on the evaluation documents of"):
-        run_explorer(explorable, "--data", other)
-
-
-def test_a_missing_data_folder_is_refused(copied: Path) -> None:
-    shutil.move(copied / "data", copied / "elsewhere")
-    with pytest.raises(InputError, match="name the tokenized data that .* was measured on with --data"):
-        run_explorer(copied)
-    assert run_explorer(copied, "--data", copied / "elsewhere").exists()
-
-
 @pytest.mark.parametrize("artefact", ["loss_differences", "influential_tokens", "dependency_sparsity"])
 def test_a_missing_artefact_is_refused_with_those_present(copied: Path, artefact: str) -> None:
     shutil.rmtree(copied / "results" / artefact)
@@ -242,22 +216,6 @@ def test_a_missing_artefact_is_refused_with_those_present(copied: Path, artefact
     vouch_for(copied / "results")
     with pytest.raises(InputError, match=f"holds no {artefact}; it holds .*sparse_context_losses"):
         run_explorer(copied)
-
-
-def test_mixed_configurations_are_refused_by_name(copied: Path) -> None:
-    for path in (copied / "results").glob("*/model=other/*.parquet"):
-        table = pq.ParquetFile(path).read()
-        metadata = table.schema.metadata
-        if metadata[b"stage"] == b"influential_tokens":
-            settings = json.loads(metadata[b"settings"]) | {"short_context_length": 8}
-            metadata |= {b"settings": json.dumps(settings).encode()}
-            pq.write_table(table.replace_schema_metadata(metadata), path)
-    vouch_for(copied / "results")
-    with pytest.raises(
-        InputError, match="short_context_length is 4 for .* and 8 for influential_tokens of model 'other'"
-    ):
-        run_explorer(copied)
-    assert run_explorer(copied, "--models", MODELS[0]).exists()
 
 
 def test_empty_selections_are_refused(explorable: Path, copied: Path) -> None:

@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -85,27 +84,6 @@ def opened_once(browser: "sync_api.BrowserContext", path: Path, address: str) ->
             "heading": heading(other), "numbers": other.locator("#numbers").inner_text(),
             "tokens": other.locator("#tokens").inner_text(), "url": other.url,
         }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["#document=nowhere&k=3&model=x&rule=y&far=z", "#%%%", "#document=<script>&beside=[1", "#position=1e9"],
-)
-def test_an_address_that_says_nonsense_is_passed_over(
-    browser: "sync_api.BrowserContext", explorable: Path, address: str
-) -> None:
-    for page in opened(browser, explorable / "page.html", address):
-        assert heading(page).startswith("Target “")
-        assert view(page)["model"] == MODELS[0]
-
-
-def test_another_address_in_the_open_page_is_another_view(page: "sync_api.Page") -> None:
-    first = page.url
-    page.locator("#documents button").nth(2).click()
-    assert page.url != first
-    page.evaluate("address => { location.hash = address }", first.partition("#")[2])
-    page.wait_for_function("address => location.href === address", arg=first)
-    assert page.locator("#documents [aria-current=true]").get_attribute("data-id") == view(page)["document"]
 
 
 def test_in_a_background_the_curve_starts_at_its_loss(page: "sync_api.Page", explorable: Path) -> None:
@@ -205,30 +183,6 @@ def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page",
     assert page.locator("#targets [aria-current=true]").count() == 1
 
 
-def test_k_star_filters_targets(page: "sync_api.Page", explorable: Path) -> None:
-    page.get_by_role("tab", name="All targets").click()
-    page.get_by_role("combobox", name="Sort targets by").select_option("k-up")
-    rows = read(explorable, "dependency_sparsity", model=MODELS[0], rule=RULES[0], criterion="loss")
-    num_known = int((rows["dependency_sparsity"].notna() | rows["is_censored"]).sum())
-    assert page.locator("#found-targets").inner_text().startswith(f"{num_known} of ")
-    page.get_by_role("textbox", name="to").fill("2")
-    num_two = int((rows["dependency_sparsity"] == 2).sum())
-    assert page.locator("#found-targets").inner_text().startswith(f"{num_two} of ")
-    assert set(page.locator("#targets .gain").all_inner_texts()) == {"2"}
-
-
-def test_where_a_target_stands_among_all(page: "sync_api.Page", explorable: Path) -> None:
-    page.locator("#text .target").nth(2).click()
-    said = view(page)
-    losses = read(explorable, "loss_differences", model=MODELS[0]).set_index(
-        ["document_id", "target_position"]
-    )
-    gain = losses.loc[(said["document"], int(said["position"])), "loss_difference"]
-    num_larger = int((losses["loss_difference"].round(3) > round(gain, 3)).sum())
-    expected = f"Of {len(losses)} targets {num_larger} gain more"
-    assert page.locator("#stands").inner_text().startswith(expected)
-
-
 def test_the_nulls_own_text(page: "sync_api.Page", explorable: Path) -> None:
     section = page.get_by_role("region", name="The null's text")
     assert section.count() == 0
@@ -252,51 +206,6 @@ def test_the_nulls_own_text(page: "sync_api.Page", explorable: Path) -> None:
         )
 
 
-def test_words_searched_for_are_marked_across_tokens(page: "sync_api.Page") -> None:
-    page.get_by_role("searchbox", name="Search").fill("Shop in the")
-    page.locator("#documents button").first.click()
-    marked = page.evaluate("[...CSS.highlights.get('searched')].map(range => range.toString())")
-    text = page.locator("#text").evaluate(
-        "text => [...text.querySelectorAll('.chunk')].map(c => c.textContent)"
-    )
-    assert marked and set(marked) == {"shop in the"}
-    assert len(marked) == sum(chunk.count("shop in the") for chunk in text)
-    page.get_by_role("searchbox", name="Search").fill("")
-    assert page.evaluate("CSS.highlights.get('searched').size") == 0
-
-
-def test_keys_change_the_view_and_are_told(page: "sync_api.Page") -> None:
-    before = view(page)
-    page.keyboard.press("k")
-    assert int(view(page)["k"]) == KS[KS.index(int(before["k"])) + 1]
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    assert int(view(page)["k"]) == KS[KS.index(int(before["k"])) - 1]
-    page.keyboard.press("n")
-    assert page.get_by_role("radio", name="null: another document's").is_checked()
-    for key, name in (("m", "model"), ("r", "rule"), ("c", "criterion"), ("d", "document")):
-        page.keyboard.press(key)
-        assert view(page)[name] != before[name], key
-    page.keyboard.press("s")
-    assert view(page)["document"] == before["document"]
-    page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keys")
-    assert dialog.is_visible() and "next document" in dialog.inner_text()
-    page.keyboard.press("Escape")
-    assert not dialog.is_visible()
-    page.keyboard.press("/")
-    page.keyboard.type("kn?")
-    assert page.get_by_role("searchbox", name="Search").input_value() == "kn?"
-    assert not dialog.is_visible()
-
-
-def test_a_link_is_copied(browser: "sync_api.BrowserContext", page: "sync_api.Page") -> None:
-    browser.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy link").click()
-    page.get_by_text("The link to this view is copied.").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == page.url
-
-
 def test_the_target_as_csv(page: "sync_api.Page", explorable: Path) -> None:
     said = view(page)
     with page.expect_download() as waiting:
@@ -310,39 +219,6 @@ def test_the_target_as_csv(page: "sync_api.Page", explorable: Path) -> None:
     assert shown[keys].to_numpy().tolist() == expected[keys].to_numpy().tolist()
     assert shown["distance"].astype(int).tolist() == expected["distance"].tolist()
     assert not shown["token"].str.match(r"[=+\-@]").any()
-
-
-def test_the_curve_as_svg_stands_alone(page: "sync_api.Page") -> None:
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="Curve as SVG").click()
-    assert waiting.value.suggested_filename.endswith(".svg")
-    root = ElementTree.parse(waiting.value.path()).getroot()
-    name = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{name}title").text == page.locator("#chart").get_attribute("aria-label")
-    lines = root.findall(f"{name}polyline")
-    assert {line.get("stroke") for line in lines} >= {"rgb(0, 114, 178)"}
-    assert all(drawn.get("class") is None for drawn in root.iter())
-
-
-def test_a_theme_is_chosen_and_kept(page: "sync_api.Page") -> None:
-    page.emulate_media(color_scheme="light")
-    background = "getComputedStyle(document.body).backgroundColor"
-    page.get_by_role("combobox", name="Theme").select_option("dark")
-    assert page.evaluate(background) == "rgb(22, 24, 27)"
-    page.reload()
-    assert page.evaluate(background) == "rgb(22, 24, 27)"
-    page.get_by_role("combobox", name="Theme").select_option("auto")
-    assert page.evaluate(background) == "rgb(255, 255, 255)"
-
-
-def test_on_paper_is_the_text_and_the_target(page: "sync_api.Page") -> None:
-    page.get_by_role("combobox", name="Theme").select_option("dark")
-    page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    for selector, is_visible in (("#text", True), ("#chart", True), ("nav", False), ("#take", False)):
-        assert page.locator(selector).is_visible() == is_visible, selector
-    page.emulate_media(media="screen")
-    page.get_by_role("combobox", name="Theme").select_option("auto")
 
 
 def test_a_screen_reader_finds_everything_by_name(page: "sync_api.Page") -> None:

@@ -118,15 +118,6 @@ def parts_of(bits: tuple[float, float], marks: tuple[float, float]) -> pd.DataFr
     return pd.DataFrame(table)
 
 
-def test_the_title_tells_parts_apart_where_the_seeds_do() -> None:
-    clear = parts_of((0.9, 1.0), (0.4, 0.6))
-    assert found_dependencies_figures.found_title(clear) == (
-        "Leave one out, token replaced, finds 95 % of the bits that decide and 50 % of the marks"
-    )
-    unclear = parts_of((0.5, 1.0), (0.4, 0.6))
-    assert found_dependencies_figures.found_title(unclear).startswith("What the rules find of the tokens")
-
-
 def test_the_figure_of_parts_can_be_read() -> None:
     table = parts_of((0.9, 1.0), (0.4, 0.6))
     assigned = table.assign(task="variable_assignment", sparsity=None)
@@ -138,11 +129,6 @@ def test_the_figure_of_parts_can_be_read() -> None:
     drawn = sorted(float(c.lines[0].get_xdata()[0]) for c in figure.axes[0].containers)
     assert drawn == pytest.approx([0.05, 0.095, 0.5, 0.95])
     assert_legible(figure)
-
-
-def test_the_sample_is_told(rows: pd.DataFrame) -> None:
-    cells = found_dependencies.by_k(rows)
-    assert found_dependencies.sample_size(cells) == "n = 1 to 2 seeds, 1 or more targets a sample"
 
 
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:

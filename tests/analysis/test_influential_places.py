@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from explorable_results import KS, LONG, SHORT, write_explorable
 from legible_figures import assert_legible
-from matplotlib.axes import Axes
 
 from analysis.drawing import model_labels
 from analysis.read import TARGET, MeasuredText
@@ -167,30 +166,6 @@ def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, t
         influential_places.selections(extra, text)
 
 
-def test_the_sentences_say_what_the_intervals_carry() -> None:
-    row = {"relation": COPY, "k": 4, "far_context": OWN, "chosen": 0.5, "available": 0.25}
-    beyond = dict(zip(("", "_low", "_high"), (0.25, 0.125, 0.375), strict=True))
-    row |= {f"chosen_beyond_available{end}": value for end, value in beyond.items()}
-    assert influential_places.conclusions(pd.DataFrame([row])) == [
-        "copy: 0.500 of the 4 tokens, more than of all far tokens (0.250; difference 0.250 [0.125, 0.375])."
-    ]
-    unclear = row | {"chosen_beyond_available_low": -0.125}
-    assert "not clearly more or less" in influential_places.conclusions(pd.DataFrame([unclear]))[0]
-
-
-def test_the_panels_draw_each_share(tokens: pd.DataFrame, text: MeasuredText, ax: Axes) -> None:
-    selected = influential_places.selections(tokens.query("model == 'other' and rule == 'nearest'"), text)
-    bins = distance_bins(SHORT, LONG)
-    available = influential_places.available_places(selected, text, bins)
-    table = influential_places.distance_shares(selected, available, [8], bins)
-    place_figures.distances(table, ax)
-    drawn = [container.lines[0].get_xdata().tolist() for container in ax.containers]
-    assert drawn == [
-        table.loc[table["far_context"] == far, "chosen"].tolist() for far in (OWN, OTHER_DOCUMENT)
-    ]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["5–9", "10–19", "20–31"]
-
-
 def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredText, results: Path) -> None:
     rows = tokens.query("model == 'other' and rule == 'nearest'")
     selected = influential_places.selections(rows, text)
@@ -204,21 +179,3 @@ def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredTe
     hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == 2  # the null of each panel
     assert_legible(figure)
-
-
-@pytest.mark.parametrize(
-    ("low", "title"),
-    [
-        (
-            0.1,
-            "50.0 % of the first 4 tokens are “copy”, 12.5 % in the null, 25.0 % by chance; 40 % have none",
-        ),
-        (-0.1, "What the influential tokens have to do with their targets, and how far they are"),
-    ],
-)
-def test_the_title_names_a_relation_only_where_it_is_above_chance(low: float, title: str) -> None:
-    row = {"far_context": OWN, "k": 4, "chosen": 0.5, "available": 0.25, "chosen_beyond_available": 0.25}
-    row |= {"chosen_beyond_available_low": low}
-    null = row | {"relation": COPY, "far_context": OTHER_DOCUMENT, "chosen": 0.125}
-    relation = pd.DataFrame([row | {"relation": COPY}, row | {"relation": OTHER, "chosen": 0.4}, null])
-    assert place_figures.places_title(relation).startswith(title)

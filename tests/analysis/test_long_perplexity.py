@@ -91,20 +91,6 @@ def test_windowing_differences_by_hand(by_hand: pd.DataFrame) -> None:
     assert row["mean_absolute_difference"] == pytest.approx(5 / 6)
 
 
-def test_without_a_key_token_there_is_no_number_but_a_sentence(by_hand: pd.DataFrame) -> None:
-    rows = long_perplexity.long_perplexities(by_hand, alphas=[9.0]).to_dict("records")
-    for row in rows:
-        assert row["num_key_tokens"] == 0
-        assert row["long_perplexity"] is row["long_perplexity_low"] is row["long_perplexity_high"] is None
-    assert long_perplexity.sentence(rows[0]) == (
-        "m: no key token among 6 targets (LSD > 9 and LCL > -2, exact windows); LongPPL is undefined."
-    )
-    assert "(LSD > 9 and LCL > -2, shared windows)" in long_perplexity.sentence(rows[1])
-    (agreement,) = long_perplexity.key_token_agreement(by_hand, alphas=[9.0]).to_dict("records")
-    assert (agreement["num_exact"], agreement["num_windowed"]) == (0, 0)
-    assert agreement["jaccard"] is None
-
-
 def test_key_tokens_of_a_single_document_give_no_interval(by_hand: pd.DataFrame) -> None:
     row = long_perplexity.long_perplexities(by_hand, alphas=[2.5], betas=[-0.5]).to_dict("records")[0]
     assert row["num_key_tokens"] == 1

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from synthetic_results import write_results
@@ -57,32 +56,3 @@ def test_the_figure_of_models_of_one_size_can_be_read(tmp_path: Path) -> None:
     figure = long_perplexity_figures.long_perplexity_figure(own, judged, "long-seed0", labels)
     assert TRAINED_LONG.color in {line.get_color() for line in figure.axes[0].lines}
     assert_legible(figure)
-
-
-@pytest.mark.parametrize(
-    ("of_first", "num_key_tokens", "title"),
-    [
-        (
-            (3.0, 2.5, 3.5), 30,
-            "Of the other models the one long, seed 1 predicts best the 30 tokens by which the one long,"
-            " seed 0 gains more than 2 nats",
-        ),
-        ((3.0, 2.5, 9.0), 30, "How many tokens need their long context, and their perplexity"),
-        ((3.0, 2.5, 3.5), 29, "How many tokens need their long context, and their perplexity"),
-    ],
-)  # fmt: skip
-def test_the_title_leaves_the_evaluator_out(
-    results: Path, of_first: tuple[float, float, float], num_key_tokens: int, title: str
-) -> None:
-    ends = {"long-seed0": (1.0, 0.9, 1.1), "long-seed1": of_first, "short-pose": (8.0, 7.0, 9.0)}
-    rows = pd.DataFrame(
-        [
-            {"model": model, "short_context": "exact", "alpha": 2.0, "num_key_tokens": num_key_tokens}
-            | dict(
-                zip(("long_perplexity", "long_perplexity_low", "long_perplexity_high"), three, strict=True)
-            )
-            for model, three in ends.items()
-        ]
-    )
-    labels = model_labels(results, "loss_differences")
-    assert long_perplexity_figures.long_perplexity_title(rows, "long-seed0", labels) == title

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import assert_legible
 
-from analysis.rules import trial as measure_figures
 from analysis.rules.trial import MEASURE, MeasuredText, compared_measures
 from pipeline.results.write import StageOutput
 
@@ -108,14 +106,6 @@ def table(run: Path) -> pd.DataFrame:
     return compared_measures(**kinds, signs=SIGNS, k=4)
 
 
-def test_measures_without_a_measured_answer_have_no_share_of_signs(run: Path) -> None:
-    kinds = {kind: MeasuredText.of([run / kind]) for kind in ("text", "foreign", "planted")}
-    elsewhere = [{**row, "target_position": 7} for row in SIGNS]
-    table = compared_measures(**kinds, signs=elsewhere, k=4)
-    assert len(table) == 2 * 2 * 2
-    assert table[["found", "right_sparsity"]].isna().all(axis=None)
-
-
 def row_of(
     table: pd.DataFrame, rule: str, judge: str = "the same model", criterion: str = "loss"
 ) -> pd.Series:
@@ -160,25 +150,3 @@ def test_widths_are_told_in_documents_of_the_old_measure(table: pd.DataFrame) ->
     assert (table["documents_of_the_old"] > 0).all()
     # 17 far tokens, each removed in a pass over the rows behind it: (19 + 18 + … ) / 1 target.
     assert (table["token_forwards_per_target"] > 17).all()
-
-
-def test_the_figure_names_every_measure_and_can_be_read(table: pd.DataFrame) -> None:
-    figure = measure_figures.measures_figure(table)
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(labels) == 4  # a rule and judge each, by the criterion that stands more
-    assert "leave one out,\nnothing in its place, judged by itself (the paper's kind)" in labels
-    assert_legible(figure)
-
-
-def test_the_title_compares_with_the_papers_kind_only_where_intervals_part(table: pd.DataFrame) -> None:
-    is_old = table["rule"] == "leave_one_out"
-    known = table.assign(right_sparsity=0.875, right_sparsity_low=0.8, right_sparsity_high=0.95).sort_values(
-        "rule", ascending=False
-    )  # the blind rule first
-    apart = known.copy()
-    apart.loc[is_old, ["right_sparsity", "right_sparsity_low", "right_sparsity_high"]] = 0.25, 0.2, 0.3
-    words = "“leave one out, by divergence, nothing in its place, judged by "
-    title = measure_figures.measures_title(apart)
-    assert title.startswith(words)
-    assert title.endswith("counts the right k* in 88 % of the answers, the paper's kind in 25 %")
-    assert measure_figures.measures_title(known).endswith("” counts the right k* in 88 % of the answers")

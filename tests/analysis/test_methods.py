@@ -148,16 +148,6 @@ def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Pat
     assert of_rule["seconds_per_target"].dropna().to_dict() == {"surrogate": 0.25}
 
 
-def test_the_figure_shows_what_was_measured_and_can_be_read(text: Path, synthetic: Path) -> None:
-    figure = method_figures.methods_figure(methods_table([text], synthetic=synthetic))
-    worth, truth = figure.axes
-    names = [label.get_text() for label in worth.get_yticklabels()]
-    assert names[0] == "surrogate (answer, 2,432)"  # what the choice sees, and its cost
-    assert [name.split(" (")[0] for name in names] == ["surrogate", "attention", "add one in, by divergence"]
-    assert truth.get_xlabel() == "share found of synthetic tokens"
-    assert_legible(figure)
-
-
 def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> None:
     table = methods_table([text], synthetic=synthetic)
     signs = {name: 0.5 for name in ("found_signs", "found_signs_low", "found_signs_high")}
@@ -168,19 +158,6 @@ def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> 
     assert_legible(figure)
     (worth,) = method_figures.methods_figure(methods_table([text])).axes  # where no truth is known
     assert worth.get_xlabel() == "worth of 4 tokens\nto the prediction (nats)"
-
-
-def test_the_title_names_the_best_where_it_is_above_zero(text: Path) -> None:
-    rows = methods_table([text]).query("k == 4").reset_index(drop=True)
-    best = rows["divergence_effect"].iloc[0]
-    assert method_figures.methods_title(rows.assign(divergence_effect_low=0.1)) == (
-        f"“add one in, by divergence” stands first: its 4 tokens are worth {best:.2f} nats to the prediction"
-        " beyond their null"
-    )
-    blind = rows.assign(divergence_effect_low=0.1, rule="attention")
-    assert method_figures.methods_title(blind).endswith(" nats to the prediction")
-    unclear = rows.assign(divergence_effect_low=-0.1)
-    assert method_figures.methods_title(unclear).startswith("What the 4 tokens of each method are worth")
 
 
 def test_seconds_are_read_or_refused(tmp_path: Path) -> None:

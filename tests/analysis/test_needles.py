@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from legible_figures import assert_legible
-from matplotlib.axes import Axes
 from needle_results import (
     DEPTHS,
     KS,
@@ -114,46 +112,12 @@ def labels(folder: Path) -> dict[str, ModelLabel]:
     return model_labels(folder / f"length-{LENGTHS[-1]}" / "results", "loss_differences")
 
 
-@pytest.mark.parametrize(
-    ("lows", "retrieved", "title"),
-    [
-        ([0.5, 0.5], 0.0, "its answer cheaper from every depth, by at most 2.00 nats; none is retrieved"),
-        ([0.5, -0.5], 0.25, "from some depths, by at most 1.00 nats; at best 25 % of them are retrieved"),
-        ([-0.5, -0.5], 0.0, "its answer clearly cheaper from no depth; none is retrieved"),
-    ],
-)  # fmt: skip
-def test_the_title_says_from_where_a_needle_helps(lows: list[float], retrieved: float, title: str) -> None:
-    rows = {"retrieval_gain": [1.0, 2.0], "retrieval_gain_low": lows, "retrieved_share": [0, retrieved]}
-    assert title in needle_figures.retrieval_title(pd.DataFrame(rows))
-
-
-def test_lines_against_k_are_the_table(folder: Path, ax: Axes) -> None:
-    table = needles.found_needles(folder, KS)
-    table = table[table["context_length"] == 60]
-    ends = needle_figures.found_against_k(table, "recall", ax)
-    drawn = [container.lines[0].get_ydata().tolist() for container in ax.containers]
-    assert drawn == [[0.5, 1, 1], [0, 0, 0]]
-    assert [(end.name, end.y) for end in ends[:2]] == [("leave one out", 1), ("nearest tokens", 0)]
-
-
 def with_null(table: pd.DataFrame, hit_share_high: float) -> pd.DataFrame:
     """The own far context, and the same again as a null that finds less."""
     null = table.assign(
         far_context="other_document", hit_share=0.0, hit_share_low=0.0, hit_share_high=hit_share_high
     )
     return pd.concat([table, null], ignore_index=True)
-
-
-def test_the_title_tells_the_needle_beside_null_and_chance(folder: Path) -> None:
-    table = needles.found_needles(folder, KS)
-    table = table[table["context_length"] == 60]
-    assert needle_figures.found_title(with_null(table, 0.1)) == (
-        "For 100 % of the answer's tokens the needle's copy is among the first 4 of “leave one out”;"
-        " null 0 %, chance 8 %"
-    )
-    shown = "How often the needle's copy of an answer token is among the selected"
-    assert needle_figures.found_title(with_null(table, 1.0)) == shown
-    assert needle_figures.found_title(table) == shown  # its null was not measured
 
 
 def test_the_figure_of_found_needles_can_be_read(folder: Path) -> None:
@@ -164,20 +128,3 @@ def test_the_figure_of_found_needles_can_be_read(folder: Path) -> None:
     nulls = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert nulls and all(line.get_linestyle() == "--" for line in nulls)
     assert_legible(figure)
-
-
-def test_documents_and_answers_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = write_needle_results(tmp_path)
-    needles.retrieval_losses(folder)
-    needles.found_needles(folder, KS)
-    assert caplog.messages == []
-    # Of the first length nothing is known of the first source's control, nor of one of its needles.
-    write_needles(folder / f"length-{LENGTHS[0]}" / "data", rows_of_needles(LENGTHS[0])[2:])
-    table = needles.retrieval_losses(folder)
-    assert table["num_documents"].tolist() == [2, 2, 2, 3, 3, 3]
-    num_answers = len(LENGTHS) * len(SOURCES) * NUM_ANSWER
-    assert caplog.messages == [
-        "planted documents of length-40, in loss_differences: 2 of 12 are not in both tables and left out",
-        f"answer tokens with and without the needle: {NUM_ANSWER} of {num_answers} are not in both tables and"
-        " left out",
-    ]

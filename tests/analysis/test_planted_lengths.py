@@ -16,7 +16,6 @@ from analysis.tokens.planted import (
     over_models,
     planted_lengths_figure,
     texts_with_chance_signs,
-    title_of_lengths,
 )
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
@@ -90,18 +89,6 @@ def test_what_was_not_learnt_at_the_trained_length_is_left_out(answers: pd.DataF
         1.0,
     ]
     assert cells.loc[(8, 128), "num_models"] == 1
-
-
-def test_the_title_says_longer_only_where_the_models_lie_apart(answers: pd.DataFrame) -> None:
-    cells = over_models(learnt(answers))
-    numbers = "at 2 times the trained length 88 % are right where 1 token decides, 25 % where 8 do"
-    assert title_of_lengths(cells) == f"Answers that fewer tokens decide hold longer: {numbers}"
-    touching = cells.assign(right_share_high=1.0)
-    assert title_of_lengths(touching) == f"Of answers {numbers}: no clear difference"
-    of_one = title_of_lengths(cells[cells["num_planted"] == 1])
-    assert of_one == "Of answers at 2 times the trained length 88 % are right where 1 token decides"
-    turned = cells.assign(num_planted=-cells["num_planted"])
-    assert title_of_lengths(turned).startswith("Answers that more tokens decide hold longer")
 
 
 def test_the_figure_can_be_read(answers: pd.DataFrame) -> None:

@@ -119,14 +119,6 @@ def test_the_table_by_hand(table: pd.DataFrame) -> None:
     assert _row(table, rule="random", k=1)["token_forwards_per_target"] == 0
 
 
-def test_the_table_is_kept_in_its_schema(table: pd.DataFrame, tmp_path: Path) -> None:
-    path = selection_rules.write_rules_table(table, tmp_path)
-    schema = SCHEMAS["selection_rules"]
-    written = read_parquet(path, schema.names)
-    assert written.schema.equals(schema)
-    pd.testing.assert_frame_equal(written.to_pandas(), table[schema.names], check_dtype=False)
-
-
 def test_differences_are_paired(losses: pd.DataFrame) -> None:
     differences = selection_rules.differences_between_rules(losses)
     assert set(differences["rule"]) == {"greedy", "random"}
@@ -137,55 +129,6 @@ def test_differences_are_paired(losses: pd.DataFrame) -> None:
     assert selection_rules.differences_between_rules(losses, "greedy")["rule"].unique().tolist() == [
         "leave_one_out",
         "random",
-    ]
-
-
-def test_targets_left_out_are_counted(
-    losses: pd.DataFrame, tokens: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    def said() -> list[str]:
-        messages = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        return messages
-
-    selection_rules.rules_table(losses, {"m": SETTINGS})
-    selection_rules.differences_between_rules(losses)
-    selection_rules.missed_redundancy(losses, tokens)
-    assert said() == []
-    # The first target was not measured with greedy's k = 2, own and null.
-    is_gone = (losses["rule"] == "greedy") & (losses["k"] == 2)
-    is_gone &= (losses["document_id"] == "a") & (losses["target_position"] == 22)
-    differences = selection_rules.differences_between_rules(losses[~is_gone])
-    assert _row(differences, rule="greedy", k=2)["num_targets"] == 3
-    assert said() == [
-        "targets at one k, by greedy and leave_one_out: 1 of 8 are not in both tables and left out"
-    ]
-    missed = selection_rules.missed_redundancy(losses[~is_gone], tokens)
-    assert _row(missed, k=2)["num_targets"] == 3
-    assert said() == [
-        "targets at one k, by greedy and leave_one_out: 2 of 16 are not in both tables and left out"
-    ]
-    # A rule without a null at one target; one without any null, which has no row.
-    is_null = losses["far_context"] == "other_document"
-    selection_rules.differences_between_rules(losses[~(is_gone & is_null)])
-    assert "choices of own and null tokens by a rule: 1 of 24 are not in both tables and left out" in said()
-    table = selection_rules.rules_table(losses[~(is_null & (losses["rule"] == "random"))], {"m": SETTINGS})
-    assert "random" not in set(table["rule"])
-    assert said() == ["rules at one k, with their null: 2 of 6 are not in both tables and left out"]
-    # A k that greedy was not run at leaves nothing out.
-    selection_rules.missed_redundancy(losses[(losses["rule"] != "greedy") | (losses["k"] == 1)], tokens)
-    assert said() == []
-    # Of one target the first token's influence is not known, of its null's alone.
-    unknown = (tokens["far_context"] == "other_document") & (tokens["rank"] == 1)
-    unknown &= (tokens["document_id"] == "b") & (tokens["target_position"] == 23)
-    missed = selection_rules.missed_redundancy(
-        losses, tokens.assign(influence=tokens["influence"].mask(unknown))
-    )
-    assert missed["num_targets"].tolist() == [3, 3]
-    assert said() == [
-        "targets with greedy's first token: 1 of 8 are not in both tables and left out",
-        "targets at one k with redundancy in their own and the null's far context: 2 of 8 are not in both"
-        " tables and left out",
     ]
 
 
@@ -203,34 +146,6 @@ def test_missed_redundancy_by_hand(losses: pd.DataFrame, tokens: pd.DataFrame) -
     assert _row(strict, k=1)["excess_share"] == 0.25
     lenient = selection_rules.missed_redundancy(losses, tokens, influence_below=1.0)
     assert _row(lenient, k=1)["missed_share"] == 0.5
-
-
-def test_redundancy_needs_both_rules_and_influences(losses: pd.DataFrame, tokens: pd.DataFrame) -> None:
-    without_greedy = losses[losses["rule"] != "greedy"]
-    assert selection_rules.missed_redundancy(without_greedy, tokens).empty
-    unmeasured = tokens.assign(influence=tokens["influence"].where(tokens["target_position"] == 22))
-    assert set(selection_rules.missed_redundancy(losses, unmeasured)["num_targets"]) == {2}
-
-
-def test_the_verdict_says_what_the_intervals_carry(losses: pd.DataFrame, table: pd.DataFrame) -> None:
-    differences = selection_rules.differences_between_rules(losses)
-    said = list(rule_verdicts.verdict_on_eq_20(table, differences))
-    assert said[0] == (
-        "k = 1: the nats recovered depend on the reading, from 0.250 (leave_one_out) to 0.625 (greedy), where"
-        " the whole long context gains 1.000;"
-    )
-    # leave_one_out: document a 1/4, b nothing beyond the null; greedy: 1/2 and 1/4.
-    assert said[1] == (
-        "  beyond the null remain leave_one_out 0.125 [-1.463, 1.713], greedy 0.375 [-1.213, 1.963]:"
-        " clearly more than nothing for none of 2;"
-    )
-    assert said[2].endswith("greedy 0.250 [0.250, 0.250]: clearly another number for all 1.")
-    assert said[-1].startswith("So of 2 comparisons with leave_one_out")
-    assert "0 differ clearly in the recovery and 1 in what is left" in said[-1]
-    alone = table[table["rule"] != "greedy"], differences[differences["rule"] != "greedy"]
-    assert list(rule_verdicts.verdict_on_eq_20(*alone)) == [
-        "No other rule that sees the answer was run beside leave_one_out."
-    ]
 
 
 def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(table: pd.DataFrame) -> None:
@@ -279,9 +194,3 @@ def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) 
     assert "| `greedy` | 0.625 (0.250)" in shown
     assert "So of 2 comparisons with leave_one_out" in shown
     assert "k = 2: leave_one_out misses redundant evidence that greedy finds for 0.500 [" in shown
-
-
-def test_an_unknown_notebook_is_refused(several_rules: Path, tmp_path: Path) -> None:
-    done = _run(several_rules, tmp_path / "figures", "--notebooks", "selection_rule")
-    assert done.returncode == 2
-    assert "unknown notebook 'selection_rule'; did you mean 'selection_rules'?" in done.stderr

@@ -77,33 +77,6 @@ BOTH = "Fewer bits generalize farther, across trainings and within one"
 ALIKE = "; within one training the number of bits makes no clear difference"
 
 
-@pytest.mark.parametrize(
-    ("lowest", "highest", "within", "title"),
-    [
-        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], FARTHER + ALIKE),
-        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9], BOTH),  # the last training, at one bit, two and three
-        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.9], FARTHER),  # they differ there, in another order
-        ([1.0, 0.5, 0.53], [1.0, 0.5, 0.53], [0.53, 0.53], FARTHER + ALIKE),  # both are guessing
-        ([1.0, 0.5, 0.6], [1.0, 0.5, 0.6], [0.6, 0.6], "Exact match against size, by the number of bits"),
-        ([0.7, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7], "Exact match against size, by the number of bits"),
-        ([1.0, 0.8, 0.6], [1.0, 1.0, 0.99], [0.7, 0.7], "Exact match against size, by the number of bits"),
-        ([0.6, 0.8, 1.0], [0.6, 0.8, 1.0], [1.0, 1.0], "Exact match against size, by the number of bits"),
-    ],
-)
-def test_the_title_of_sparsity_holds_across_trainings_and_within_one(
-    lowest: list[float], highest: list[float], within: list[float], title: str
-) -> None:
-    found = synthetic_figures.sparsity_title(parity(lowest, highest, within))
-    assert found.startswith(title) and found.endswith(ALIKE) == title.endswith(ALIKE)
-
-
-def test_the_title_of_sparsity_does_not_ask_where_all_guess() -> None:
-    solved = parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [1.0, 0.9])
-    guessing = {"size": 80, "lowest": 0.5, "highest": 0.5, "exact_match": 0.5}
-    beyond = solved[(solved["size"] == 40) & (solved["largest_train_sparsity"] == 3)].assign(**guessing)
-    assert synthetic_figures.sparsity_title(pd.concat([solved, beyond])) == BOTH
-
-
 def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> None:
     figure = synthetic_figures.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
     across, within = ([list(line.get_ydata()) for line in ax.lines[:3]] for ax in figure.axes)
@@ -140,38 +113,12 @@ def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
 NONE_WITH_POSE = "; with PoSE none is learnt"
 
 
-@pytest.mark.parametrize(
-    ("exact_match", "is_learnt", "title"),
-    [
-        ([1, 1, 1], True, "1 of 2 tasks is solved up to 2.0 times the training size" + NONE_WITH_POSE),
-        ([1, 1, 0.8], True, "none of 2 tasks is solved beyond the training size" + NONE_WITH_POSE),
-        ([1, 1, 1], False, "No task is learnt in distribution, so that larger sizes show nothing"),
-    ],
-)  # fmt: skip
-def test_the_title_of_positions_tells_what_is_solved_and_not_learnt(
-    exact_match: list[float], is_learnt: bool, title: str
-) -> None:
-    found = synthetic_figures.positions_title(schemes(exact_match, is_learnt=is_learnt))
-    assert found in (title, f"With predicted position IDs (PPC) {title}")
-
-
 @pytest.mark.parametrize("is_learnt", [True, False])
 def test_the_figure_of_positions_can_be_read(is_learnt: bool) -> None:
     figure = synthetic_figures.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=is_learnt), 500)
     assert [ax.get_title() for ax in figure.axes] == [synthetic_figures.POSITION_WORDS["predicted"]]
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
     assert_legible(figure)
-
-
-def test_verdicts_by_hand(cells: pd.DataFrame) -> None:
-    trained, solved = "trained up to size 20 with k up to 2", "90% of the examples"
-    assert synthetic_accuracy.verdicts(cells) == [
-        f"sparse_parity, pose, k = 1, {trained}: {solved} are solved up to size 40, 2.0 times that.",
-        "sparse_parity, pose, k = 2: not learnt in distribution by every seed, so its accuracy beyond shows"
-        " nothing.",
-        f"sparse_parity, pose, k = 3, {trained}: not {solved} of any tested size are solved.",
-    ]
-    assert synthetic_accuracy.sample_size(cells, 1000) == "n = 1 to 2 seeds a training, 1,000 examples a size"
 
 
 def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Path) -> None:

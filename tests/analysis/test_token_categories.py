@@ -36,7 +36,6 @@ from analysis.tokens.kinds import (
     write_categories,
 )
 from pipeline.cli import InputError
-from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text.tokenizer import train_bpe
 
@@ -147,14 +146,6 @@ def test_a_row_for_every_measured_target_and_its_own_token(explorable: tuple[Pat
     for aspect in ("word_part", "word_kind", "repetition"):
         assert set(categories[aspect]) <= set(ASPECTS[aspect])
     assert {NUMBER, CONTENT_WORD, FUNCTION_WORD, PUNCTUATION} <= set(categories["word_kind"])
-
-
-def test_written_in_its_schema(explorable: tuple[Path, Path], tmp_path: Path) -> None:
-    results, data = explorable
-    categories = categories_of_targets(MeasuredText.open(results, "loss_differences", data))
-    path = write_categories(categories, tmp_path)
-    names = SCHEMAS["token_categories"].names
-    assert read_parquet(path, names).to_pylist() == categories[names].to_dict("records")
 
 
 def test_targets_that_copying_can_foretell_and_all_others() -> None:
