@@ -100,7 +100,6 @@ def test_the_notebook_runs(results: Path, tmp_path: Path) -> None:
     words = ["--results", results, "--figures", tmp_path, "--notebooks", "sparse_functional_attention"]
     done = forked_stages.run("analysis/run_notebooks.py", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "at 8 L the answer is lost" in (tmp_path / "sparse_functional_attention.ipynb").read_text()
     assert (tmp_path / "sparse_functional_attention-k2.png").exists()
 
 

@@ -8,6 +8,7 @@ from legible_figures import assert_legible
 
 from analysis.drawing import model_labels
 from analysis.gap.gaps import NO_GAIN
+from analysis.losses.losses import summarize_models
 from analysis.read import TARGET
 from analysis.tokens import kinds as category_figures
 from analysis.tokens import kinds as category_statistics
@@ -176,8 +177,8 @@ def test_the_figure_of_kinds_draws_each_number_and_can_be_read(results: Path) ->
     role = model_labels(results, "loss_differences")["long-seed0"]
     kinds = category_figures.kinds_of(ten_kinds())
     figure = category_figures.kinds_figure(kinds, OVERALL, role)
-    (points,) = figure.axes[0].containers
-    assert points.lines[0].get_xdata().tolist() == kinds["loss_difference"].tolist()
+    points = [container.lines[0].get_xdata()[0] for container in figure.axes[0].containers]
+    assert points == kinds["loss_difference"].tolist()
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][:1] == [
         "ends of repeated trigrams (40)"
     ]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from legible_figures import assert_legible
 from needle_results import (
@@ -37,14 +38,6 @@ def test_retrieval_is_the_difference_from_the_same_haystack_without_the_needle(f
     assert table["control_loss"].tolist() == [4.0] * 6
     # Only the first source at depth 1 has a loss below ln 2.
     assert table["retrieved_share"].tolist() == pytest.approx([0, 0, 1 / 3] * 2)
-    (sentence,) = needles.retrieval_sentences(table)
-    assert (
-        "copier: the answer costs clearly less with the needle at 4 of 6 lengths and depths; most at"
-        in sentence
-    )
-    assert "depth 1, where it costs 1.250 nats a token, 4.000 without the needle" in sentence
-    (never,) = needles.retrieval_sentences(table.assign(retrieval_gain_low=-1.0))
-    assert "costs clearly less with the needle at no length and depth" in never
 
 
 def test_precision_and_recall_by_hand(folder: Path) -> None:
@@ -61,9 +54,6 @@ def test_precision_and_recall_by_hand(folder: Path) -> None:
     num_far = np.array([28, 29])
     assert own["chance_precision"].to_dict() == pytest.approx(dict.fromkeys(KS, (2 / num_far).mean()))
     assert own["chance_recall"].to_dict() == pytest.approx({k: (k / num_far).mean() for k in KS})
-    verdicts = needles.found_sentences(table)
-    assert sum("above chance" in sentence and "not clearly" not in sentence for sentence in verdicts) == 2
-    assert sum("not clearly above chance" in sentence for sentence in verdicts) == 2
 
 
 def test_chance_is_what_random_choices_have_on_average() -> None:

@@ -1,9 +1,7 @@
 """Categories of tokens against hand-checked texts, a real byte-level BPE and the rules read literally."""
 
-import argparse
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -33,7 +31,6 @@ from analysis.tokens.kinds import (
     read_categories,
     repetition,
     word_categories,
-    write_categories,
 )
 from pipeline.cli import InputError
 from pipeline.results.schemas import SCHEMAS
@@ -170,7 +167,7 @@ def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path
     results, data = explorable
     categories = read_categories(results, data)
     (tmp_path / "data").mkdir()
-    write_categories(categories, tmp_path / "data")
+    write_derived_table(categories, "token_categories", tmp_path / "data")
     kept = read_categories(tmp_path / "results")
     columns = SCHEMAS["token_categories"].names
     assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
