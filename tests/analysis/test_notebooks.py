@@ -17,7 +17,7 @@ from needle_results import write_needle_results
 from synthetic_results import LONG_MODELS, Truth, write_results
 
 from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh
-from analysis.tokens.kinds import write_categories
+from analysis.read import write_derived_table
 from pipeline.cli import InputError
 from pipeline.results.files import FolderLock, read_parquet
 from pipeline.results.schemas import SCHEMAS
@@ -149,7 +149,9 @@ def test_ends_of_repeats_are_told_from_other_tokens(
     folder, truth, _ = scales
     kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
     columns = {"word_part": "word start", "word_kind": "number", "part_of_speech": None}
-    write_categories(truth.targets.assign(repetition=kinds, **columns), tmp_path / "data")
+    write_derived_table(
+        truth.targets.assign(repetition=kinds, **columns), "token_categories", tmp_path / "data"
+    )
     parameters = {
         "results": str(folder / "large"), "also_results": [str(folder / "small")],
         "figures_folder": str(tmp_path / "figures"), "data": str(tmp_path / "data"),

@@ -17,8 +17,7 @@ from explorable_results import write_explorable
 
 from analysis import drawing, explorer, summary
 from analysis.notebooks import NOTEBOOKS, execute_all
-from analysis.rules.selection import write_rules_table
-from analysis.tokens.kinds import write_categories
+from analysis.read import write_derived_table
 from pipeline.cli import InputError
 from pipeline.results.files import allow_partial
 from pipeline.results.read import read_artefact
@@ -88,8 +87,8 @@ def test_the_tables_that_notebooks_write(partial_results: Path, results: Path, t
         allow_partial()
         read_artefact(read, "loss_differences", ["document_id"])
         written = [
-            write_rules_table(empty["selection_rules"], tmp_path),
-            write_categories(empty["token_categories"], tmp_path),
+            write_derived_table(empty["selection_rules"], "selection_rules", tmp_path),
+            write_derived_table(empty["token_categories"], "token_categories", tmp_path),
         ]
         return [(pq.read_schema(path).metadata or {}).get(b"note") for path in written]
 

@@ -15,8 +15,6 @@ from analysis.drawing import TRAINED_LONG, ModelLabel
 from analysis.rules import selection as rule_figures
 from analysis.rules import selection as rule_verdicts
 from analysis.rules import selection as selection_rules
-from pipeline.results.files import read_parquet
-from pipeline.results.schemas import SCHEMAS
 from pipeline.results.write import StageOutput
 
 KS = [1, 2]

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from explorable_results import LONG, SHORT, TARGETS, write_explorable
 
-from analysis.notebooks import missing_inputs
-from analysis.read import MeasuredText
+from analysis.read import MeasuredText, write_derived_table
 from analysis.tokens.kinds import (
     ASPECTS,
     CONTENT_WORD,
@@ -171,7 +170,3 @@ def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path
     kept = read_categories(tmp_path / "results")
     columns = SCHEMAS["token_categories"].names
     assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
-    arguments = argparse.Namespace(results=tmp_path / "results", data=None)
-    with mock.patch("analysis.notebooks.artefacts_in", return_value=list(SCHEMAS)):
-        assert missing_inputs("token_categories", arguments) is None
-        assert "no tokenized data" in str(missing_inputs("influential_places", arguments))
