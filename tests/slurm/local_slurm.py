@@ -74,30 +74,22 @@ def why_not_here() -> str | None:
     return None
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _configure(folder: Path) -> None:
     for name in ("state", "gpus", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
-    for index in range(_GPUS_PER_NODE):
-        (folder / "gpus" / f"gpu{index}").symlink_to(
-            "/dev/null"
-        )  # a device of its own kind for the scheduler
+    for index in range(_GPUS_PER_NODE):  # a device of its own kind for the scheduler
+        (folder / "gpus" / f"gpu{index}").symlink_to("/dev/null")
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpus/gpu[0-{_GPUS_PER_NODE - 1}]\n")
-    (folder / "slurm.conf").write_text(
-        _CONFIGURATION.format(
-            host=socket.gethostname().partition(".")[0],
-            user=getpass.getuser(),
-            folder=folder,
-            controller_port=_free_port(),
-            first_port=_free_port(),
-            second_port=_free_port(),
-        )
-    )
+    with socket.socket() as controller, socket.socket() as first, socket.socket() as second:
+        ports = []
+        for listener in (controller, first, second):
+            listener.bind(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+    configuration = _CONFIGURATION.format(
+        host=socket.gethostname().partition(".")[0], user=getpass.getuser(), folder=folder,
+        controller_port=ports[0], first_port=ports[1], second_port=ports[2],
+    )  # fmt: skip
+    (folder / "slurm.conf").write_text(configuration)
 
 
 class LocalSlurm:

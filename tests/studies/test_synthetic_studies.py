@@ -113,22 +113,6 @@ def test_what_could_not_run_is_refused_before_it_begins(
     assert [found.name for found in study_file.parent.iterdir()] == ["study.yaml"]
 
 
-def test_a_plan_prints_each_command_with_its_cost(
-    study_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(
-        parser().parse_args(
-            [str(study_file), *TWO_RUNS, *NOTHING_MEASURED, "--dry-run", "--peak-flops", "1e9"]
-        )
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1::2] == [
-        str(command) for command in commands_of(load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED]))
-    ]
-    assert lines[0].startswith("# copy-pose-seed0: 0.0 M parameters, 0.0 GB, trains on 0.0 M tokens, ")
-    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, ")
-
-
 def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
     study = load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED])
     commands = commands_of(study)
