@@ -341,7 +341,14 @@ class _Run:
             for process in self._ended():
                 if process.code:
                     return self._failed(process)
-                self._note_end(process)
+                name = process.command.name
+                self._unended[name] -= 1
+                if not self._unended[name]:
+                    self._finished.add(name)
+                    seconds = time.monotonic() - self._started[name]
+                    self._progress.say(f"{name} finished in {duration(seconds)}")
+                if process.output:
+                    self._progress.print(process.output.decode(errors="replace"), sys.stdout)
             lines = [
                 (one.name, time.monotonic() - one.started, "".join(one.last_lines(1)))
                 for one in self._running
@@ -349,47 +356,37 @@ class _Run:
             state = f"{len(self._finished)} of {self._num_commands} commands have finished"
             self._progress.draw(lines, state)
 
-    def _next(self) -> tuple[Command, int, int] | None:
-        """Command, index and number of the process to be started now; None where all that is left waits."""
-        if not self._ready:
-            command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
-            if command is None:
-                return None
-            config = self._configs.get(command.arguments[0])
-            if config is not None and Path(command.arguments[0]).read_bytes() != config:
-                raise InputError(
-                    f"{command.arguments[0]} was edited while the study ran, and {command.name} would be made"
-                    " of other settings than the models before it; undo the edit, or choose another run"
-                    " folder, as in run=FOLDER; then run the same again"
-                )
-            self._waiting.remove(command)
-            number = num_processes(command, self._workers.number)
-            self._ready = [(command, index, number) for index in range(number)]
-            self._unended[command.name], self._started[command.name] = number, time.monotonic()
-            self._progress.print(f"{command}\n", sys.stdout)
-        return self._ready.pop(0)
-
     def _start(self) -> None:
-        """Fill the places that are free."""
-        while len(self._running) < self._workers.number and (share := self._next()):
+        """Fill the places that are free with what does not wait for what runs."""
+        while len(self._running) < self._workers.number:
+            if not self._ready:
+                command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
+                if command is None:
+                    return
+                self._begin(command)
             place = min(set(range(self._workers.number)) - {one.place for one in self._running})
-            self._running.append(Process(*share, place, self._workers.environment(place), self._logs))
+            environment = self._workers.environment(place)
+            self._running.append(Process(*self._ready.pop(0), place, environment, self._logs))
+
+    def _begin(self, command: Command) -> None:
+        config = self._configs.get(command.arguments[0])
+        if config is not None and Path(command.arguments[0]).read_bytes() != config:
+            raise InputError(
+                f"{command.arguments[0]} was edited while the study ran, and {command.name} would be made of"
+                " other settings than the models before it; undo the edit, or choose another run folder, as"
+                " in run=FOLDER; then run the same again"
+            )
+        self._waiting.remove(command)
+        number = num_processes(command, self._workers.number)
+        self._ready = [(command, index, number) for index in range(number)]
+        self._unended[command.name], self._started[command.name] = number, time.monotonic()
+        self._progress.print(f"{command}\n", sys.stdout)
 
     def _ended(self) -> list[Process]:
         """Those that have ended since the last look; they run no more."""
         ended = [one for one in self._running if one.has_ended()]
         self._running = [one for one in self._running if one not in ended]
         return ended
-
-    def _note_end(self, process: Process) -> None:
-        """Of a process that has ended well."""
-        name = process.command.name
-        self._unended[name] -= 1
-        if not self._unended[name]:
-            self._finished.add(name)
-            self._progress.say(f"{name} finished in {duration(time.monotonic() - self._started[name])}")
-        if process.output:
-            self._progress.print(process.output.decode(errors="replace"), sys.stdout)
 
     def _failed(self, process: Process) -> int:
         """Stop the others, and say what is known of it; its exit code."""
