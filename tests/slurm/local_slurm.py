@@ -104,7 +104,7 @@ class LocalSlurm:
     def run(self, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         """Run a command, as a user of this Slurm would type it."""
         return subprocess.run(
-            words, cwd=cwd, env=self._environment, capture_output=True, text=True, timeout=60
+            words, cwd=cwd, env=self._environment, capture_output=True, text=True, timeout=300
         )
 
     def submit(self, *words: str, cwd: Path) -> str:
