@@ -144,39 +144,25 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 
 _COUNT, _LENGTH, _SIZE = Range(1), Range(2), Range(0, leaves_least_out=True, leaves_most_out=True)
 _VOCABULARY = Range(1, 2**32)  # what a token's widest type holds
-RANGES: dict[str, Range] = {
-    "seed": SEED,
-    **dict.fromkeys(
-        ("train_context_length", "pose_target_length", "randomized_target_length", "eval_context_lengths",
-         "model.max_sequence_length"), _LENGTH
-    ),
-    **dict.fromkeys(
-        ("global_train_batch_size", "global_train_batch_tokens", "device_train_microbatch_size",
-         "device_train_microbatch_tokens", "eval_num_documents", "eval_interval", "save_interval",
-         "console_log_interval", "scheduler.t_max"), _COUNT
-    ),
-    "save_num_unsharded_checkpoints_to_keep": Range(-1),  # OLMo's: -1 keeps all
-    **dict.fromkeys(
-        ("model.d_model", "model.n_heads", "model.n_kv_heads", "model.n_layers", "model.block_group_size",
-         "model.mlp_ratio", "model.mlp_hidden_size"), _COUNT
-    ),
-    **dict.fromkeys(("model.vocab_size", "model.embedding_size"), _VOCABULARY),
-    **dict.fromkeys(
-        ("answer_loss_weight", "peak_flops", "model.rope_theta", "model.clip_qkv", "model.layer_norm_eps",
-         "model.init_std", "model.init_cutoff_factor", "model.emb_init_std", "optimizer.eps",
-         "scheduler.grad_clip_warmup_factor"), _SIZE
-    ),
-    **dict.fromkeys(
-        ("model.attention_dropout", "model.residual_dropout", "model.embedding_dropout", "optimizer.betas"),
-        SHARE_BELOW_ONE,
-    ),
-    "max_grad_norm": POSITIVE,
-    "optimizer.learning_rate": LEARNING_RATE,
-    **dict.fromkeys(
-        ("optimizer.weight_decay", "scheduler.t_warmup", "scheduler.alpha_f", "scheduler.warmup_min_lr",
-         "scheduler.grad_clip_warmup_steps"), FINITE_FROM_ZERO
-    ),
-}  # fmt: skip
+_FIELDS = {
+    SEED: "seed",
+    _LENGTH: "train_context_length pose_target_length randomized_target_length eval_context_lengths"
+    " model.max_sequence_length",
+    _COUNT: "global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
+    " device_train_microbatch_tokens eval_num_documents eval_interval save_interval console_log_interval"
+    " model.d_model model.n_heads model.n_kv_heads model.n_layers model.block_group_size model.mlp_ratio"
+    " model.mlp_hidden_size scheduler.t_max",
+    Range(-1): "save_num_unsharded_checkpoints_to_keep",  # OLMo's: -1 keeps all
+    _VOCABULARY: "model.vocab_size model.embedding_size",
+    _SIZE: "answer_loss_weight peak_flops model.rope_theta model.clip_qkv model.layer_norm_eps model.init_std"
+    " model.init_cutoff_factor model.emb_init_std optimizer.eps scheduler.grad_clip_warmup_factor",
+    SHARE_BELOW_ONE: "model.attention_dropout model.residual_dropout model.embedding_dropout optimizer.betas",
+    POSITIVE: "max_grad_norm",
+    LEARNING_RATE: "optimizer.learning_rate",
+    FINITE_FROM_ZERO: "optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f scheduler.warmup_min_lr"
+    " scheduler.grad_clip_warmup_steps",
+}
+RANGES = {field: allowed for allowed, fields in _FIELDS.items() for field in fields.split()}
 """Field of a `PretrainConfig` -> where its number lies, or each number of its list."""
 
 RELATIONS: tuple[Relation, ...] = (
