@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 from measured_documents import (
@@ -21,8 +20,7 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, loss_differences
-from pipeline.results.read import artefacts_in, read_artefact
-from pipeline.results.schemas import SCHEMAS
+from pipeline.results.read import read_artefact
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
 RULES = {"leave_one_out", "random", "nearest"}
@@ -84,16 +82,6 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
     assert sparse[["background_loss", "background_divergence"]].isna().all(axis=None)
 
 
-def test_schemas_are_the_published_ones(folder: Path) -> None:
-    assert artefacts_in(folder / "results") == sorted(ARTEFACTS, key=list(SCHEMAS).index)
-    for artefact in ARTEFACTS:
-        (path,) = (folder / "results" / artefact / "model=run").iterdir()
-        schema = pq.read_schema(path)
-        assert schema.equals(SCHEMAS[artefact])
-        assert schema.metadata[b"stage"] == b"influential_tokens"
-        assert b'"intervention": "remove"' in schema.metadata[b"settings"]
-
-
 def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables) -> None:
     rows = tables["influential_tokens"]
     assert rows["distance"].equals(rows["target_position"] - rows["context_position"])
@@ -107,31 +95,18 @@ def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables
         assert row.context_token_id == chunk[row.context_position - row.chunk_index * LONG]
 
 
-def test_rank_1_of_nearest_stands_right_before_the_short_context(tables: Tables) -> None:
-    rows = tables["influential_tokens"].query("rule == 'nearest'")
-    assert rows["distance"].equals((SHORT + rows["rank"]).astype("int32"))
-
-
-def test_leave_one_out_ranks_by_influence(tables: Tables) -> None:
-    rows = tables["influential_tokens"].query("rule == 'leave_one_out'")
+def test_each_rule_ranks_by_its_own_measure(tables: Tables) -> None:
+    rows = tables["influential_tokens"]
+    nearest, random = rows.query("rule == 'nearest'"), rows.query("rule == 'random'")
+    assert nearest["distance"].equals((SHORT + nearest["rank"]).astype("int32"))
+    places = random.pivot_table(index=[*TARGET, "rank"], columns="far_context", values="context_position")
+    assert places["own"].equals(places["other_document"].rename("own")), "random draws the same in the null"
     lists = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
-    for key, ranked in rows.sort_values("rank").groupby([*TARGET, "far_context"]):
-        largest = np.sort(lists[key])[::-1][:5]
-        assert ranked["influence"].tolist() == largest.tolist()
-
-
-def test_random_draws_the_same_places_in_the_null(tables: Tables) -> None:
-    rows = tables["influential_tokens"].query("rule == 'random'")
-    places = rows.pivot_table(index=[*TARGET, "rank"], columns="far_context", values="context_position")
-    assert places["own"].equals(places["other_document"].rename("own"))
-
-
-def test_influences_cover_the_far_context_and_agree_with_the_selected_tokens(tables: Tables) -> None:
-    lists = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
-    for (_, _, target_position, _), influences in lists.items():
-        assert len(influences) == far_length(target_position)
-        assert np.isfinite(influences).all()
-    for row in tables["influential_tokens"].itertuples():
+    assert all(len(influences) == far_length(key[2]) for key, influences in lists.items())
+    of_largest = rows.query("rule == 'leave_one_out'").sort_values("rank")
+    for key, ranked in of_largest.groupby([*TARGET, "far_context"]):
+        assert ranked["influence"].tolist() == np.sort(lists[key])[::-1][:5].tolist(), key
+    for row in rows.itertuples():
         influences = lists[row.document_id, row.chunk_index, row.target_position, row.far_context]
         assert influences[row.context_position - row.chunk_index * LONG] == row.influence
 
@@ -204,9 +179,7 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
 
 
 def test_the_minimum_context_is_the_short_one_and_the_nearest_tokens_that_suffice(tables: Tables) -> None:
-    found = tables["dependency_sparsity"]
-    assert found["rationale_size"].isna().all()  # not measured any more
-    wide = found.set_index([*TARGET, "criterion", "rule"])[["dependency_sparsity", "minimum_context_length"]]
+    wide = tables["dependency_sparsity"].set_index([*TARGET, "criterion", "rule"])
     of_nearest = wide.xs("nearest", level="rule")["dependency_sparsity"]
     assert of_nearest.notna().any() and of_nearest.isna().any()
     for rule in RULES:
@@ -224,36 +197,22 @@ def test_divergences_are_not_negative_and_end_at_0(tables: Tables) -> None:
     assert (whole[~own]["sparse_context_divergence"] > 1e-3).all()
 
 
-@pytest.mark.parametrize("flags", [["--documents-per-shard", "1"], ["--tokens-per-batch", "1"]])
-def test_neither_shards_nor_batches_move_a_number(
-    folder: Path, tables: Tables, flags: list[str], tmp_path: Path
-) -> None:
+def test_neither_shards_nor_batches_move_a_number(folder: Path, tables: Tables, tmp_path: Path) -> None:
+    flags = ["--documents-per-shard", "1", "--tokens-per-batch", "1"]
     measure(influential_tokens, folder, "--results", str(tmp_path), *flags)
     for artefact, expected in tables.items():
         found = read_artefact(tmp_path, artefact)
         # shard by shard the rows come in another order
         key = [name for name in (*TARGET, "rule", "far_context", "rank", "k", "criterion") if name in found]
-        pd.testing.assert_frame_equal(
-            found.sort_values(key, ignore_index=True),
-            expected.sort_values(key, ignore_index=True),
-            atol=1e-5,
-            rtol=0,
-        )
+        found, expected = (rows.sort_values(key, ignore_index=True) for rows in (found, expected))
+        pd.testing.assert_frame_equal(found, expected, atol=1e-5, rtol=0)
 
 
 def test_the_seed_moves_random_and_nothing_else(folder: Path, tables: Tables, tmp_path: Path) -> None:
-    measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1")
-    places = {
-        name: frame.groupby("rule")["context_position"].apply(list)
-        for name, frame in (
-            ("seed 0", tables["influential_tokens"]),
-            ("seed 1", read_artefact(tmp_path, "influential_tokens")),
-        )
-    }
-    moved = {rule for rule in RULES if places["seed 0"][rule] != places["seed 1"][rule]}
-    assert moved == {"random"}
-
-
-def test_k_is_sorted_and_counted_once(folder: Path, tables: Tables) -> None:
-    # the same settings, so the complete results are accepted as they are
-    measure(influential_tokens, folder, "--k", "5", "1", "2", "2")
+    # k is sorted and counted once
+    measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1", "--k", "5", "1", "2", "2")
+    places = [
+        frame.groupby("rule")["context_position"].apply(list)
+        for frame in (tables["influential_tokens"], read_artefact(tmp_path, "influential_tokens"))
+    ]
+    assert {rule for rule in RULES if places[0][rule] != places[1][rule]} == {"random"}

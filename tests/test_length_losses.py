@@ -10,8 +10,7 @@ from measured_documents import DOCUMENTS, LONG, TARGETS, measure, write_checkpoi
 from naive_predictions import naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
-from pipeline import length_losses, loss_differences
-from pipeline.cli import InputError
+from pipeline import length_losses
 from pipeline.length_losses import default_context_lengths
 from pipeline.results.read import read_artefact
 
@@ -25,33 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
     return folder
 
 
-@pytest.mark.parametrize(
-    ("longest", "lengths"),
-    [
-        (9, [8, 9]),
-        (12, [8, 12]),
-        (64, [8, 12, 16, 24, 32, 48, 64]),
-        (100, [8, 12, 16, 24, 32, 48, 64, 96, 100]),
-    ],
-)
-def test_lengths_double_in_two_steps_up_to_the_longest(longest: int, lengths: list[int]) -> None:
-    assert default_context_lengths(longest) == lengths
-
-
-def test_the_default_lengths_end_before_the_first_target(folder: Path, tmp_path: Path) -> None:
-    flags = ["--long-context-length", "12", "--targets-per-chunk", "3"]
-    everything = ["--data", f"{folder}/data", "--checkpoints", f"{folder}/run", "--results", str(tmp_path)]
-    length_losses.main(length_losses.parser().parse_args([*everything, *flags, "--device", "cpu"]))
-    assert set(read_artefact(tmp_path, "length_losses")["context_length"]) == {8, 9}
-
-
-def test_means_are_those_of_the_same_windows_in_loss_differences(folder: Path, tmp_path: Path) -> None:
-    measure(loss_differences, folder, "--results", str(tmp_path), "--short-context-length", "2")
-    expected = read_artefact(tmp_path, "loss_differences").groupby("document_id")["short_context_loss"].mean()
-    rows = read_artefact(folder / "results", "length_losses").query("context_length == 2")
-    sums = (rows["mean_loss"] * rows["num_targets"]).groupby(rows["document_id"]).sum()
-    means = sums / rows.groupby("document_id")["num_targets"].sum()
-    assert means.to_dict() == pytest.approx(expected.to_dict(), abs=1e-5)
+def test_lengths_double_in_two_steps_up_to_the_longest() -> None:
+    assert default_context_lengths(9) == [8, 9]
+    assert default_context_lengths(64) == [8, 12, 16, 24, 32, 48, 64]
+    assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
 
 
 def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
@@ -89,9 +65,3 @@ def test_the_mean_of_all_targets_is_printed(
     assert printed is not None, caplog.text
     assert float(printed[1]) == pytest.approx(mean, abs=5e-4)
     assert float(printed[2]) <= float(printed[1]) <= float(printed[3])
-
-
-def test_a_length_beyond_the_first_target_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--context-lengths 10: the first target of a chunk has 9"):
-        measure(length_losses, folder, "--results", str(tmp_path), "--context-lengths", "2", "10")
-    assert not list(tmp_path.iterdir())

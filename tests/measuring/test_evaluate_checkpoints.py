@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from measured_documents import contents, measure, write_checkpoint, write_data
@@ -28,18 +27,14 @@ def test_documents_too_short_are_skipped_and_counted(folder: Path, caplog: pytes
     assert "00000000000000dd" not in set(read_artefact(results, "loss_differences")["document_id"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
+def test_fewer_than_two_documents_are_refused(folder: Path) -> None:
+    for flags, sentence in (
         (["--long-context-length", "14"], r"^1 evaluation document\(s\) of at least 14 tokens"),
-        (["--long-context-length", "31"], r"^0 evaluation document\(s\) of at least 31 tokens"),
         (["--max-documents", "1"], r"^1 evaluation document\(s\).* or a larger --max-documents$"),
-    ],
-)
-def test_fewer_than_two_documents_are_refused(folder: Path, flags: list[str], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        measure(loss_differences, folder, *flags)
-    assert not (folder / "results").exists()
+    ):
+        with pytest.raises(InputError, match=sentence):
+            measure(loss_differences, folder, *flags)
+        assert not (folder / "results").exists(), flags
 
 
 def test_max_documents_takes_the_first(folder: Path) -> None:
@@ -47,26 +42,20 @@ def test_max_documents_takes_the_first(folder: Path) -> None:
     assert rows["document_id"].unique().tolist() == ["00000000000000aa", "00000000000000bb"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "change"),
-    [
-        (["--short-context-length", "5"], "short_context_length was 4, now 5"),
-        (["--targets-per-chunk", "2"], "targets_per_chunk was 3, now 2"),
-        (["--max-documents", "2"], "num_documents was 3, now 2"),
-        (["--documents-per-shard", "1"], "documents_per_shard was 32, now 1; num_shards was 1, now 3"),
-    ],
-)
-def test_other_settings_are_refused_by_name(folder: Path, flags: list[str], change: str) -> None:
-    before = contents(measure(loss_differences, folder))
-    with pytest.raises(InputError, match=f"made with other settings: {change}; choose another --results"):
-        measure(loss_differences, folder, *flags)
-    assert contents(folder / "results") == before
-
-
-def test_other_rules_are_refused_by_name(folder: Path) -> None:
-    measure(influential_tokens, folder, "--rules", "nearest")
-    with pytest.raises(InputError, match=r"rules was \['nearest'\], now \['random', 'nearest'\]"):
-        measure(influential_tokens, folder, "--rules", "random", "nearest")
+def test_other_settings_are_refused_by_name(folder: Path) -> None:
+    before = contents(measure(influential_tokens, folder, "--rules", "nearest"))
+    for flags, change in (
+        (["--rules", "nearest", "--short-context-length", "3"], "short_context_length was 4, now 3"),
+        (["--rules", "nearest", "--max-documents", "2"], "num_documents was 3, now 2"),
+        (
+            ["--rules", "nearest", "--documents-per-shard", "1"],
+            "documents_per_shard was 32, now 1; num_shards was 1, now 3",
+        ),
+        (["--rules", "random", "nearest"], r"rules was \['nearest'\], now \['random', 'nearest'\]"),
+    ):
+        with pytest.raises(InputError, match=f"made with other settings: {change}; choose another --results"):
+            measure(influential_tokens, folder, *flags)
+        assert contents(folder / "results") == before, flags
 
 
 def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
@@ -76,11 +65,10 @@ def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: 
         measure(length_losses, folder)
 
 
-@pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
 def test_complete_results_are_not_computed_again(
-    stage: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    measure(stage, folder)
+    measure(influential_tokens, folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
 
     def refuse_to_load(*arguments: object) -> None:
@@ -88,7 +76,7 @@ def test_complete_results_are_not_computed_again(
 
     monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
     with caplog.at_level("INFO", logger="pipeline"):
-        measure(stage, folder)
+        measure(influential_tokens, folder)
     assert "of model 'run' is complete in" in caplog.text
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
 

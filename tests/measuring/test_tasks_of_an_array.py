@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -51,17 +52,15 @@ def test_two_tasks_of_two_processes_by_hand() -> None:
     assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
 
 
-@pytest.mark.parametrize("num_shards", [0, 1, 2, 7, 12])
-def test_every_shard_falls_to_one_process(num_shards: int) -> None:
-    for num_tasks in range(1, 6):
-        for num_processes in range(1, 5):
-            dealt = Counter(
-                shard
-                for task in range(num_tasks)
-                for process in range(num_processes)
-                for shard in TaskSplit(task, num_tasks, process, num_processes).shards(num_shards)
-            )
-            assert dealt == dict.fromkeys(range(num_shards), 1)
+def test_every_shard_falls_to_one_process() -> None:
+    for num_shards, num_tasks, num_processes in product((0, 1, 7, 12), range(1, 6), range(1, 5)):
+        measured = Counter(
+            shard
+            for task in range(num_tasks)
+            for process in range(num_processes)
+            for shard in TaskSplit(task, num_tasks, process, num_processes).shards(num_shards)
+        )
+        assert measured == dict.fromkeys(range(num_shards), 1), (num_shards, num_tasks, num_processes)
 
 
 @pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
@@ -145,18 +144,14 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
     assert results_of(tmp_path / "dealt") == results_of(whole)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
+def test_no_such_task(folder: Path, tmp_path: Path) -> None:
+    for flags, sentence in (
         (share_of(4, 4), "--task-index 4 is no task of --num-tasks 4: .* the last is 3"),
         (["--task-index", "0"], "--task-index and --num-tasks say only together .*: give both"),
-        (["--num-tasks", "4"], "--task-index and --num-tasks say only together .*: give both"),
-    ],
-)
-def test_no_such_share(folder: Path, tmp_path: Path, flags: list[str], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        measure(loss_differences, folder, "--results", str(tmp_path / "results"), *flags)
-    assert not (tmp_path / "results").exists()
+    ):
+        with pytest.raises(InputError, match=sentence):
+            measure(loss_differences, folder, "--results", str(tmp_path / "results"), *flags)
+        assert not (tmp_path / "results").exists(), flags
 
 
 def test_status_names_what_is_missing_and_whose_it_is(
@@ -190,28 +185,16 @@ def test_status_names_what_is_missing_and_whose_it_is(
     assert status() == (0, f"is complete {where}")
 
 
-def test_losses_are_summed_up_only_once_all_are_there(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    flags = [*ONE_DOCUMENT, "--results", str(tmp_path)]
-    with caplog.at_level("INFO", logger="pipeline"):
-        measure(length_losses, folder, *flags, *share_of(0, 2))
-        assert "misses 1 of 3 shards" in caplog.text
-        assert "tokens of context" not in caplog.text
-        measure(length_losses, folder, *flags, *share_of(1, 2))
-    assert "of model 'run' is complete in" in caplog.text
-    assert "9 tokens of context: mean loss" in caplog.text
-
-
 def test_the_means_of_a_model_wait_for_no_other_model(
     folder: Path, tmp_path: Path, make_olmo: Callable[..., OLMo], caplog: pytest.LogCaptureFixture
 ) -> None:
     # As where a study deals two models to two processes: the one that is done first tells what is whole.
     other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
-    measure(length_losses, folder, *flags, *share_of(0, 2))
-    measure(length_losses, folder, *flags, "--checkpoints", str(other), *share_of(0, 2))
     with caplog.at_level("INFO", logger="pipeline"):
+        measure(length_losses, folder, *flags, *share_of(0, 2))
+        measure(length_losses, folder, *flags, "--checkpoints", str(other), *share_of(0, 2))
+        assert "misses 1 of 3 shards" in caplog.text and "tokens of context" not in caplog.text
         measure(length_losses, folder, *flags, *share_of(1, 2))
     assert "run:     9 tokens of context: mean loss" in caplog.text
-    assert "other:" not in caplog.text
+    assert "other:     9 tokens" not in caplog.text
