@@ -164,7 +164,7 @@ def main(arguments: argparse.Namespace) -> None:
         words = [str(logs_of(study)), *arguments_of(commands, arguments.job)]
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
-    finished = _finished(commands)
+    finished = _finished(commands, is_plan=arguments.dry_run)
     to_run = [command for command in commands if _is_stage(command) and command.name not in finished]
     checked = _checked(study, commands, to_run) if to_run or arguments.dry_run else None
     if arguments.dry_run and not arguments.slurm:
@@ -232,19 +232,25 @@ def _prefixed(command: Command) -> Iterator[None]:
         raise InputError(f"{command.name}: {error}") from error
 
 
-def _finished(commands: Sequence[Command]) -> set[str]:
+def _finished(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
     """The names of the commands that have nothing left to do, as their programs say.
 
     Raises:
-        InputError: there are results of other settings or other inputs.
+        InputError: there are results of other settings or other inputs; a plan only says so.
     """
     finished: set[str] = set()
     logging.disable(logging.INFO)  # what a program says where it finds its work done
     try:
         for command in commands:
-            if _is_stage(command) and finished.issuperset(command.needs):
+            if not _is_stage(command) or not finished.issuperset(command.needs):
+                continue
+            try:
                 with _prefixed(command):
                     finished |= {command.name} if _is_done(command) else set()
+            except InputError as error:
+                if not is_plan:
+                    raise
+                logger.warning("%s", error)
     finally:
         logging.disable(logging.NOTSET)
     return finished

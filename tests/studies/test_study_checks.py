@@ -96,7 +96,7 @@ def test_two_studies_in_one_folder_are_refused(
 
 
 def test_text_is_read_again_only_where_it_is_newer_than_the_data(
-    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch
+    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = study_file()
     monkeypatch.chdir(path.parent)
@@ -128,6 +128,12 @@ def test_text_is_read_again_only_where_it_is_newer_than_the_data(
     arguments.max_tokens = 5
     with pytest.raises(InputError, match="max_tokens was None, now 5"):
         tokenize_c4.is_done(arguments)
+    Path("train.jsonl").touch()
+    words = [str(path), "data.max_tokens=5"]
+    with pytest.raises(InputError, match="tokenize_c4: run/data holds data made otherwise: max_tokens was"):
+        main(parser().parse_args(words))
+    main(parser().parse_args([*words, "--dry-run", "--peak-flops", "1e9"]))  # a plan only says so
+    assert "max_tokens was None, now 5" in caplog.text
 
 
 def test_other_code_is_said_once(
