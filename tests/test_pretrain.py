@@ -182,7 +182,7 @@ def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_pa
     assert f"saved: {run}" in ranks[0].communicate()[1]
 
 
-@pytest.mark.slow  # three processes that import torch; the fast tier has torchrun in tests/influence
+@pytest.mark.slow  # three processes that import torch
 def test_torchrun_ends_the_ranks_that_one_signal_stops(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
