@@ -252,18 +252,18 @@ class FolderLock(ExitStack):
         lock = FileLock(path, timeout=patience_seconds, poll_interval=0.02, fallback_to_soft=False)
         try:
             lock.acquire()
-            path.write_text(json.dumps(_this_process()))
         except Timeout:
             raise InputError(
                 f"{self._folder} is in use by {_holder(path)}; wait for it, or choose another {self._flag}"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-                lock.release()
                 raise
             if name != _DOOR:
                 logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
         try:
+            with suppress(OSError):  # on a full disk, say: it is for refusals only
+                path.write_text(json.dumps(_this_process()))
             yield
         finally:
             with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
