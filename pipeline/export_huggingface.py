@@ -37,18 +37,10 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add(
-        "--checkpoint",
-        type=folder_path,
-        required=True,
-        help="an OLMo checkpoint, or a run folder for its newest",
-    )
-    add(
-        "--data",
-        type=folder_path,
-        required=True,
-        help="folder of tokenize_c4.py that the model was trained on",
-    )
+    newest = "an OLMo checkpoint, or a run folder for its newest"
+    add("--checkpoint", type=folder_path, required=True, help=newest)
+    trained_on = "folder of tokenize_c4.py that the model was trained on"
+    add("--data", type=folder_path, required=True, help=trained_on)
     add("--out", type=folder_path, required=True, help="the folder to write; it must not exist")
     return program
 

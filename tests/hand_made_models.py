@@ -104,7 +104,7 @@ class CountingLM:
 
     def __init__(self, model: OLMoCausalLM) -> None:
         self._model = model
-        self.token_forwards = self.backward_passes = self.backward_tokens = 0
+        self.token_forwards = self.backward_passes = 0
         self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
 
     def read(self, token_ids: torch.Tensor, *arguments: object) -> tuple[torch.Tensor, Prefix]:

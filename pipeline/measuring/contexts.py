@@ -33,7 +33,6 @@ from pipeline.models.interface import (
     losses_of_hidden_states,
     refuse_not_finite,
     to_device,
-    unchecked_losses_and_divergences,
 )
 
 # Measured on a CPU (tests/benchmarks/leave_one_out.py): batches that leave its caches are slower. On a GPU
@@ -171,9 +170,7 @@ class PassQueue:
                 values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets),)
             else:
                 index = None if reference_index_BT is None else torch.as_tensor(reference_index_BT)
-                values = unchecked_losses_and_divergences(
-                    model, *inputs, targets, self._reference, index, prefix
-                )
+                values = losses_and_divergences(model, *inputs, targets, self._reference, index, prefix)
             self._passes.append(
                 (rows.position_ids_BS if places_BS is None else places_BS, rows.query_rows_BT, values)
             )
@@ -475,12 +472,11 @@ def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: P
     Args:
         reference: what the prediction of the chunk's target t is compared with, at place t.
     """
-    values_1T = losses_and_divergences(
-        model,
-        *sequence.rows.on_device(model.device),
-        to_device(sequence.target_ids_T[None], model.device),
-        reference.at(sequence.targets),
-    )
+    inputs = sequence.rows.on_device(model.device)
+    target_ids_1T = to_device(sequence.target_ids_T[None], model.device)
+    values_1T = losses_and_divergences(model, *inputs, target_ids_1T, reference.at(sequence.targets))
+    for kind, values in zip(("loss", "divergence"), values_1T, strict=True):
+        refuse_not_finite(values, inputs[1], inputs[3], kind)
     return Measured(*(values[0].cpu().numpy() for values in values_1T))
 
 

@@ -330,30 +330,6 @@ def attention_mass(
     return torch.stack(of_layers).mean(0)
 
 
-def target_losses(
-    model: CausalLM,
-    token_ids_BS: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None,
-    query_rows_BT: torch.Tensor,
-    target_ids_BT: torch.Tensor,
-    prefix: Prefix | None = None,
-) -> torch.Tensor:
-    """-ln p of target tokens, each predicted from one row of its sequence: float32 [B, T], nats.
-
-    Args:
-        query_rows_BT: int64; the row whose output predicts the target. The caller owns the shift by one.
-        target_ids_BT: int64; the tokens to be predicted.
-
-    Raises:
-        NotFiniteLossError: a loss is not a finite number; means and rankings would hide it.
-    """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
-    losses_BT = losses_of_hidden_states(model, hidden_BTD, target_ids_BT)
-    refuse_not_finite(losses_BT, position_ids_BS, query_rows_BT)
-    return losses_BT
-
-
 def rows_per_block(model: CausalLM, device: torch.device) -> int:
     """How many rows are projected on the vocabulary at a time, at least one."""
     num_logits = LOGITS_PER_BLOCK if device.type == "cpu" else LOGITS_PER_BLOCK_ON_ACCELERATORS
@@ -382,7 +358,7 @@ def losses_of_hidden_states(
 def refuse_not_finite(
     losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor, what: str = "loss"
 ) -> None:
-    """Raise `NotFiniteLossError` for the first loss that is no finite number, naming its position."""
+    """Raise `NotFiniteLossError` for the first loss that is no finite number; a mean would hide it."""
     is_finite_BT = losses_BT.isfinite()
     if is_finite_BT.all():
         return
@@ -464,38 +440,19 @@ def losses_and_divergences(
     reference_index_BT: torch.Tensor | None = None,
     prefix: Prefix | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two float32 [B, T], nats: `target_losses`, and KL(reference || prediction) of the whole distribution.
+    """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
-    target. Predictions are compared block by block, so there is no [B, T, V] tensor.
+    target. Predictions are compared block by block, so there is no [B, T, V] tensor. Whether the values are
+    finite is not looked at (`refuse_not_finite` does): a GPU goes on, and nothing waits for it.
 
     Args:
+        query_rows_BT: the row whose output predicts each target. The caller owns the shift by one.
+        target_ids_BT: int64; the tokens to be predicted.
         reference: what the predictions are compared with.
         reference_index_BT: int64, best on the CPU; the place among them for each target; None: target t's is
             place t.
-
-    Raises:
-        NotFiniteLossError: a loss or a divergence is not a finite number.
     """
-    inputs = model, token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, target_ids_BT
-    both = unchecked_losses_and_divergences(*inputs, reference, reference_index_BT, prefix)
-    for values_BT, what in zip(both, ("loss", "divergence"), strict=True):
-        refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, what)
-    return both
-
-
-def unchecked_losses_and_divergences(
-    model: CausalLM,
-    token_ids_BS: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None,
-    query_rows_BT: torch.Tensor,
-    target_ids_BT: torch.Tensor,
-    reference: Predictions,
-    reference_index_BT: torch.Tensor | None = None,
-    prefix: Prefix | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, not looked at: a GPU is told what to compute, and nothing waits for it."""
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     shape, device = target_ids_BT.shape, hidden_BTD.device
     if reference_index_BT is None:

@@ -53,7 +53,7 @@ from pipeline.measuring.contexts import Batching, full_pass, own_context
 from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import keep_freed_memory
-from pipeline.models.interface import causal_visibility, target_losses
+from pipeline.models.interface import causal_visibility, losses_of_hidden_states
 from pipeline.models.olmo import OLMoCausalLM
 
 MOST_REMOVALS, NUM_BLOCKS, BLOCK = 600, 12, 8
@@ -259,10 +259,12 @@ class AllTargetsLoop(Way):
             positions_1S = torch.arange(self._num_rows, device=device)[None]
             visible = without_edges_into(removed_R1[:, 0], self._num_rows)
             tokens_RS = tokens_S.expand(num_removed, -1)
-            return target_losses(self.lm, tokens_RS, positions_1S, visible, queries_RT, target_ids_RT)
+            hidden_RTD = self.lm.hidden_states(tokens_RS, positions_1S, visible, queries_RT)
+            return losses_of_hidden_states(self.lm, hidden_RTD, target_ids_RT)
         kept_RS = torch.arange(self._num_rows - 1, device=device)
         kept_RS = kept_RS + (kept_RS >= removed_R1)
-        return target_losses(self.lm, tokens_S[kept_RS], kept_RS, None, queries_RT - 1, target_ids_RT)
+        hidden_RTD = self.lm.hidden_states(tokens_S[kept_RS], kept_RS, None, queries_RT - 1)
+        return losses_of_hidden_states(self.lm, hidden_RTD, target_ids_RT)
 
 
 class CaptumFeatureAblation(AllTargetsLoop):

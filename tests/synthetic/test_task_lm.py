@@ -4,7 +4,12 @@ import pytest
 import torch
 from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
 
-from pipeline.models.interface import InspectableLM, attention_mass, causal_visibility, target_losses
+from pipeline.models.interface import (
+    InspectableLM,
+    attention_mass,
+    causal_visibility,
+    losses_of_hidden_states,
+)
 from pipeline.synthetic.lm import TaskCausalLM
 from pipeline.synthetic.models import GPTNeoXTrunk
 
@@ -27,7 +32,8 @@ def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskCausalLM) -> 
     hidden, _ = lm._model(token_ids, gapped_ids(1))
     logits = lm._model.token_logits(hidden)[:, [4, 9]]
     expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
-    losses = target_losses(lm, token_ids, torch.arange(NUM_TOKENS)[None], None, queries, targets)
+    states = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], None, queries)
+    losses = losses_of_hidden_states(lm, states, targets)
     torch.testing.assert_close(losses[0], expected, rtol=0, atol=STATES_ATOL)
 
 
@@ -63,7 +69,8 @@ def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> No
     token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([4, 9])
     targets, positions = token_ids[0, [5, 10]], torch.arange(NUM_TOKENS)[None]
     losses_1T = lm.losses_of_embeddings(lm.embed(token_ids), positions, None, queries, targets)
-    expected = target_losses(lm, token_ids, positions, None, queries[None], targets[None])
+    states = lm.hidden_states(token_ids, positions, None, queries[None])
+    expected = losses_of_hidden_states(lm, states, targets[None])
     torch.testing.assert_close(losses_1T, expected, rtol=0, atol=STATES_ATOL)
 
 
