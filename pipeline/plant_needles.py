@@ -58,12 +58,7 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the haystacks")
-    add(
-        "--out",
-        type=folder_path,
-        required=True,
-        help="length-<tokens>/data is written here for each length",
-    )
+    add("--out", type=folder_path, required=True, help="length-<tokens>/data is written here for each length")
     add("--lengths", type=positive_int, nargs="+", required=True, help="tokens of the whole documents")
     add(
         "--depths", type=fraction, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0],

@@ -8,13 +8,10 @@ is trained on such text, and then asked which tokens decide its answers:
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
 each of --num-planted and asks for all (or for --asked-per-piece of them); and evaluation documents of that
-length, which plant and ask for one of --num-planted, or for none (with --every-number each text is planted
-for each of them in turn). <out>/foreign/data holds evaluation documents, nothing planted, whose far context
-is another document's: all but the last --short-context-length tokens and the last token, the target. There
-no far token is this document's own. They are as long as the text of a piece before its questions, since
-behind it a model trained on pieces expects questions. <out>/planted-<length>/data holds evaluation documents
-of each of --document-lengths, planted like those of planted: what a model does with them beyond the length
-that it was trained at.
+length, which plant and ask for one of --num-planted, or for none. <out>/planted-<length>/data holds such
+documents of each of --document-lengths. <out>/foreign/data holds evaluation documents, nothing planted,
+whose far context is another document's: all but the last --short-context-length tokens and the target. They
+are as long as the text of a piece before its questions, which a model trained on pieces expects behind it.
 
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/                        as tokenize_c4
@@ -79,42 +76,31 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
     add("--context-length", type=positive_int, required=True, help="tokens of a piece and of a document")
     add(
-        "--short-context-length",
-        type=positive_int,
-        required=True,
+        "--short-context-length", type=positive_int, required=True,
         help="no sign stands in so many tokens before a question, or is foreign there",
-    )
+    )  # fmt: skip
     add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4], help="signs that tell an answer")
     add(
-        "--num-answers",
-        type=positive_int,
-        default=16,
+        "--num-answers", type=positive_int, default=16,
         help="answers, a k-th power for each k planted; 2 to the power of k where that is more",
-    )
+    )  # fmt: skip
     add(
-        "--max-copies",
-        type=positive_int,
-        default=8,
+        "--max-copies", type=positive_int, default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once",
-    )
+    )  # fmt: skip
     add(
-        "--asked-per-piece",
-        type=positive_int,
+        "--asked-per-piece", type=positive_int,
         help="of --num-planted in a training piece, drawn; all if not given",
-    )
+    )  # fmt: skip
     add(
-        "--document-lengths",
-        type=positive_int,
-        nargs="+",
+        "--document-lengths", type=positive_int, nargs="+",
         help="tokens of further evaluation documents, a folder each; none if not given",
-    )
+    )  # fmt: skip
     add(
-        "--every-number",
-        action="store_true",
-        default=None,
+        "--every-number", action="store_true", default=None,
         help="a document of each text for each of --num-planted; one of them, or none, is drawn if not given",
-    )
+    )  # fmt: skip
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
     return stage

@@ -3,12 +3,8 @@
   C4 from the Hugging Face hub, two billion training tokens, the tokenizer of OLMo:
     python pipeline/tokenize_c4.py --out runs/c4/data --source c4 --tokenizer olmo --max-tokens 2000000000
 
-  C4 files on this machine:
-    python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
-        --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo --num-workers 8
-
-  All of C4, 1,024 files and 156 billion tokens, as 128 tasks of a Slurm array (sbatch --array=0-127),
-  and once all have ended, the merge, which copies no training tokens:
+  All of C4, 1,024 files on this machine and 156 billion tokens, as 128 tasks of a Slurm array
+  (sbatch --array=0-127), and once all have ended, the merge, which copies no training tokens:
     python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
         --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo \\
         --task-index $SLURM_ARRAY_TASK_ID --num-tasks 128 --num-workers $SLURM_CPUS_PER_TASK
@@ -27,8 +23,7 @@ What it writes:
                                  in the order of the source, each followed by one EOS
   OUT/evaluation_documents/00000-of-00001.parquet
                                  one row a document, ordered by document_id, the hash of its text
-  OUT/tokenizer.json
-  OUT/train_token_counts.bin     how often each token occurs in training, EOS never: little-endian int64
+  OUT/tokenizer.json, OUT/train_token_counts.bin (how often each token occurs in training)
   OUT/manifest.json              settings, inputs, counts, SHA-256 of every file; written last, so where
                                  it stands everything is complete
 A task writes the same into OUT/tasks/00003-of-00128/. --merge says which tasks are missing, or makes
@@ -39,21 +34,15 @@ and --seed says so, and evaluation documents are those met until training has al
 it, training leaves out every document that evaluates. The default for --source c4 is C4's own
 validation split. Exact repetitions are dropped, within each run of 33 million distinct documents.
 
-What depends on what:
-  --num-workers       the tokenizer's threads, decides nothing but the speed: the bytes are the same
-  --num-tasks         a task takes a run of whole files, so their parts one after another are the documents
-                      of the source in order, and which documents evaluate does not depend on it. What
-                      does: where part files end; that a text is dropped as a repetition within its task
-                      only (evaluation documents are made distinct over all); and, with --max-tokens or
-                      --max-documents, the documents taken, as each task takes its equal share
-
-The letters of the EOS token inside a document are encoded as letters: the EOS ID only ends documents.
+A task takes a run of whole files, so which documents evaluate does not depend on --num-tasks. What does:
+where part files end; that a text is dropped as a repetition within its task only (evaluation documents are
+made distinct over all); and, with --max-tokens or --max-documents, the documents taken, as each task takes
+its equal share.
 
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
-behind the last whole training file (OUT/unfinished.json says how far that is; the text before it is read,
-but not encoded again), with the same bytes as a result. A file that is missing or of another size is
-noticed, with --verify one whose content has changed too, and the data is written anew. A folder that holds
-data of other settings or inputs, a model's tokenizer, or in which another run is at work, is refused.
+behind the last whole training file, with the same bytes as a result: the text before is read, but not
+encoded again. Where a file is missing or of another size, or with --verify of another content, the data is
+written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
 8 bytes a document, 0.5 GiB at most.
 """
@@ -120,15 +109,9 @@ from pipeline.text.tokenizer import (
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
 _SETTINGS = (
-    "evaluation_fraction",
-    "seed",
-    "max_documents",
-    "max_tokens",
-    "max_evaluation_documents",
-    "eos_token",
-    "skip_malformed",
-    "tokens_per_part",
-)
+    "evaluation_fraction", "seed", "max_documents", "max_tokens", "max_evaluation_documents", "eos_token",
+    "skip_malformed", "tokens_per_part",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -139,27 +122,21 @@ def parser() -> argparse.ArgumentParser:
     add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
     add(
-        "--evaluation-fraction",
-        "--validation-fraction",
-        type=fraction,
-        default=0.05,
+        "--evaluation-fraction", "--validation-fraction", type=fraction, default=0.05,
         help="share of --source that evaluates",
-    )
+    )  # fmt: skip
     add("--seed", type=random_seed, default=0, help="of the split into training and evaluation")
     add("--max-documents", type=positive_int, help="training documents at most")
     add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
     add(
-        "--max-evaluation-documents",
-        type=positive_int,
-        default=10_000,
+        "--max-evaluation-documents", type=positive_int, default=10_000,
         help="evaluation documents at most: the first of --evaluation-source, or those of --source with the"
         " smallest hashes; the others of --source are left out of both parts",
-    )
+    )  # fmt: skip
     add(
-        "--tokenizer",
-        default="olmo",
+        "--tokenizer", default="olmo",
         help="olmo, a tokenizer.json, a folder that holds one, or bpe:SIZE to train one on the training part",
-    )
+    )  # fmt: skip
     add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
@@ -167,11 +144,10 @@ def parser() -> argparse.ArgumentParser:
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
     add("--num-workers", type=positive_int, help="threads of the tokenizer; one a core if not given")
     add(
-        "--verify",
-        action="store_true",
-        help="read all of complete data and compare it with the SHA-256 in its manifest; what differs is made"
-        " anew, or without --source only named",
-    )
+        "--verify", action="store_true",
+        help="compare all of complete data with the SHA-256 in its manifest; what differs is made anew, or"
+        " without --source only named",
+    )  # fmt: skip
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 

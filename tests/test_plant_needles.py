@@ -1,7 +1,5 @@
 """Needles: their places by decoding, bad input refused in a sentence, and found by a model that copies."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedDa
 from pipeline.text.planting import read_needles
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXTS = [
     " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
     for words in (
@@ -138,13 +135,6 @@ def test_run_again_the_bytes_are_the_same(data: Path, planted: Path, tmp_path: P
     assert contents(tmp_path / "again") == before
 
 
-def test_other_settings_are_refused(data: Path, planted: Path) -> None:
-    before = contents(planted)
-    with pytest.raises(InputError, match="seed was 0, now 1"):
-        plant(data, planted, "--seed", "1")
-    assert contents(planted) == before
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -178,21 +168,6 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_planted(
         plant(data, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f"length-{LENGTHS[1]}"]
     assert contents(planted) == before
-
-
-def test_a_depth_beyond_the_document_is_refused_with_code_two(data: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        ROOT / "pipeline" / "plant_needles.py",
-        "--data",
-        data,
-        "--out",
-        tmp_path / "out",
-    ]
-    done = subprocess.run([*command, "--lengths", "90", "--depths", "1.5"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "argument --depths: 1.5 is not between 0 and 1" in done.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path, tmp_path: Path) -> None:

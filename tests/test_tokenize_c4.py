@@ -1,6 +1,5 @@
 """The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
 
-import errno
 import gzip
 import hashlib
 import json
@@ -185,13 +184,6 @@ def test_limits_and_parts(folder: Path) -> None:
     assert parts == [[2, 3, 0, 5, 6, 7, 0], [8, 0]]
 
 
-def test_eos_written_in_a_text_does_not_end_the_document(folder: Path) -> None:
-    write_lines(folder / "train.jsonl", ["say <|endoftext|> here"])
-    (tokens,) = training_tokens(tokenize(folder, "--tokenizer", "olmo"))
-    assert tokens.count(50_279) == 1
-    assert tokens[-1] == 50_279
-
-
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
     write_lines(folder / "train.jsonl", ["abab abab", "zqzq zqzq"])
     write_lines(folder / "evaluation.jsonl", ["zqzq zqzq"])
@@ -286,12 +278,6 @@ def test_bad_input_is_a_sentence_and_leaves_nothing_behind(
             run(*flags)
         tokenize(folder, *flags, evaluation=not any("--evaluation" in flag for flag in flags))
     assert contents(folder) == before
-
-
-def test_malformed_records_are_counted_where_the_user_allows_it(folder: Path) -> None:
-    (folder / "train.jsonl").write_text('{"text": "a"}\n{"text": \n{"text": "b"}\n')
-    assert training_tokens(tokenize(folder, "--skip-malformed")) == [[2, 0, 3, 0]]
-    assert json.loads((folder / "data/manifest.json").read_text())["counts"]["malformed"] == 1
 
 
 def run_stage(*flags: str, folder: Path, offline: str = "1") -> subprocess.CompletedProcess[str]:
@@ -417,20 +403,6 @@ def test_damaged_unfinished_data_starts_at_the_beginning(numbers: Path) -> None:
         damage(numbers / "data" / name)
         tokenize_numbers(numbers)
         assert contents(numbers / "data") == contents(numbers / "whole"), name
-
-
-def test_a_full_disk_leaves_no_half_part_and_the_run_can_be_repeated(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenize(folder, out="whole")
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
-        with pytest.raises(OSError, match="No space left"):
-            tokenize(folder)
-    assert not contents(folder / "data")
-    tokenize(folder)
-    assert contents(folder / "data") == contents(folder / "whole")
 
 
 def test_the_folder_of_a_model_or_of_another_run_is_left_alone(folder: Path) -> None:

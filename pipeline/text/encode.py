@@ -363,10 +363,7 @@ class Tokenization:
         return islice(texts, self.max_documents)
 
     def write(
-        self,
-        tokenizer: DocumentTokenizer,
-        unfinished: Unfinished,
-        advance: Callable[[int, int], object],
+        self, tokenizer: DocumentTokenizer, unfinished: Unfinished, advance: Callable[[int, int], object]
     ) -> dict[str, Any]:
         """Encode and write everything; the manifest, which is written last.
 

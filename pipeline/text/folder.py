@@ -13,7 +13,6 @@ Shapes: V vocabulary, L chunk.
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -45,16 +44,9 @@ MANIFEST_FILE = "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
-    "train_documents",
-    "train_tokens",
-    "evaluation_documents",
-    "evaluation_tokens",
-    "duplicate",
-    "empty",
-    "malformed",
-    "in_evaluation_source",
-    "beyond_max_evaluation_documents",
-)
+    "train_documents", "train_tokens", "evaluation_documents", "evaluation_tokens", "duplicate", "empty",
+    "malformed", "in_evaluation_source", "beyond_max_evaluation_documents",
+)  # fmt: skip
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 """The types of training tokens."""
 _TOKENS_AT_A_TIME = 1 << 22
@@ -70,11 +62,7 @@ class TokenizationTask:
     num_tasks: int
 
     def __post_init__(self) -> None:
-        """Refuse an index that is out of range.
-
-        Raises:
-            InputError: it is.
-        """
+        """Refuse an index that is out of range."""
         if not 0 <= self.index < self.num_tasks:
             raise InputError(
                 f"--task-index {self.index} is out of range; with --num-tasks {self.num_tasks} it goes"
@@ -246,10 +234,8 @@ def write_data_folder(
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
     tokenizer_json = tokenizer.to_json()
     write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
-    counts = Counter(tally) | {
-        "evaluation_documents": len(documents),
-        "evaluation_tokens": sum(len(document.token_ids) for document in documents),
-    }
+    num_tokens = sum(len(document.token_ids) for document in documents)
+    counts = {**tally, "evaluation_documents": len(documents), "evaluation_tokens": num_tokens}
     manifest = {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,

@@ -31,6 +31,7 @@ from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
 NEEDLES_FILE = "needles/00000-of-00001.parquet"
+PLANTED_FILE = "planted/00000-of-00001.parquet"
 KEYS = (
     "Athens", "Berlin", "Boston", "Cairo", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon", "London",
     "Madrid", "Moscow", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna", "Warsaw",
@@ -147,14 +148,18 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
     return place
 
 
-def write_needles(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write the truth of a data folder as `NEEDLES_FILE`; the path."""
-    schema = SCHEMAS["needles"].with_metadata(
-        {"schema_version": str(SCHEMA_VERSION), "stage": "plant_needles"}
+def _write_truth(path: Path, name: str, stage: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the rows of a schema; the path."""
+    schema = SCHEMAS[name].with_metadata({"schema_version": str(SCHEMA_VERSION), "stage": stage})
+    write_parquet(
+        path, make_table({column: [row[column] for row in rows] for column in schema.names}, schema)
     )
-    columns = {name: [row[name] for row in rows] for name in schema.names}
-    write_parquet(folder / NEEDLES_FILE, make_table(columns, schema))
-    return folder / NEEDLES_FILE
+    return path
+
+
+def write_needles(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write where the needles of a data folder are; the path."""
+    return _write_truth(folder / NEEDLES_FILE, "needles", "plant_needles", rows)
 
 
 def read_needles(folder: Path) -> list[dict[str, Any]]:
@@ -167,9 +172,6 @@ def read_needles(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_needles.py writes it")
     rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
     return rows
-
-
-PLANTED_FILE = "planted/00000-of-00001.parquet"
 
 
 @dataclass(frozen=True)
@@ -303,14 +305,8 @@ def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
 
 
 def write_planted(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the truth of a data folder; the path."""
-    names = SCHEMAS["planted_signs"].names
-    columns = {name: [row[name] for row in rows] for name in names}
-    schema = SCHEMAS["planted_signs"].with_metadata(
-        {"schema_version": str(SCHEMA_VERSION), "stage": "plant_signs"}
-    )
-    write_parquet(folder / PLANTED_FILE, make_table(columns, schema))
-    return folder / PLANTED_FILE
+    """Write where the signs of a data folder are; the path."""
+    return _write_truth(folder / PLANTED_FILE, "planted_signs", "plant_signs", rows)
 
 
 def read_planted(folder: Path) -> list[dict[str, Any]]:

@@ -27,9 +27,7 @@ class SeenDocuments:
     """
 
     def __init__(
-        self,
-        max_documents: int = MAX_REMEMBERED_DOCUMENTS,
-        documents_per_merge: int = _DOCUMENTS_PER_MERGE,
+        self, max_documents: int = MAX_REMEMBERED_DOCUMENTS, documents_per_merge: int = _DOCUMENTS_PER_MERGE
     ) -> None:
         self._max_documents, self._documents_per_merge = max_documents, documents_per_merge
         self._older = np.empty(0, dtype=np.uint64)  # sorted
