@@ -13,7 +13,9 @@ from pipeline.text.planting import Signs, question_ids, read_planted
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
-WORDS = "the river runs past a long green hill and we walk down it in sun".split()
+WORDS = [
+    "the", "river", "runs", "past", "a", "long", "green", "hill", "and", "we", "walk", "down", "it", "in", "sun",
+]  # fmt: skip
 
 
 def contents(folder: Path) -> dict[str, bytes]:
