@@ -14,7 +14,8 @@ from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
 WORDS = [
-    "the", "river", "runs", "past", "a", "long", "green", "hill", "and", "we", "walk", "down", "it", "in", "sun",
+    "the", "river", "runs", "past", "a", "long", "green", "hill", "and", "we", "walk", "down", "it", "in",
+    "sun",
 ]  # fmt: skip
 
 
