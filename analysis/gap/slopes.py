@@ -135,8 +135,7 @@ def cluster_robust_slope(
     """Least-squares slope of the gap on sparsity, its 95 % interval robust to dependence within documents.
 
     Args:
-        gaps_T: generalization gap of each target, nats.
-        sparsity_T: the coded k*; the slope is a unit of it.
+        gaps_T, sparsity_T: nats, and the coded k*.
         controls_TC: what is held constant; columns without variance are left out.
         documents_T: whose document each target is, any labels.
 

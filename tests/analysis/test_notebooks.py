@@ -16,8 +16,9 @@ from explorable_results import write_explorable
 from needle_results import write_needle_results
 from synthetic_results import LONG_MODELS, Truth, write_results
 
-from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh
+from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
 from analysis.read import write_derived_table
+from analysis.run_notebooks import parser
 from pipeline.cli import InputError
 from pipeline.results.files import FolderLock, read_parquet
 from pipeline.results.schemas import SCHEMAS
@@ -78,42 +79,43 @@ def test_all_notebooks_run_from_any_directory_and_only_once(
 def test_without_short_trained_models_notebooks_draw_what_they_can(
     scales: tuple[Path, Truth, Truth], tmp_path: Path
 ) -> None:
+    results, figures = scales[0] / "early", tmp_path / "figures"
     write_results(tmp_path / "large", models=LONG_MODELS, scale=(3_000_000, 100), num_documents=12)
-    further = ["--also-results", tmp_path / "large"]
-    done = run(scales[0] / "early", tmp_path / "figures", tmp_path, *further)
+    done = run(
+        results, figures, tmp_path, "--also-results", tmp_path / "large",
+        "--notebooks", "model_scale", "dependency_sparsity",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert {path.stem for path in figures.glob("*.png")} == {"dependency_sparsity", "model_scale"}
     sentence = "sparsity_and_generalization.ipynb: no model was trained at a short context"
-    assert sentence in done.stderr
-    drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
-    assert {"dependency_sparsity", "model_scale", "loss_against_context_length", "long_perplexity"} <= drawn
-    named = run(
-        scales[0] / "early", tmp_path / "figures", tmp_path, "--notebooks", "sparsity_and_generalization"
-    )
+    named = run(results, figures, tmp_path, "--notebooks", "sparsity_and_generalization")
     assert (named.returncode, sentence in named.stderr) == (2, True)
 
 
-def test_losses_alone_are_shown_and_bad_folders_refused(results: Path, tmp_path: Path) -> None:
+def test_of_losses_alone_their_notebooks_are_shown_and_bad_folders_refused(
+    results: Path, tmp_path: Path
+) -> None:
     """As of the novels in the reference study, of which no influential tokens are measured."""
     losses, figures = tmp_path / "results", tmp_path / "figures"
     for artefact in ("loss_differences", "length_losses"):
         shutil.copytree(results / artefact, losses / artefact)
         shutil.copytree(results / "_stages" / artefact, losses / "_stages" / artefact)
-    done = run(losses, figures, tmp_path, "--data", tmp_path)
-    assert done.returncode == 0, done.stderr
-    missing = "dependency_sparsity.ipynb: the results hold no 'dependency_sparsity'; they hold loss_differenc"
-    assert missing in done.stderr
-    assert {path.stem for path in figures.glob("*.ipynb")} == {
+    words = ["--results", str(losses), "--figures", str(figures), "--data", str(tmp_path)]
+    arguments = parser().parse_args(words)
+    lacking = {path.stem: missing_inputs(path.stem, arguments) for path in NOTEBOOKS.glob("*.ipynb")}
+    assert {name for name, missing in lacking.items() if missing is None} == {
         "length_losses", "loss_differences", "long_perplexity",
     }  # fmt: skip
+    missing = "dependency_sparsity.ipynb: the results hold no 'dependency_sparsity'; they hold loss_differenc"
     (tmp_path / "file").touch()
-    for words, sentence in (
-        ((losses, figures, "--notebooks", "dependency_sparsity"), missing),
-        ((losses, figures, "--notebooks", "loses"), "unknown notebook 'loses'; did you mean"),
-        ((tmp_path, figures), f"--results {tmp_path} holds no results"),
-        ((results, tmp_path / "file" / "figures"), "file"),
+    for folder, out, name, sentence in (
+        (losses, figures, "dependency_sparsity", missing),
+        (losses, figures, "loses", "unknown notebook 'loses'; did you mean"),
+        (tmp_path, figures, "length_losses", f"--results {tmp_path} holds no results"),
+        (results, tmp_path / "file" / "figures", "length_losses", "file"),
     ):
-        refused = run(*words[:2], tmp_path, *words[2:])
-        assert refused.returncode == 2, words
+        refused = run(folder, out, tmp_path, "--notebooks", name)
+        assert refused.returncode == 2, sentence
         assert sentence in refused.stderr and refused.stderr.count("\n") == 1
     with FolderLock(tmp_path / "locked", "--figures"):
         refused = run(results, tmp_path / "locked", tmp_path, "--notebooks", "loss_differences")
