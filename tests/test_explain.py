@@ -118,7 +118,7 @@ def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
         assert bars[-1].n == pytest.approx(planned[-1], rel=0.2), rules
 
 
-def asked(**given: object) -> object:
+def arguments_with(**given: object) -> object:
     arguments = program.parser().parse_args(["--model", "m"])
     vars(arguments).update(given)
     return arguments
@@ -131,7 +131,7 @@ def test_which_tokens_are_measured() -> None:
         (3000, {"long_context_length": 100}, 20, 80, (1, 4)),
         (20, {"short_context_length": 10, "long_context_length": 14}, 11, 3, (1,)),
     ):
-        lengths, found = explanation.measured_lengths(asked(**given), num_tokens, 2048)
+        lengths, found = explanation.measured_lengths(arguments_with(**given), num_tokens, 2048)
         found_all = lengths.first_target, lengths.targets_per_chunk, found
         assert found_all == (first_target, num_targets, ks), (num_tokens, given)
 

@@ -64,7 +64,7 @@ class Explanation:
         return self.text.pieces[self.first_token :]
 
     def frame(self) -> pd.DataFrame:
-        """A row a target and rule; `pipeline.explain.explain` tells of the columns."""
+        """A row a target and rule; `pipeline.explain.explain` lists the columns."""
         return pd.concat(map(self._frame_of, self.request.numbers_of_rule), ignore_index=True)
 
     def _frame_of(self, rule: str) -> pd.DataFrame:
@@ -336,8 +336,8 @@ def _left_out(explanation: Explanation) -> list[str]:
     left_out.append("The influence of far tokens that no rule selected.")
     if len(request.numbers_in(OTHER_DOCUMENT)) < len(request.numbers_of_rule):
         left_out.append(
-            "The null of rules that fit neither the answer nor the prediction: they are told by what they"
-            " recover themselves."
+            "The null of rules that fit neither the answer nor the prediction: what they recover themselves"
+            " is enough."
         )
     return left_out
 

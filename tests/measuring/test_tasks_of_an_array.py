@@ -1,4 +1,4 @@
-"""Documents dealt to tasks and processes: every shard once, the same bytes, other deals refused."""
+"""Documents split among tasks and processes: every shard once, the same bytes, other splits refused."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
     return folder
 
 
-def share_of(index: int, count: int) -> list[str]:
+def task_of(index: int, count: int) -> list[str]:
     return ["--task-index", str(index), "--num-tasks", str(count)]
 
 
@@ -47,8 +47,8 @@ def results_of(results: Path) -> dict[str, bytes]:
 
 
 def test_two_tasks_of_two_processes_by_hand() -> None:
-    dealt = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
-    assert dealt == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
+    split = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
+    assert split == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
     assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
 
 
@@ -66,22 +66,22 @@ def test_every_shard_falls_to_one_process() -> None:
 @pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
 def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Path, tmp_path: Path) -> None:
     whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
-    dealt = tmp_path / "dealt"
+    split = tmp_path / "split"
     for index in (3, 1, 0, 2):  # of three documents: the task 3 has nothing to do
-        measure(stage, folder, *ONE_DOCUMENT, "--results", str(dealt), *share_of(index, 4))
-    assert results_of(dealt) == whole
+        measure(stage, folder, *ONE_DOCUMENT, "--results", str(split), *task_of(index, 4))
+    assert results_of(split) == whole
     assert sum(path.endswith(".parquet") for path in whole) >= 3
 
 
 def test_what_memory_is_free_where_a_task_runs_moves_no_byte(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, dealt = influential_tokens, tmp_path / "dealt"
+    stage, split = influential_tokens, tmp_path / "split"
     whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
     for index, free_gibibytes in enumerate((2, 20, 2000)):  # the budget is half of what is free, 1 at most
         monkeypatch.setattr(batching, "free_bytes", lambda _, free=free_gibibytes: free << 30)
-        measure(stage, folder, *ONE_DOCUMENT, "--results", str(dealt), *share_of(index, 3))
-    assert results_of(dealt) == whole  # metadata included
+        measure(stage, folder, *ONE_DOCUMENT, "--results", str(split), *task_of(index, 3))
+    assert results_of(split) == whole  # metadata included
 
 
 TORCHRUN = ["--standalone", "--nproc-per-node=2"]
@@ -106,17 +106,17 @@ def test_processes_under_a_launcher_write_the_bytes_of_one(
     (tmp_path / "programs").mkdir()
     path = f"{forked_stages.stand_ins(tmp_path / 'programs')}{os.pathsep}{os.environ['PATH']}"
     whole = results_of(measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
-    flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "dealt"))
+    flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "split"))
     launched = subprocess.run(
         [*launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags], timeout=240, cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert launched.returncode == 0, launched.stderr
     assert launched.stderr.count("loss_differences of model 'run' ") == 2  # each process says how it stands
-    assert results_of(tmp_path / "dealt") == whole
+    assert results_of(tmp_path / "split") == whole
 
 
-def test_each_process_has_its_share_and_its_own_gpu(
+def test_each_process_has_its_shards_and_its_own_gpu(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert device_of_this_process("cuda") == "cuda"
@@ -133,20 +133,20 @@ def test_each_process_has_its_share_and_its_own_gpu(
 def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_task(
     folder: Path, tmp_path: Path
 ) -> None:
-    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "dealt")]
-    measure(loss_differences, folder, *flags, *share_of(1, 2))
-    before = contents(tmp_path / "dealt")
+    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "split")]
+    measure(loss_differences, folder, *flags, *task_of(1, 2))
+    before = contents(tmp_path / "split")
     with pytest.raises(InputError, match=r"begun with --num-tasks 2, now 3; repeat --num-tasks 2, or leave"):
-        measure(loss_differences, folder, *flags, *share_of(1, 3))
-    assert contents(tmp_path / "dealt") == before
+        measure(loss_differences, folder, *flags, *task_of(1, 3))
+    assert contents(tmp_path / "split") == before
     measure(loss_differences, folder, *flags)
     whole = measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole"))
-    assert results_of(tmp_path / "dealt") == results_of(whole)
+    assert results_of(tmp_path / "split") == results_of(whole)
 
 
 def test_no_such_task(folder: Path, tmp_path: Path) -> None:
     for flags, sentence in (
-        (share_of(4, 4), "--task-index 4 is no task of --num-tasks 4: .* the last is 3"),
+        (task_of(4, 4), "--task-index 4 is no task of --num-tasks 4: .* the last is 3"),
         (["--task-index", "0"], "--task-index and --num-tasks say only together .*: give both"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -177,11 +177,11 @@ def test_status_names_what_is_missing_and_whose_it_is(
 
     where = f"in {tmp_path / 'results'}"
     assert status() == (1, f"misses 3 of 3 shards {where}: 0-2")
-    measure(loss_differences, folder, *flags, *share_of(1, 2))
+    measure(loss_differences, folder, *flags, *task_of(1, 2))
     assert status() == (1, f"misses 2 of 3 shards {where}: 0,2, of --task-index 0 --num-tasks 2")
-    assert status(*share_of(0, 2))[0] == 1
-    assert status(*share_of(1, 2)) == (0, f"has all shards that were asked for {where}")
-    measure(loss_differences, folder, *flags, *share_of(0, 2))
+    assert status(*task_of(0, 2))[0] == 1
+    assert status(*task_of(1, 2)) == (0, f"has all shards that were asked for {where}")
+    measure(loss_differences, folder, *flags, *task_of(0, 2))
     assert status() == (0, f"is complete {where}")
 
 
@@ -192,9 +192,9 @@ def test_the_means_of_a_model_wait_for_no_other_model(
     other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
     with caplog.at_level("INFO", logger="pipeline"):
-        measure(length_losses, folder, *flags, *share_of(0, 2))
-        measure(length_losses, folder, *flags, "--checkpoints", str(other), *share_of(0, 2))
+        measure(length_losses, folder, *flags, *task_of(0, 2))
+        measure(length_losses, folder, *flags, "--checkpoints", str(other), *task_of(0, 2))
         assert "misses 1 of 3 shards" in caplog.text and "tokens of context" not in caplog.text
-        measure(length_losses, folder, *flags, *share_of(1, 2))
+        measure(length_losses, folder, *flags, *task_of(1, 2))
     assert "run:     9 tokens of context: mean loss" in caplog.text
     assert "other:     9 tokens" not in caplog.text
