@@ -38,11 +38,9 @@ from pipeline.results.statistics import wilson_interval
 from pipeline.synthetic.evaluation import (
     NUM_EXAMPLES,
     Cell,
+    Evaluation,
     add_task_evaluation_arguments,
     cells_of,
-    evaluate_task_runs,
-    find_tested,
-    has_evaluated,
     refuse_impossible,
 )
 from pipeline.synthetic.tasks import ExampleBatch
@@ -71,32 +69,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
-    """Refuse a size or k that the task, or a model trained so, has no room for.
-
-    Args:
-        arguments: of the command line.
-        configs: the name of a model -> what it was, or will be, trained with.
-    """
+    """Refuse a size or k that the task, or a model trained so (name -> configuration), has no room for."""
     _, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     for name, config in configs.items():
         refuse_impossible(name, config, cells)
 
 
+def _evaluation(arguments: argparse.Namespace) -> Evaluation:
+    scale = arguments.attention_scale  # left out where it is 1: results that know nothing of it were made so
+    return Evaluation(arguments, "evaluate_synthetic", {} if scale == 1 else {"attention_scale": scale})
+
+
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether every model was tested at every size and sparsity."""
-    return has_evaluated(arguments, find_tested(arguments), "evaluate_synthetic", _settings(arguments))
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Left out where it is 1: results that know nothing of it were made so."""
-    scale = arguments.attention_scale
-    return {} if scale == 1 else {"attention_scale": scale}
+    return _evaluation(arguments).is_done()
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
-    tested, scale = find_tested(arguments), arguments.attention_scale
-    check(arguments, {run.name: run.config for run in tested.runs})
+    evaluation, scale = _evaluation(arguments), arguments.attention_scale
+    check(arguments, {run.name: run.config for run in evaluation.runs})
 
     def prepare(model: "TaskModel") -> None:
         if scale != 1:
@@ -109,20 +101,17 @@ def main(arguments: argparse.Namespace) -> None:
 
         found = answers(model, batch, run.config, generator, arguments.examples_per_batch)
         row = _row(batch, found)
-        logger.info("%s: %s", run.name, _in_words(cell, row, run.is_learnt))
+        size, k = cell
+        logger.info(
+            "%s: size %d%s: exact match %.3f [%.3f, %.3f]%s", run.name, size, "" if k is None else f", k {k}",
+            row["exact_match"], row["exact_match_low"], row["exact_match_high"],
+            "" if run.is_learnt else " (the task was not learnt in distribution)",
+        )  # fmt: skip
         if not found.is_right_B.all():
             logger.info("%s: %s", run.name, _errors_in_words(found))
         return {name: [value] for name, value in row.items()}
 
-    evaluate_task_runs(
-        arguments,
-        tested,
-        "evaluate_synthetic",
-        "synthetic_accuracy",
-        _settings(arguments),
-        measure,
-        prepare,
-    )
+    evaluation.run("synthetic_accuracy", measure, prepare)
 
 
 def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:
@@ -137,14 +126,6 @@ def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:
         "token_accuracy": float(found.token_is_right_BT.mean()),
         "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
     }
-
-
-def _in_words(cell: Cell, row: dict[str, Any], is_learnt: bool) -> str:
-    size, sparsity = cell
-    of_k = "" if sparsity is None else f", k {sparsity}"
-    interval = f"[{row['exact_match_low']:.3f}, {row['exact_match_high']:.3f}]"
-    learnt = "" if is_learnt else " (the task was not learnt in distribution)"
-    return f"size {size}{of_k}: exact match {row['exact_match']:.3f} {interval}{learnt}"
 
 
 def _errors_in_words(found: "Answers") -> str:

@@ -47,7 +47,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,8 +66,6 @@ from pipeline.synthetic.dependencies import (
     SHORT_CONTEXT_LENGTH,
     TOKENS,
     DependenciesOf,
-    SearchedExample,
-    Selection,
     far_dependencies,
     in_words,
     lengths_of,
@@ -76,11 +75,9 @@ from pipeline.synthetic.dependencies import (
 )
 from pipeline.synthetic.evaluation import (
     Cell,
+    Evaluation,
     add_task_evaluation_arguments,
     cells_of,
-    evaluate_task_runs,
-    find_tested,
-    has_evaluated,
     refuse_impossible,
 )
 from pipeline.synthetic.tasks import ExampleBatch
@@ -108,37 +105,17 @@ def parser() -> argparse.ArgumentParser:
         help="selection rules")  # fmt: skip
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
-    add(
-        "--num-substitutes",
-        type=whole_number(1, _MOST_SUBSTITUTES),
-        default=NUM_SUBSTITUTES,
-        help="draws that a substitution, or a background, is the mean of",
-    )
-    add(
-        "--largest-k",
-        type=positive_int,
-        default=LARGEST_K,
-        help="tokens that each rule selects, in its order",
-    )
-    add(
-        "--short-context-length",
-        type=positive_int,
-        default=SHORT_CONTEXT_LENGTH,
-        help="s, in tokens: what is seen anyway",
-    )
+    add("--num-substitutes", type=whole_number(1, _MOST_SUBSTITUTES), default=NUM_SUBSTITUTES,
+        help="draws that a substitution, or a background, is the mean of")  # fmt: skip
+    add("--largest-k", type=positive_int, default=LARGEST_K,
+        help="tokens that each rule selects, in its order")  # fmt: skip
+    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
+        help="s, in tokens: what is seen anyway")  # fmt: skip
     return stage
 
 
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
-    """Refuse what the task, or a model trained so, has no room or no use for.
-
-    Args:
-        arguments: of the command line.
-        configs: the name of a model -> what it was, or will be, trained with.
-
-    Raises:
-        InputError: names the model or the size.
-    """
+    """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
     task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     for name, config in configs.items():
         refuse_impossible(name, config, cells)
@@ -159,25 +136,24 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
         find_rule(rule)
 
 
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether every model was asked at every size and sparsity."""
-    stage = ARTEFACT_OF_HEAD[arguments.head]
-    return has_evaluated(arguments, find_tested(arguments), stage, _settings(arguments))
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What decides the numbers; rules and interventions in their own order, however they were given."""
+def _evaluation(arguments: argparse.Namespace) -> Evaluation:
+    """Rules and interventions in their own order, however they were given."""
     arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
-    return {name: getattr(arguments, name) for name in names}
+    settings = {name: getattr(arguments, name) for name in names}
+    return Evaluation(arguments, ARTEFACT_OF_HEAD[arguments.head], settings)
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether every model was asked at every size and sparsity."""
+    return _evaluation(arguments).is_done()
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
-    tested = find_tested(arguments)
-    check(arguments, {run.name: run.config for run in tested.runs})
-    settings = _settings(arguments)
+    evaluation = _evaluation(arguments)
+    check(arguments, {run.name: run.config for run in evaluation.runs})
 
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
@@ -186,8 +162,7 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s, %s: %s", run.name, in_words(cell), _in_words(columns))
         return columns
 
-    artefact = ARTEFACT_OF_HEAD[arguments.head]
-    evaluate_task_runs(arguments, tested, artefact, artefact, settings, measure)
+    evaluation.run(evaluation.stage, measure)
 
 
 def _spread(config: "TaskConfig") -> bool:
@@ -222,7 +197,7 @@ def _measure(
     vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
     dependencies_of_all = _dependencies_of(arguments.head, run.config)(batch)
-    rows: list[dict[str, Any]] = []
+    columns: dict[str, list[Any]] = {}
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)
         tokens_L = batch.token_ids_BS[index]
@@ -230,40 +205,30 @@ def _measure(
             arguments.head, model, len(vocabulary), tokens_L, position_ids_BS[index],
             batch.token_ids_BS[others_R], lengths, Batching(TOKENS_PER_BATCH),
         )  # fmt: skip
-        found, long_losses_T = example.select(
+        selections, long_losses_T = example.select(
             arguments.rules, arguments.interventions, arguments.largest_k, generator
         )
         dependencies = far_dependencies(dependencies_of_all[index], lengths)
-        for row in _rows(example, dependencies, long_losses_T, found):
-            token = vocabulary[tokens_L[row["context_position"]]]
-            rows.append({"example_index": index, **row, "context_token": token})
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _rows(
-    example: SearchedExample,
-    dependencies: Sequence[set[int]],
-    long_losses_T: np.ndarray,
-    found: Sequence[Selection],
-) -> Iterator[dict[str, Any]]:
-    for selection in found:
-        for target_index, places in enumerate(dependencies):
-            if not places:
-                continue
+        for selection, (target, truth) in product(selections, enumerate(dependencies)):
             effects_TK = selection.effects_TK
-            for rank, place in enumerate(selection.positions_TK[target_index].tolist(), start=1):
-                yield {
-                    "target_index": target_index,
-                    "num_far_tokens": int(example.lengths.num_far_tokens_T[target_index]),
-                    "num_dependencies": len(places),
-                    "long_context_loss": float(long_losses_T[target_index]),
+            for rank, place in enumerate(selection.positions_TK[target].tolist() if truth else [], start=1):
+                row = {
+                    "example_index": index,
+                    "target_index": target,
+                    "num_far_tokens": int(lengths.num_far_tokens_T[target]),
+                    "num_dependencies": len(truth),
+                    "long_context_loss": float(long_losses_T[target]),
                     "rule": selection.rule,
                     "intervention": selection.intervention,
                     "rank": rank,
                     "context_position": place,
-                    "is_dependency": place in places,
-                    "effect": None if effects_TK is None else float(effects_TK[target_index, rank - 1]),
+                    "is_dependency": place in truth,
+                    "effect": None if effects_TK is None else float(effects_TK[target, rank - 1]),
+                    "context_token": vocabulary[tokens_L[place]],
                 }
+                for name, value in row.items():
+                    columns.setdefault(name, []).append(value)
+    return columns
 
 
 def _in_words(columns: dict[str, list[Any]]) -> str:

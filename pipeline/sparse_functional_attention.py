@@ -50,10 +50,10 @@ from pipeline.cli import (
     whole_number,
 )
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.planted_class import CONDITIONS, Condition, Lengths
+from pipeline.synthetic.planted_class import CONDITIONS, Lengths
 
 if TYPE_CHECKING:
-    from pipeline.synthetic.theory import FitSettings, Measurement
+    from pipeline.synthetic.theory import Measurement
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
@@ -64,42 +64,25 @@ _LARGEST_SEED = (1 << 31) - 1  # what the column of seeds holds
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    stage.add_argument("--results", type=folder_path, required=True, help="the results folder to write to")
-    stage.add_argument(
-        "--conditions", nargs="+", default=list(CONDITIONS), metavar="NAME",
-        help="what to compare: position law, position IDs and reach of the keys; all if not given",
-    )  # fmt: skip
-    stage.add_argument(
-        "--sparsity", type=positive_int, nargs="+", default=[2], metavar="K",
-        help=f"k, 1 to {_MOST_TOKENS}; several are fitted one by one",
-    )  # fmt: skip
-    stage.add_argument(
-        "--train-context-length", type=whole_number(1, _LONGEST), default=32,
-        help="L: training sequences have L/2 to L tokens",
-    )  # fmt: skip
-    stage.add_argument("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
-    stage.add_argument(
-        "--length-multiples", type=whole_number(1, _LONGEST), nargs="+", default=[2, 4, 8], metavar="TIMES",
-        help="test at these multiples of L too",
-    )  # fmt: skip
-    stage.add_argument(
+    add, times, count = stage.add_argument, whole_number(1, _LONGEST), whole_number(1, _MOST)
+    add("--results", type=folder_path, required=True, help="the results folder to write to")
+    add("--conditions", nargs="+", default=list(CONDITIONS), metavar="NAME",
+        help="what to compare: position law, position IDs, reach of the keys; all if not given")  # fmt: skip
+    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K",
+        help=f"k, 1 to {_MOST_TOKENS}; several are fitted one by one")  # fmt: skip
+    add("--train-context-length", type=times, default=32, help="L: training sequences have L/2 to L tokens")
+    add("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
+    add("--length-multiples", type=times, nargs="+", default=[2, 4, 8], metavar="TIMES",
+        help="test at these multiples of L too")  # fmt: skip
+    add(
         "--seeds", type=whole_number(0, _LARGEST_SEED), nargs="+", default=list(range(6)), help="a fit a seed"
     )
-    stage.add_argument("--steps", type=whole_number(1, _MOST), default=2000, help="training steps")
-    stage.add_argument(
-        "--batch-size", type=whole_number(1, _MOST), default=32, help="training sequences a step"
-    )
-    stage.add_argument("--learning-rate", type=positive_float, default=0.1, help="of Adam")
-    stage.add_argument(
-        "--num-test-sequences",
-        type=whole_number(1, _MOST),
-        default=500,
-        help="test sequences of each length",
-    )
-    stage.add_argument(
-        "--free-values", action="store_true",
-        help="let values leave the range of the labels, -1 to 1 (what that does: analysis/LOG.md)",
-    )  # fmt: skip
+    add("--steps", type=count, default=2000, help="training steps")
+    add("--batch-size", type=count, default=32, help="training sequences a step")
+    add("--learning-rate", type=positive_float, default=0.1, help="of Adam")
+    add("--num-test-sequences", type=count, default=500, help="test sequences of each length")
+    add("--free-values", action="store_true",
+        help="let values leave the range of the labels, -1 to 1 (its effect: analysis/LOG.md)")  # fmt: skip
     return stage
 
 
@@ -130,21 +113,18 @@ def main(arguments: argparse.Namespace) -> None:
         for k in arguments.sparsity:
             num_keys(k, VOCABULARY_SIZE, condition.key_reach(lengths))
     settings = FitSettings(
-        num_steps=arguments.steps,
-        batch_size=arguments.batch_size,
-        learning_rate=arguments.learning_rate,
-        num_test_sequences=arguments.num_test_sequences,
-        free_values=arguments.free_values,
-    )
+        arguments.steps, arguments.batch_size, arguments.learning_rate, arguments.num_test_sequences,
+        arguments.free_values,
+    )  # fmt: skip
     outputs = {
         (name, k): StageOutput(
             arguments.results,
             STAGE,
             f"{name}-k{k}",
-            settings={**asdict(lengths), **asdict(settings), "seeds": arguments.seeds},
             inputs={},
             num_shards=len(arguments.seeds),
-        )
+            settings={**asdict(lengths), **asdict(settings), "seeds": arguments.seeds},
+        )  # fmt: skip
         for k in dict.fromkeys(arguments.sparsity)
         for name in conditions
     }
@@ -156,33 +136,18 @@ def main(arguments: argparse.Namespace) -> None:
         for (name, k), shard in progress(pending, "fits", "fit", len(pending)):
             condition, seed = conditions[name], arguments.seeds[shard]
             measurements = list(fit(condition, k, lengths, settings, seed))
-            columns = _columns(condition, k, lengths, settings, seed, measurements)
+            of_all_rows = {
+                "seed": seed, "sparsity": k, "position_law": condition.position_law,
+                "position_scheme": condition.position_scheme, "key_reach": condition.key_reach(lengths),
+                "local_length": lengths.local_length, "train_context_length": lengths.train_context_length,
+                "num_sequences": settings.num_test_sequences,
+            }  # fmt: skip
+            rows = [of_all_rows | asdict(measurement) for measurement in measurements]
+            columns = {column: [row[column] for row in rows] for column in rows[0]}
             outputs[name, k].write_shard(shard, {STAGE: columns})
             _log_fit(f"{name}, k = {k}, seed {seed}", lengths, measurements)
     for output in outputs.values():
         logger.info(output.state())
-
-
-def _columns(
-    condition: Condition,
-    k: int,
-    lengths: Lengths,
-    settings: "FitSettings",
-    seed: int,
-    measurements: "Sequence[Measurement]",
-) -> dict[str, list[object]]:
-    same_in_all = {
-        "seed": seed,
-        "sparsity": k,
-        "position_law": condition.position_law,
-        "position_scheme": condition.position_scheme,
-        "key_reach": condition.key_reach(lengths),
-        "local_length": lengths.local_length,
-        "train_context_length": lengths.train_context_length,
-        "num_sequences": settings.num_test_sequences,
-    }
-    rows = [same_in_all | asdict(measurement) for measurement in measurements]
-    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _log_fit(what: str, lengths: Lengths, measurements: "Sequence[Measurement]") -> None:

@@ -126,16 +126,6 @@ def test_examples_that_cannot_be_judged_are_refused(
     assert not (tmp_path / "results").exists()
 
 
-def test_results_under_the_former_name_are_refused_with_the_new_one(parity: Path, tmp_path: Path) -> None:
-    (tmp_path / "dependency_recovery" / "model=a").mkdir(parents=True)
-    sentence = "dependency_recovery is called found_dependencies now: measure it again into another --results"
-    with pytest.raises(InputError, match=sentence):
-        read_artefact(tmp_path, "found_dependencies")
-    with pytest.raises(InputError, match=sentence):
-        measure(parity, tmp_path, "sparse_parity", "--sizes", "10", "--sparsities", "1", "--largest-k", "4")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dependency_recovery"]
-
-
 def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
     parity: Path, tmp_path: Path
 ) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipeline.models.interface import Prefix
 from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
-from pipeline.synthetic.models import TaskModel, joined
+from pipeline.synthetic.models import TaskModel
 from pipeline.synthetic.tasks import ExampleBatch
 
 
@@ -41,7 +42,7 @@ def generate(
     past, tokens, position_ids = None, [], []
     for step in range(num_tokens):
         hidden_BSD, read = model(tokens_B1, ids_B1, past)
-        past, last_B1D = joined(past, read), hidden_BSD[:, -1:]
+        past, last_B1D = Prefix.together([past, read] if past else [read]), hidden_BSD[:, -1:]
         tokens_B1 = model.token_logits(last_B1D).argmax(-1)
         place = num_prompt_tokens + step
         if predict_position_ids:
@@ -112,12 +113,7 @@ def answers(
     generator: np.random.Generator,
     examples_per_batch: int,
 ) -> Answers:
-    """Let the model answer.
-
-    Args:
-        config: what it was trained with.
-        generator: the source of random starts.
-        examples_per_batch: how many answer together.
+    """Let a model that was trained with `config` answer; `generator` draws random starts.
 
     Raises:
         InputError: the examples need more position IDs than there are.
@@ -133,7 +129,7 @@ def answers(
             ids,
             num_tokens=token_ids_BS.shape[1] - num_prompt_tokens,
             predict_position_ids=predicts,
-        )
+        )  # fmt: skip
         for tokens, ids in zip(
             token_ids_BS[:, :num_prompt_tokens].split(examples_per_batch),
             given_ids.split(examples_per_batch),

@@ -6,6 +6,7 @@ A cell is a test size and, where the task has one, a k; it is a shard of the res
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +30,7 @@ Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Genera
 
 
 def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_examples: int) -> None:
-    """The flags of every stage that tests models of a synthetic task.
-
-    Args:
-        num_examples: the stage's default.
-    """
+    """The flags of every stage that tests models of a synthetic task."""
     add = parser.add_argument
     add("--task", required=True, help="the task's name; run folders of other tasks are refused")
     add("--checkpoints", type=folder_path, nargs="+", required=True, metavar="RUN",
@@ -87,137 +84,102 @@ def test_examples(
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What is tested on what: every model on every cell of a task."""
+class Evaluation:
+    """What a stage measures: every model on every cell of a task, a shard a cell of each model's results."""
 
-    task: Task
-    cells: Sequence[Cell]
-    runs: Sequence["TaskRun"]
+    arguments: argparse.Namespace
+    """Of `add_task_evaluation_arguments`."""
+    stage: str
+    """As results are filed under."""
+    settings: Mapping[str, Any]
+    """The stage's own, beyond those of `add_task_evaluation_arguments`."""
 
+    @cached_property
+    def task_and_cells(self) -> tuple[Task, list[Cell]]:
+        """Raises an InputError where a size or k does not suit the task."""
+        return cells_of(self.arguments.task, self.arguments.sizes, self.arguments.sparsities)
 
-def find_tested(arguments: argparse.Namespace) -> Tested:
-    """What the flags of `add_task_evaluation_arguments` ask for.
+    @cached_property
+    def runs(self) -> list["TaskRun"]:
+        """Raises an InputError where a checkpoint is missing, foreign or damaged, or two share a name."""
+        from pipeline.synthetic.train import find_task_run  # late, for a --help at once
 
-    Raises:
-        InputError: a checkpoint is missing, of another task or damaged, or two have one name.
-    """
-    from pipeline.synthetic.train import find_task_run  # late, for a --help at once
+        runs = [find_task_run(folder, self.task_and_cells[0].name) for folder in self.arguments.checkpoints]
+        names = [run.name for run in runs]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(
+                    f"two of --checkpoints are called '{name}'; results are filed under that name"
+                )
+        return runs
 
-    task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    runs = [find_task_run(folder, task.name) for folder in arguments.checkpoints]
-    _refuse_equal_names(runs)
-    return Tested(task, cells, runs)
+    def is_done(self) -> bool:
+        """Whether every cell of every model is measured."""
+        return all(self._output_of(run).is_done() for run in self.runs)
 
+    def run(
+        self, artefact: str, measure: Measure, prepare: Callable[["TaskModel"], None] | None = None
+    ) -> None:
+        """Measure what is missing.
 
-def evaluate_task_runs(
-    arguments: argparse.Namespace,
-    tested: Tested,
-    stage: str,
-    artefact: str,
-    settings: Mapping[str, Any],
-    measure: Measure,
-    prepare: Callable[["TaskModel"], None] | None = None,
-) -> None:
-    """Run `measure` on the examples of every cell with every model, writing a shard a cell.
+        Args:
+            artefact: what is written; columns that tell of run and cell are added to those of `measure`.
+            measure: the stage's work.
+            prepare: what is done to a loaded model before it is measured.
 
-    Args:
-        arguments: of `add_task_evaluation_arguments`.
-        tested: what they ask for.
-        stage: the stage's name, as results are filed under.
-        artefact: what it writes; columns that tell of run and cell are added to those of `measure`.
-        settings: the stage's own, beyond those of `add_task_evaluation_arguments`.
-        measure: the stage's work.
-        prepare: what is done to a loaded model before it is measured.
+        Raises:
+            InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
+        """
+        from pipeline.models.devices import usable_device  # late, for a --help at once
 
-    Raises:
-        InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
-    """
-    from pipeline.models.devices import usable_device  # late, for a --help at once
+        arguments, (task, cells) = self.arguments, self.task_and_cells
+        device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
+        for run in self.runs:
+            output, config = self._output_of(run), run.config
+            if not output.is_done():
+                with output.writing():
+                    pending = output.pending_shards()
+                    model, is_learnt = run.load(device), run.is_learnt
+                    if prepare is not None:
+                        prepare(model)
+                    for shard in progress(pending, f"{self.stage} {run.name}", "cells"):
+                        size, sparsity = cell = cells[shard]
+                        batch, generator = test_examples(
+                            task, cell, arguments.num_examples, arguments.test_seed
+                        )
+                        columns = measure(run, model, cell, batch, generator)
+                        num_rows = len(next(iter(columns.values())))
+                        of_all_rows = {
+                            "task": config.task, "positions": config.positions, "seed": config.seed,
+                            "largest_train_size": config.largest_size,
+                            "largest_train_sparsity": config.largest_sparsity,
+                            "is_learnt": is_learnt, "size": size, "sparsity": sparsity,
+                        }  # fmt: skip
+                        columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
+                        output.write_shard(shard, {artefact: columns})
+            logger.info(output.state())
 
-    device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-    for run in tested.runs:
-        output = _output_of(run, arguments, tested, stage, settings)
-        if not output.is_done():
-            with output.writing():
-                pending = output.pending_shards()
-                model, is_learnt = run.load(device), run.is_learnt
-                if prepare is not None:
-                    prepare(model)
-                for shard in progress(pending, f"{stage} {run.name}", "cells"):
-                    cell = tested.cells[shard]
-                    batch, generator = test_examples(
-                        tested.task, cell, arguments.num_examples, arguments.test_seed
-                    )
-                    columns = measure(run, model, cell, batch, generator)
-                    num_rows = len(next(iter(columns.values())))
-                    shared = {**_columns_of_run(run.config), "is_learnt": is_learnt, **_columns_of_cell(cell)}
-                    columns |= {name: [value] * num_rows for name, value in shared.items()}
-                    output.write_shard(shard, {artefact: columns})
-        logger.info(output.state())
+    def _output_of(self, run: "TaskRun") -> StageOutput:
+        from pipeline.synthetic.train import TEST_STREAM  # late, for a --help at once
 
-
-def has_evaluated(
-    arguments: argparse.Namespace, tested: Tested, stage: str, settings: Mapping[str, Any]
-) -> bool:
-    """Whether `evaluate_task_runs` would find every cell measured."""
-    return all(_output_of(run, arguments, tested, stage, settings).is_done() for run in tested.runs)
-
-
-def _output_of(
-    run: "TaskRun", arguments: argparse.Namespace, tested: Tested, stage: str, settings: Mapping[str, Any]
-) -> StageOutput:
-    return StageOutput(
-        arguments.results, stage, run.name, settings={**_settings(arguments, tested), **settings},
-        inputs={"checkpoint": run.sha256}, num_shards=len(tested.cells),
-    )  # fmt: skip
-
-
-def _settings(arguments: argparse.Namespace, tested: Tested) -> dict[str, Any]:
-    from pipeline.synthetic.train import TEST_STREAM
-
-    return {
-        "task": tested.task.name,
-        "sizes": sorted({size for size, _ in tested.cells}),
-        "sparsities": sorted({sparsity for _, sparsity in tested.cells if sparsity is not None}),
-        "num_examples": arguments.num_examples,
-        "test_seed": arguments.test_seed,
-        "test_stream": TEST_STREAM,
-    }
-
-
-def _columns_of_run(config: "TaskConfig") -> dict[str, Any]:
-    return {
-        "task": config.task,
-        "positions": config.positions,
-        "seed": config.seed,
-        "largest_train_size": config.largest_size,
-        "largest_train_sparsity": config.largest_sparsity,
-    }
-
-
-def _columns_of_cell(cell: Cell) -> dict[str, Any]:
-    size, sparsity = cell
-    return {"size": size, "sparsity": sparsity}
-
-
-def _refuse_equal_names(runs: Sequence["TaskRun"]) -> None:
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two of --checkpoints are called '{name}'; results are filed under that name")
+        task, cells = self.task_and_cells
+        settings = {
+            "task": task.name,
+            "sizes": sorted({size for size, _ in cells}),
+            "sparsities": sorted({sparsity for _, sparsity in cells if sparsity is not None}),
+            "num_examples": self.arguments.num_examples,
+            "test_seed": self.arguments.test_seed,
+            "test_stream": TEST_STREAM,
+            **self.settings,
+        }
+        return StageOutput(
+            self.arguments.results, self.stage, run.name, settings=settings,
+            inputs={"checkpoint": run.sha256}, num_shards=len(cells),
+        )  # fmt: skip
 
 
 def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) -> None:
-    """Refuse the first size or k that the task or a model's position table has no room for.
-
-    Args:
-        name: the model's.
-        config: what it was, or will be, trained with.
-        cells: what it is to be tested on.
-
-    Raises:
-        InputError: names the model and the size.
-    """
+    """Refuse the first size or k that the task or a model's position table has no room for (InputError)."""
     from pipeline.synthetic.accuracy import position_ids_in_testing
     from pipeline.synthetic.config import refuse_beyond_table
 

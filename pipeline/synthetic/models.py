@@ -69,11 +69,6 @@ class Trunk(nn.Module):
         raise NotImplementedError
 
 
-def joined(past: Prefix | None, new: Prefix) -> Prefix:
-    """The rows of `past`, then those of `new`, of the same sequences."""
-    return new if past is None else Prefix.together([past, new])
-
-
 class GPTNeoXTrunk(Trunk):
     """A `GPTNeoXForCausalLM`, whose parameters keep the library's names below `model`."""
 

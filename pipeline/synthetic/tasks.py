@@ -372,7 +372,6 @@ def _draw_sparse_parity(size: int, sparsity: int, generator: np.random.Generator
 PLANTED_VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
 NUM_SIGNALS, _NUM_NOISES = 2, 8
 DEFAULT_LOCAL_LENGTH = 16
-UNIFORM_NOISE = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
 
 PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
 """(size, k, generator) -> k places below size, ascending."""
@@ -405,11 +404,7 @@ class LocalPlaces:
         return first + uniform_places(num_places, sparsity, generator)
 
 
-def lay_out_planted(
-    noise_and_signals: Sequence[int],
-    planted: Sequence[int],
-    label: Callable[[Sequence[int]], int] = lambda planted_ids: sum(planted_ids) % 2,
-) -> Example:
+def lay_out_planted(noise_and_signals: Sequence[int], planted: Sequence[int]) -> Example:
     """The example of these token IDs, of which those at the places `planted` decide the answer, by parity.
 
     >>> example = lay_out_planted([2, 7, 0, 9, 1, 2], planted=[2, 4])
@@ -418,7 +413,7 @@ def lay_out_planted(
     >>> example.dependencies
     ((2, 4),)
     """
-    answer = label([noise_and_signals[place] for place in planted])
+    answer = sum(noise_and_signals[place] for place in planted) % 2
     return Example(
         token_ids_S=np.array([*noise_and_signals, PLANTED_VOCABULARY.index("="), answer], dtype=np.int64),
         num_prompt_tokens=len(noise_and_signals) + 1,
@@ -443,14 +438,6 @@ class PlantedCorrelation:
     """
 
     position_law: PositionLaw = LocalPlaces(DEFAULT_LOCAL_LENGTH)
-    vocabulary_law: Callable[[int, np.random.Generator], np.ndarray] = lambda sparsity, generator: (
-        generator.integers(0, NUM_SIGNALS, sparsity)
-    )
-    """(k, generator) -> k token IDs."""
-    background: tuple[float, ...] = UNIFORM_NOISE
-    """mu: the probability of each token but the last, "="."""
-    label: Callable[[Sequence[int]], int] = lambda planted_ids: sum(planted_ids) % 2
-    """The planted tokens, in the order of their places -> the ID of the answer."""
 
     def draw(self, size: int, sparsity: int, generator: np.random.Generator) -> Example:
         """An example with `size` tokens before "=", `sparsity` = k of them planted.
@@ -460,14 +447,12 @@ class PlantedCorrelation:
         """
         _refuse_size("planted_correlation", size, 1, "tokens")
         if not 1 <= sparsity <= size:
-            raise InputError(
-                f"task planted_correlation: k = {sparsity} of {size} tokens cannot be planted; k is 1 to"
-                f" {size}"
-            )
-        tokens = generator.choice(len(self.background), size, p=self.background)
+            raise InputError(f"task planted_correlation: k = {sparsity} of {size} tokens; k is 1 to {size}")
+        noise = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
+        tokens = generator.choice(len(noise), size, p=noise)
         planted = self.position_law(size, sparsity, generator)
-        tokens[planted] = self.vocabulary_law(sparsity, generator)
-        return lay_out_planted(tokens.tolist(), planted.tolist(), self.label)
+        tokens[planted] = generator.integers(0, NUM_SIGNALS, sparsity)
+        return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
 # All tasks by name, and examples in batches

@@ -29,7 +29,7 @@ from torch import nn
 
 from pipeline.cli import InputError
 from pipeline.synthetic.planted_class import Condition, Lengths, PositionIds
-from pipeline.synthetic.tasks import PlantedCorrelation
+from pipeline.synthetic.tasks import PLANTED_VOCABULARY, PlantedCorrelation
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +148,7 @@ class SparseFunctionalAttention(nn.Module):
         return self.raw_values if self._free_values else self.raw_values.tanh()
 
 
-VOCABULARY_SIZE = len(PlantedCorrelation().background)
+VOCABULARY_SIZE = len(PLANTED_VOCABULARY) - 1
 """Signals and noise; the "=" that asks is left out."""
 NUM_MEASURED_STEPS = 5
 _SEQUENCES_AT_ONCE = 50  # of a test: what bounds its memory
@@ -230,12 +230,9 @@ def fit(
         InputError: k tokens do not fit, too many keys, or the fit runs off to what is no number.
     """
     attention = SparseFunctionalAttention(
-        sparsity,
-        VOCABULARY_SIZE,
-        condition.key_reach(lengths),
-        torch.Generator().manual_seed(seed),
+        sparsity, VOCABULARY_SIZE, condition.key_reach(lengths), torch.Generator().manual_seed(seed),
         free_values=settings.free_values,
-    )
+    )  # fmt: skip
     generator, test_generator = (np.random.default_rng([seed, stream]) for stream in (0, 1))
     tests = [
         draw_sequences(condition, lengths, sparsity, size, settings.num_test_sequences, test_generator)

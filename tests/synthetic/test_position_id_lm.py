@@ -61,13 +61,15 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
 @torch.no_grad()
 def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
     model, others = task_model(name), (TOKENS_L + 1) % V
-    context = searched(model, others[None])._context("substitute")._draws[0]
+    example = searched(model, others[None])
+    influence_TF = example._context("substitute").influence_TF
+    long_losses_T = example._context("remove").long_losses_T
     target, place = 7, 1
     replaced = TOKENS_L.copy()
     replaced[place] = others[place]
     expected = loss(logits_by_hand(model, target, tokens=replaced), target)
-    assert context.influence_TF[1, place] + context.long_losses_T[1] == pytest.approx(expected, abs=ATOL)
-    assert abs(context.influence_TF[1, place]) > 1e-3
+    assert influence_TF[1, place] + long_losses_T[1] == pytest.approx(expected, abs=ATOL)
+    assert abs(influence_TF[1, place]) > 1e-3
 
 
 @pytest.mark.parametrize("name", TRUNKS)

@@ -11,7 +11,6 @@ from pipeline.synthetic.tasks import (
     TASKS,
     Example,
     LocalPlaces,
-    PlantedCorrelation,
     Task,
     lay_out_addition,
     task_called,
@@ -147,19 +146,6 @@ def test_planted_places_are_local_or_anywhere() -> None:
             assert len(set(places.tolist())) == 3 and places.tolist() == sorted(places.tolist())
             spans[law_name].append(int(places[-1] - places[0]))
     assert max(spans["local"]) == 3 and max(spans["uniform"]) > 30
-
-
-def test_planted_laws_are_exchangeable() -> None:
-    largest = PlantedCorrelation(
-        position_law=uniform_places,
-        vocabulary_law=lambda k, generator: generator.permutation(k),
-        background=(0, 0, 1),
-        label=lambda planted: int(planted[0]),
-    )
-    example = largest.draw(6, 2, np.random.default_rng(3))
-    tokens = example.token_ids_S[:6].tolist()
-    assert sorted(tokens) == [0, 1, 2, 2, 2, 2]
-    assert example.target_ids_T.tolist() == [tokens[example.dependencies[0][0]]]
 
 
 @pytest.mark.parametrize(
