@@ -28,12 +28,8 @@ from shown_commands import ROOT, Shown
 from pipeline.text.tokenizer import train_bpe
 
 OF_A_SHELL = (
-    ". .venv/bin/activate",
-    "sparsity --help",
-    "cp slurm/",
-    "source slurm/",
-    "slurm/submit_all.sh --dry-run",
-)
+    ". .venv/bin/activate", "sparsity --help", "cp slurm/", "source slurm/", "slurm/submit_all.sh --dry-run",
+)  # fmt: skip
 """How the commands begin that a shell runs here as they stand."""
 AT_LENGTH = (
     "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/", "runs/planted_lengths",
@@ -104,9 +100,9 @@ FURTHER_WORDS = {
 """Words that a program is told here beside those of the page."""
 
 
-def _overrides(size: str, *others: str, save_interval: int = 4, further: Sequence[str] = ()) -> list[str]:
+def _overrides(size: str, save_interval: int = 4, further: Sequence[str] = ()) -> list[str]:
     small = ",".join([*_TINY, f"save_interval={save_interval}", *further])
-    return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4", *others]
+    return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4"]
 
 
 def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list[str]:
@@ -125,55 +121,34 @@ _OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_pla
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
-        "run=runs/study",
-        "data.source=[english.jsonl]",
-        "data.tokenizer=bpe:320",
-        *_overrides("demo"),
+        "run=runs/study", "data.source=[english.jsonl]", "data.tokenizer=bpe:320", *_overrides("demo"),
         "evaluation.max_documents=3",
     ],
     "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
     "reference": [
-        "data.tokenizer=bpe:320",
-        *_overrides("2m", save_interval=2),
-        *_overrides("300k", save_interval=2),
-        *_overrides("8m", save_interval=2),
-        "evaluation.max_documents=3",
+        "data.tokenizer=bpe:320", "evaluation.max_documents=3",
+        *(word for size in ("2m", "300k", "8m") for word in _overrides(size, save_interval=2)),
         # no notebooks: of a model of four steps too few targets gain for a slope by the answer's loss
         "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
-        "further_evaluations.along_training.steps=[2]",
-        "further_evaluations.along_training.max_documents=3",
-        "further_evaluations.novels.max_documents=2",
-        "further_evaluations.novels.max_chunks_per_document=1",
+        "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
+        "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
     ],
     "planted_lengths": [
-        *_OF_SIGNS,
-        *_overrides("tiny", further=["answer_loss_weight=1"]),
-        "evaluation.max_documents=4",
+        *_OF_SIGNS, *_overrides("tiny", further=["answer_loss_weight=1"]), "evaluation.max_documents=4",
     ],
     "measures": [
-        *_OF_SIGNS,
-        *_overrides("tiny"),
-        *_FEW,
+        *_OF_SIGNS, *_overrides("tiny"), *_FEW,
         *(
-            f"further_evaluations.{name}.max_documents=3"
-            for text in ("foreign", "planted")
-            for name in (text, f"{text}_substitute", f"{text}_background")
+            f"further_evaluations.{text}{how}.max_documents=3"
+            for text in ("foreign", "planted") for how in ("", "_substitute", "_background")
         ),
     ],
     "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
-    "methods": [
-        *_OF_SIGNS,
-        *_overrides("tiny"),
-        *_FEW,
-        "further_evaluations.removed.max_documents=3",
-    ],
+    "methods": [*_OF_SIGNS, *_overrides("tiny"), *_FEW, "further_evaluations.removed.max_documents=3"],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic_rotated": _of_tasks(
-        [],
-        ["copy", "variable_assignment", "addition_padded"],
-        copy=",model.rotary_fraction=1.0",
-        variable_assignment="",
-        addition_padded="",
+        [], ["copy", "variable_assignment", "addition_padded"],
+        copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",
     ),
     "synthetic_short": _of_tasks(
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
@@ -184,24 +159,16 @@ STUDIES = {
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(
-            _FOUND,
-            [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
-            variable_assignment="",
-            parity_scratchpad="",
-            other_positions="",
-            sparse_parity_k1="",
-            sparse_parity_k2="",
-            sparse_parity_k3="",
-            planted_k1="",
-            planted_k2="",
-            copy_pose="",
-            copy_predicted="",
-            addition_coupled="",
-            addition_pose="",
+            _FOUND, [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
+            **dict.fromkeys(
+                ("variable_assignment", "parity_scratchpad", "other_positions", "sparse_parity_k1",
+                 "sparse_parity_k2", "sparse_parity_k3", "planted_k1", "planted_k2", "copy_pose",
+                 "copy_predicted", "addition_coupled", "addition_pose"), ""
+            ),
             addition_predicted=",spread_of_coupled_ids=contiguous",
         ),
     ],
-}
+}  # fmt: skip
 """Study files, and the fields that tests override; `run` where the page's other commands have that folder."""
 
 
@@ -318,10 +285,9 @@ def _bash(code: str, folder: Path) -> str:
 
 
 def _at_small_size(program: str | None, words: list[str]) -> list[str]:
-    before = ["", *words]
     small = [
         VALUES.get(flag, WORDS.get(word, _smaller(word)))
-        for flag, word in zip(before[:-1], words, strict=True)
+        for flag, word in zip(["", *words[:-1]], words, strict=True)
     ]
     if program == "pipeline/study.py" and "--dry-run" not in words:
         study, *others = small

@@ -3,18 +3,14 @@
 A stage started by its command pays some five seconds for importing torch and OLMo. Where a test needs a
 process (to be killed, for signals and exit codes, for several ranks) and not the command as it is typed, it
 starts the stage here: the same file is run as `__main__`, with its own folder, environment, output and signal
-handlers. Only libraries are imported beforehand, nothing of the repository. What this cannot show, that a
-stage brings along all it imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py do.
-
-Where pytest-xdist has several processes of tests, they are forked from that first process, too, and share it
-(`share_one_server`).
+handlers. Only libraries are imported beforehand, nothing of the repository. That a stage brings along all it
+imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py show.
 
 Run as a program, this file is one of two: that first process, which forks for each request through its
-socket, and ends with the process that started it; or what stands in for `python` and `torchrun` where others
-start them (`stand_ins`), and passes on signals and the exit code.
+socket and ends with the process that started it; or what stands in for `python` and `torchrun` where others
+start them (`stand_ins`). The processes of pytest-xdist are forked from it, too (`share_one_server`).
 """
 
-import atexit
 import gc
 import importlib
 import json
@@ -94,14 +90,7 @@ class ForkedStage:
 
 
 def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> ForkedStage:
-    """Start a program of the repository in the folder `cwd`.
-
-    Args:
-        program: its path below the repository's root: pipeline/pretrain.py.
-        words: its command line.
-        cwd: the folder that it is started in.
-        environment: variables beside those of this process.
-    """
+    """Start a program by its path below the repository's root, with these variables beside this process's."""
     written = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 -- read while it is written
     words = (str(ROOT / program), *map(str, words))
     with Path(os.devnull).open("rb") as nothing:
@@ -152,19 +141,8 @@ def stand_ins(folder: Path) -> Path:
 
 
 def share_one_server() -> None:
-    """Start the process that forks, for all processes that this one will start; it ends with this one.
-
-    That is waited for, or `time make test` would not count what the forked ones took.
-    """
-    os.environ[_SHARED], server = _begun_server("serve_tests")
-
-    def end() -> None:
-        assert server.stdin is not None
-        server.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=10)
-
-    atexit.register(end)
+    """Start the process that forks, for all processes that this one will start; it ends with this one."""
+    os.environ[_SHARED] = _begun_server("serve_tests")[0]
 
 
 def python_that_forks() -> Path:
@@ -175,9 +153,7 @@ def python_that_forks() -> Path:
 @cache
 def _server() -> str:
     """The address of the process that forks: the shared one, or one that is started when first wanted."""
-    address = os.environ.get(_SHARED)
-    if address is None:
-        address, _ = _begun_server()
+    address = os.environ.get(_SHARED) or _begun_server()[0]
     deadline = time.monotonic() + _MOST_SECONDS_OF_IMPORTS
     while not Path(address).exists():
         assert time.monotonic() < deadline, "the process that forks has not begun"
@@ -225,7 +201,7 @@ def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
 
 def _serve(address: str) -> None:
     """Fork for each request, until the standard input ends."""
-    signal.signal(signal.SIGCHLD, lambda *_: _count_in(os.WNOHANG))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody need wait for those that end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who asked for the programs
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.part")
@@ -238,14 +214,6 @@ def _serve(address: str) -> None:
                 _run_and_tell(connection)
             connection.close()
     shutil.rmtree(Path(address).parent)
-    _count_in(0)
-
-
-def _count_in(options: int) -> None:
-    """Add the processor time of forked processes that have ended to that of this one's children."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, options)[0]:
-            pass
 
 
 def _run_and_tell(connection: socket.socket) -> NoReturn:

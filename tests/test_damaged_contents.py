@@ -2,28 +2,25 @@
 
 It ends with exit code 2; or with 0 and the very output of whole files, where a program goes on without the
 file or makes it anew. The files are found, not listed: what the stages write into a folder is damaged there,
-file by file. A full or read-only file system is a small tmpfs, which only root may mount; elsewhere those
-tests are skipped.
+file by file.
 """
 
 import importlib
 import json
-import os
 import random
 import re
 import resource
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measured_documents import contents
 
-from pipeline import query
-from pipeline.cli import PROGRAMS, InputError, os_error_sentence, run_stage
+from pipeline.cli import PROGRAMS, run_stage
 from pipeline.text.tokenizer import train_bpe
 
 Damage = Callable[[Path, bytes], object]
@@ -152,8 +149,12 @@ WALKS = {
 
 
 AT_EVERY_RUN = ("tokenize_c4", "query", "study", "study of synthetic tasks", "sparse_functional_attention")
-IN_THE_SLOW_TIER = tuple(name for name in WALKS if name not in AT_EVERY_RUN)
-"""Ten minutes on two busy cores."""
+"""The others are slow: ten minutes on two busy cores."""
+
+
+def walks(names: Iterable[str], fast: Container[str]) -> list[Any]:
+    """The names as parameters of a test; all but the fast ones are slow."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def write_inputs(folder: Path) -> None:
@@ -210,14 +211,6 @@ def files_of(folder: Path, walk: Walk) -> list[str]:
     return list(found.values())
 
 
-def words_for_numbers(text: str) -> str:
-    return re.sub(r"(?<=[:\[] )-?\d[\d.e-]*", '"word"', text)
-
-
-def lists_for_words(text: str) -> str:
-    return re.sub(r'(?<=: )("[^"]*"|[\w-]+)', "[1]", text)
-
-
 def flipped(content: bytes) -> bytes:
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
@@ -238,14 +231,14 @@ DAMAGES: dict[str, Damage] = {
 OF_TEXT: dict[str, Damage] = {
     "a list": of_text(lambda _: "[1, 2]\n"),
     "a word": of_text(lambda _: "word\n"),
-    "words for numbers": of_text(words_for_numbers),
-    "lists for words": of_text(lists_for_words),
+    "words for numbers": of_text(lambda text: re.sub(r"(?<=[:\[] )-?\d[\d.e-]*", '"word"', text)),
+    "lists for words": of_text(lambda text: re.sub(r'(?<=: )("[^"]*"|[\w-]+)', "[1]", text)),
 }
 
 
-def damages(file: str) -> dict[str, Damage]:
-    """What is done to a file, each to the whole one."""
-    return DAMAGES | (OF_TEXT if file.endswith(TEXT_FILES) else {})
+def different(found: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
+    """The files that are in one alone, or differ."""
+    return {path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)}
 
 
 def outcome(name: str, capsys: pytest.CaptureFixture[str]) -> str | dict[str, bytes]:
@@ -272,9 +265,7 @@ def outcome(name: str, capsys: pytest.CaptureFixture[str]) -> str | dict[str, by
     return {"standard output": capsys.readouterr().out.encode(), **written}
 
 
-@pytest.mark.parametrize(
-    "name", [*AT_EVERY_RUN, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_THE_SLOW_TIER)]
-)
+@pytest.mark.parametrize("name", walks(WALKS, AT_EVERY_RUN))
 def test_damaged_files_are_one_sentence(
     name: str,
     whole: Path,
@@ -289,7 +280,7 @@ def test_damaged_files_are_one_sentence(
     assert isinstance(expected, dict), expected
     faults = []
     for file in files_of(whole, walk):
-        for kind, damage in damages(file).items():
+        for kind, damage in (DAMAGES | (OF_TEXT if file.endswith(TEXT_FILES) else {})).items():
             here = copied(whole, tmp_path / "damaged", walk)
             damage(here / file, (whole / file).read_bytes())
             monkeypatch.chdir(here)
@@ -302,11 +293,6 @@ def test_damaged_files_are_one_sentence(
                 faults.append(f"{file} {kind}: {found}")
             shutil.rmtree(here)
     assert not faults, "\n".join(faults)
-
-
-def different(found: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
-    """The files that are in one alone, or differ."""
-    return {path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)}
 
 
 def copied(whole: Path, folder: Path, walk: Walk) -> Path:
@@ -324,31 +310,8 @@ def copied(whole: Path, folder: Path, walk: Walk) -> Path:
     return folder
 
 
-KIBIBYTES = (4, 24, 64, 160)
-"""So that there is room for nothing but a lock, for some files, for more."""
-WRITERS = [
-    name if name in ("tokenize_c4", "loss_differences", "sparse_functional_attention")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name, walk in WALKS.items() if walk.writes
-]  # fmt: skip
-Mount = Callable[[str], None]
-"""Given options, mounts a tmpfs as the folder `small`, or mounts it anew."""
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-
-    def mounted(options: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-
-    yield mounted
-    while os.path.ismount(folder):
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+WRITERS = [name for name, walk in WALKS.items() if walk.writes]
+FAST_WRITERS = ("tokenize_c4", "loss_differences", "sparse_functional_attention")
 
 
 def refusal(name: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -364,71 +327,37 @@ def refusal(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return sentence
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", walks(WRITERS, FAST_WRITERS))
 def test_no_room_is_a_sentence_and_with_room_the_same_command_goes_on(
     name: str,
     whole: Path,
     tmp_path: Path,
-    mount: Mount,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its output is below `small`, and it reads copies of the whole files beside."""
-    walk = WALKS[name]
-    (written,) = walk.writes
-    for path in copied(whole, tmp_path / "files", walk).iterdir():
-        if path.name != written:
-            path.rename(tmp_path / path.name)
-    words = [f"small/{word}" if word == written else word for word in walk.words]
-    monkeypatch.setitem(WALKS, name, replace(walk, words=words))
-    monkeypatch.chdir(tmp_path)
+    """Files may be no larger than a few bytes, then than some; without limit it goes on."""
+    monkeypatch.chdir(copied(whole, tmp_path / "files", WALKS[name]))
+    (written,) = map(Path, WALKS[name].writes)
 
     def output() -> dict[str, bytes]:
-        return {
-            path: content
-            for path, content in contents(Path("small")).items()
-            if not path.endswith(WITH_TIMES)
-        }
+        if written.is_file():
+            return {written.name: written.read_bytes()}
+        return {path: content for path, content in contents(written).items() if not path.endswith(WITH_TIMES)}
 
-    mount("ro,size=1m")
-    sentence = refusal(name, capsys)
-    assert "lies on a read-only file system; name another path" in sentence or "cannot write into" in sentence
-    mount("remount,rw,size=64m")
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    for num_bytes in (100, 1500):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-        try:
-            assert "grew larger than a file may be here; raise `ulimit -f`" in refusal(name, capsys), (
-                num_bytes
-            )
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    def remove() -> None:
+        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
+
+    remove()
     run(name)
     expected = output()
-    num_kibibytes = sum(map(len, contents(Path("small")).values())) / 1024
-    mount("size=4k")
-    for size in [size for size in KIBIBYTES if size < num_kibibytes]:
-        mount(f"remount,size={size}k")
-        assert "no space left" in refusal(name, capsys), size
-    mount("remount,size=64m")
+    remove()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    for num_bytes in [limit for limit in (100, 1500, 20_000) if limit < max(map(len, expected.values()))]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        try:
+            sentence = refusal(name, capsys)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert "grew larger than a file may be here; raise `ulimit -f`" in sentence, num_bytes
     run(name)
     assert different(output(), expected) == set()
-
-
-@pytest.mark.parametrize("file_format", ["csv", "json", "parquet"])
-def test_the_rows_of_a_query_find_no_room(
-    file_format: str, inputs: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    results, sql = ROOT / "analysis/reference/theory/results", "SELECT random() FROM range(5000)"
-    for options, sentence in (
-        ("size=4k", "no space left on the device while writing small/rows; free some"),
-        ("ro,size=1m", "small/rows lies on a read-only file system; name another path"),
-    ):
-        mount(options)
-        with pytest.raises((InputError, OSError)) as error:
-            query.export(query.connect(results, sql), sql, file_format, Path("small/rows"))
-        assert sentence in (
-            os_error_sentence(error.value) if isinstance(error.value, OSError) else str(error.value)
-        )
-        assert contents(tmp_path / "small") == {}

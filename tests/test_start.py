@@ -23,28 +23,17 @@ def python(*words: str, **options: object) -> "subprocess.CompletedProcess[bytes
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def test_the_console_command_knows_every_program() -> None:
+def test_the_console_command_knows_every_program_and_names_itself_as_it_was_typed() -> None:
     files = (path for folder in ("pipeline", "analysis") for path in (ROOT / folder).glob("*.py"))
-    programs = {
-        f"{path.parent.name}.{path.stem}"
-        for path in files
-        if 'if __name__ == "__main__":' in path.read_text("utf-8")
-    }
-    assert set(PROGRAMS) == programs
-    assert len(PROGRAMS) == len(programs)
-
-
-def sparsity(*words: str) -> "subprocess.CompletedProcess[bytes]":
-    return python("-c", "from pipeline.cli import main; main()", *words)
-
-
-def test_the_console_command_lists_the_programs_and_names_itself_as_it_was_typed() -> None:
-    shown = sparsity("--help")
+    runnable = {path for path in files if 'if __name__ == "__main__":' in path.read_text("utf-8")}
+    assert sorted(PROGRAMS) == sorted(f"{path.parent.name}.{path.stem}" for path in runnable)
+    sparsity = ("-c", "from pipeline.cli import main; main()")
+    shown = python(*sparsity, "--help")
     names = [line.split()[0] for line in shown.stdout.decode().splitlines() if line.startswith("  ")]
     assert [program.rpartition(".")[2] for program in PROGRAMS] == names
     assert (shown.returncode, shown.stderr) == (0, b"")
-    assert sparsity("query", "--help").stdout.startswith(b"usage: sparsity query [-h]")
-    refused = sparsity("quary")
+    assert python(*sparsity, "query", "--help").stdout.startswith(b"usage: sparsity query [-h]")
+    refused = python(*sparsity, "quary")
     assert refused.stderr == b"sparsity: error: unknown program 'quary'; did you mean 'query'?\n"
     assert refused.returncode == 2
 
@@ -75,16 +64,13 @@ def test_an_unknown_rule_is_refused_before_torch_is_loaded() -> None:
     assert python("-c", code).stderr == b"unknown rule 'greed'; did you mean 'greedy'?; "
 
 
-@pytest.mark.parametrize("program", ["pipeline/query.py", "pipeline/pretrain.py", "analysis/summary.py"])
-def test_without_the_libraries_a_program_says_how_to_get_them(program: str, tmp_path: Path) -> None:
-    words = ["--results", str(tmp_path)]
-    if program == "pipeline/pretrain.py":
-        words = ["olmo_configs/tiny.yaml", "--data", str(tmp_path), "--save-folder", "s"]
-    done = python("-I", "-S", str(ROOT / program), *words)
-    assert done.returncode == 2
-    (sentence,) = done.stderr.decode().splitlines()
-    assert sentence.startswith(f"{Path(program).name}: error: the library ")
-    assert "activate" in sentence or "install" in sentence
+def test_without_the_libraries_a_program_says_how_to_get_them(tmp_path: Path) -> None:
+    for program in ("pipeline/query.py", "analysis/summary.py"):
+        done = python("-I", "-S", str(ROOT / program), "--results", str(tmp_path))
+        assert done.returncode == 2
+        (sentence,) = done.stderr.decode().splitlines()
+        assert sentence.startswith(f"{Path(program).name}: error: the library ")
+        assert "activate" in sentence or "install" in sentence
 
 
 PROBE = """
@@ -105,8 +91,6 @@ def probe(tmp_path: Path, body: str) -> "subprocess.Popen[bytes]":
 
 
 MAIN = "import argparse\nparser = argparse.ArgumentParser\ndef main(arguments):\n    {}"
-
-
 SWALLOWED = "while True:\n    try:\n        import time; time.sleep(30)\n    except KeyboardInterrupt: pass"
 
 
@@ -179,18 +163,18 @@ def test_a_closed_standard_output_is_a_sentence() -> None:
     assert done.stderr.startswith(b"query.py: error: standard output is closed")
 
 
-LOCALES = {
-    "C": {"LANG": "C", "LC_ALL": "C"},
-    "C, no UTF-8": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    "latin-1": {"PYTHONIOENCODING": "latin-1"},
-    "ascii, strict": {"PYTHONIOENCODING": "ascii:strict"},
-}
-
-
-@pytest.mark.parametrize("locale", LOCALES)
-def test_every_locale_shows_help_and_takes_every_name(locale: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii:strict"},
+    ],
+    ids=["C", "latin-1", "ascii"],
+)
+def test_every_locale_shows_help_and_takes_every_name(locale: dict[str, str], tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
-    environment |= LOCALES[locale]
+    environment |= locale
     shown = python("pipeline/loss_differences.py", "--help", env=environment)
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert b"chunk length" in shown.stdout

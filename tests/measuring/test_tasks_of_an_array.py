@@ -46,14 +46,11 @@ def results_of(results: Path) -> dict[str, bytes]:
     }
 
 
-def test_two_tasks_of_two_processes_by_hand() -> None:
+def test_every_shard_falls_to_one_process() -> None:
     split = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
     assert split == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
     assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
-
-
-def test_every_shard_falls_to_one_process() -> None:
-    for num_shards, num_tasks, num_processes in product((0, 1, 7, 12), range(1, 6), range(1, 5)):
+    for num_shards, num_tasks, num_processes in product((0, 1, 7), (1, 3, 5), (1, 2, 4)):
         measured = Counter(
             shard
             for task in range(num_tasks)
@@ -158,22 +155,19 @@ def test_status_names_what_is_missing_and_whose_it_is(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
-    load = evaluate_checkpoints.load_causal_lm
+
+    def refuse_to_load(*arguments: object) -> None:
+        raise AssertionError("a model was loaded")
 
     def status(*more: str) -> tuple[int, str]:
-        def refuse_to_load(*arguments: object) -> None:
-            raise AssertionError("a model was loaded")
-
-        monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
         before = contents(tmp_path)
-        with pytest.raises(SystemExit) as stopped:  # a device that is not here: nor is one asked for
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+            patch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
+            # a device that is not here: nor is one asked for
             measure(loss_differences, folder, *flags, "--status", "--device", "cuda:77", *more)
         assert contents(tmp_path) == before
-        monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", load)
-        line = capsys.readouterr().out
-        return int(stopped.value.code or 0), line.removeprefix("loss_differences of model 'run' ").rstrip(
-            "\n"
-        )
+        line = capsys.readouterr().out.removeprefix("loss_differences of model 'run' ")
+        return int(stopped.value.code or 0), line.rstrip("\n")
 
     where = f"in {tmp_path / 'results'}"
     assert status() == (1, f"misses 3 of 3 shards {where}: 0-2")

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -65,14 +64,8 @@ def started(program: str, *arguments: object) -> "subprocess.Popen[str]":
 
 def holder_of(folder: Path, part: str = "") -> "subprocess.Popen[str]":
     process = started(HOLD, folder, part)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.communicate()
 
 
 def refused(folder: Path, part: str | None = None) -> str:
@@ -93,26 +86,20 @@ def test_it_says_who_holds_it_and_goes_away(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_second_program_is_refused_until_the_holder_ends_however(tmp_path: Path) -> None:
     process = holder_of(tmp_path)
-    expected = (
-        f"{re.escape(str(tmp_path))} is in use by process {process.pid} on {re.escape(socket.gethostname())},"
-        r" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it, or choose another --out"
-    )
-    assert re.fullmatch(expected, refused(tmp_path))
-    end(process)
-    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == process.pid
+    assert refused(tmp_path).startswith(f"{tmp_path} is in use by process {process.pid} on ")
+    assert refused(tmp_path).endswith("; wait for it, or choose another --out")
+    process.kill()
+    process.communicate()
     (tmp_path / ".a.json.0f3a.part").touch()  # what it left half-written
     (tmp_path / "a.part").touch()
     with FolderLock(tmp_path, "--out"):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert [path.name for path in tmp_path.iterdir()] == ["a.part"]
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[3]", b"\xff\x00"])
-def test_what_the_file_holds_decides_nothing(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / LOCK_FILE).write_bytes(content)
-    with FolderLock(tmp_path, "--out"):
+    for content in (b"", b"{}", b"[3]", b"\xff\x00"):  # what the file holds decides nothing
         (tmp_path / LOCK_FILE).write_bytes(content)
-        assert "is in use by another program; wait" in refused(tmp_path)
+        with FolderLock(tmp_path, "--out"):
+            (tmp_path / LOCK_FILE).write_bytes(content)
+            assert "is in use by another program; wait" in refused(tmp_path), content
 
 
 def test_a_child_that_lives_on_does_not_hold_it(tmp_path: Path) -> None:
@@ -133,7 +120,8 @@ def test_parts_are_held_side_by_side_but_none_twice_nor_beside_the_whole(tmp_pat
     with FolderLock(tmp_path, "--out", "task-1-of-2"):
         for part in ("task-0-of-2", "task-0-of-3", None):
             assert f"process {process.pid} on" in refused(tmp_path, part), part
-    end(process)
+    process.kill()
+    process.communicate()
     with FolderLock(tmp_path, "--out"):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
     assert list(tmp_path.iterdir()) == []
