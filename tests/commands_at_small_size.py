@@ -52,7 +52,7 @@ NOT_RUN = {
 """Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
-    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
+    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method"
 }
 """Pages whose Python code another test runs."""
 

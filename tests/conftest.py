@@ -3,8 +3,9 @@
 `make test` runs a process a core (pytest-xdist), and a whole file in one of them: fixtures of a file or of
 the session are made once in each process that needs them. So a test may not rely on another file's tests,
 write anywhere but in its own folders (`tmp_path`, `tmp_path_factory`), take a fixed port, or look for
-processes other than its own. Its name, parameters included, must be the same in every process, and quick to
-make: every process collects all tests. Waiting needs a generous limit: the other processes keep the cores busy.
+processes other than its own. Its name, parameters included, must be the same in every process, and quick
+to make: every process collects all tests. Waiting needs a generous limit: the other processes keep the
+cores busy.
 
 A stage is run in this process (`stage.main(stage.parser().parse_args(words))`) unless the process is the
 point; then it is forked (forked_stages.py) unless the command is the point: another process costs seconds for

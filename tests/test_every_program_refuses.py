@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import (
-    PROGRAMS,
-    finite_float,
-    fraction,
-    positive_float,
-    positive_fraction,
-    run_stage,
-)
+from pipeline.cli import PROGRAMS, finite_float, fraction, positive_float, positive_fraction, run_stage
 from pipeline.measuring.flags import gibibytes
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
@@ -45,26 +38,21 @@ def paths(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def flag_of(action: argparse.Action) -> list[str]:
-    return action.option_strings[:1]
-
-
 def damages(parser: argparse.ArgumentParser, bad_paths: dict[str, list[str]]) -> Iterator[list[str]]:
     """Command lines, each with one flag that is wrong."""
     yield ["--no-such-flag"]
     if any(action.required for action in parser._actions):
         yield []
     for action in parser._actions:
-        kind = getattr(action.type, "__name__", "")
+        assert action.type not in (int, float, Path), f"{action.dest} takes a number or a path as it comes"
+        flag, kind = action.option_strings[:1], getattr(action.type, "__name__", "")
         if action.choices is not None:
-            yield [*flag_of(action), "no such choice"]
+            yield [*flag, "no such choice"]
         if kind in bad_paths:
-            for path in bad_paths[kind]:
-                yield [*flag_of(action), path]
+            yield from ([*flag, path] for path in bad_paths[kind])
         elif action.type is not None and kind not in ("str", "_model_and_length"):
             for number in NO_NUMBERS if action.type in FLOATS else NO_WHOLE_NUMBERS:
-                # "=": -inf alone would be read as a flag
-                yield [f"{action.option_strings[0]}={number}"] if action.option_strings else [number]
+                yield [f"{flag[0]}={number}"] if flag else [number]  # "=": -inf alone would be read as a flag
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -91,10 +79,3 @@ def test_a_damaged_command_line_is_one_sentence(
         if words and words[0].startswith("--") and words[0] != "--no-such-flag":
             assert words[0].partition("=")[0] in sentence, sentence
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_no_flag_takes_a_number_or_a_path_as_it_comes(name: str) -> None:
-    raw = [action.dest for action in importlib.import_module(name).parser()._actions
-           if action.type in (int, float, Path)]  # fmt: skip
-    assert raw == []

@@ -151,16 +151,6 @@ def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
     assert pq.read_table(answers["parquet"]).to_pylist() == expected
 
 
-def test_a_failed_export_leaves_the_earlier_file(results: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.csv"
-    out.write_text("earlier")
-    sql = "SELECT (CASE WHEN mean_loss > 4 THEN 'x' ELSE '1' END)::INT FROM length_losses"
-    with pytest.raises(InputError, match="Could not convert"):
-        query.export(query.connect(results), sql, "csv", out)
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.csv"]
-    assert out.read_text() == "earlier"
-
-
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "pipeline" / "query.py", *arguments]
     return subprocess.run(

@@ -177,9 +177,8 @@ class ForwardPerPair(Way):
     """
 
     def sample(self) -> list[int]:
-        return self.problem.spread(
-            max(2, self.problem.sample_tokens // self.problem.lengths.long_context_length)
-        )
+        length = self.problem.lengths.long_context_length
+        return self.problem.spread(max(2, self.problem.sample_tokens // length))
 
     @property
     def evaluations(self) -> float:
@@ -251,9 +250,8 @@ class AllTargetsLoop(Way):
         removed_R1 = torch.as_tensor(removed_R, device=device)[:, None]
         tokens_S = torch.as_tensor(self.problem.chunk_L[:-1], device=device)
         targets_T = torch.as_tensor(self.problem.lengths.targets_T, device=device)
-        target_ids_RT = torch.as_tensor(self.problem.chunk_L, device=device)[targets_T].expand(
-            num_removed, -1
-        )
+        target_ids_T = torch.as_tensor(self.problem.chunk_L, device=device)[targets_T]
+        target_ids_RT = target_ids_T.expand(num_removed, -1)
         queries_RT = (targets_T - 1).expand(num_removed, -1)
         if self._masks:
             positions_1S = torch.arange(self._num_rows, device=device)[None]
@@ -285,8 +283,7 @@ class CaptumFeatureAblation(AllTargetsLoop):
                 return torch.as_tensor(self.long_losses_T)[None]
             return self.losses_without(removed[present_BR.argmin(1).numpy()].tolist()).cpu()
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             differences_TR = self._ablation(losses).attribute(
                 torch.ones(1, len(removed)), baselines=0, perturbations_per_eval=self.batch_size
             )
@@ -326,12 +323,11 @@ def flops_of(way: Way) -> float:
         edges = sum(int(np.arange(removed + 1, num_rows).sum()) for removed in range(num_far))
         edges += num_rows * (num_rows + 1) // 2
         last_rows, last_edges = (num_far + 1) * len(targets_T), (num_far + 1) * int(targets_T.sum())
-    elif isinstance(way, AllTargetsLoop):
-        rows, edges = num_far * num_rows, num_far * num_rows * (num_rows + 1) // 2
-        last_rows, last_edges = rows, edges
     else:
-        rows = int((num_far_T * targets_T).sum())
-        edges = int((num_far_T * targets_T * (targets_T + 1) // 2).sum())
+        rows, edges = num_far * num_rows, num_far * num_rows * (num_rows + 1) // 2
+        if isinstance(way, ForwardPerPair):
+            rows = int((num_far_T * targets_T).sum())
+            edges = int((num_far_T * targets_T * (targets_T + 1) // 2).sum())
         last_rows, last_edges = rows, edges
     below = (config.n_layers - 1) * (2.0 * rows * weights + 4.0 * edges * config.d_model)
     last = 2.0 * last_rows * (weights - key_value_weights) + 4.0 * last_edges * config.d_model
@@ -343,15 +339,14 @@ def timed(ways: dict[str, Way], repeats: int, tolerance: float) -> dict[str, flo
     """Seconds of the whole chunk, by way, after all float32 numbers have been compared with ours.
 
     Raises:
-        InputError: a way's influence differs from ours; names the pair and both numbers.
+        InputError: a way's influence differs from ours by more than `tolerance` standard deviations.
     """
     problem = next(iter(ways.values())).problem
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         found: dict[str, np.ndarray] = {}
         for name, way in ways.items():
-            values_TF = np.full((problem.lengths.targets_per_chunk, problem.num_far), np.nan)
-            removed = way.sample()
+            removed, values_TF = way.sample(), np.full((len(way.long_losses_T), problem.num_far), np.nan)
             found[name] = values_TF
 
             def run(way: Way = way, removed: list[int] = removed, values_TF: np.ndarray = values_TF) -> None:
@@ -361,22 +356,16 @@ def timed(ways: dict[str, Way], repeats: int, tolerance: float) -> dict[str, flo
         exact = [name for name in found if name.endswith("float32")]
         for name in exact:
             ours = next(one for one in exact if one.startswith("ours"))
-            refuse_difference(name, found[ours], found[name], tolerance)
+            refuse_difference(name, found[ours], found[name], tolerance * float(np.nanstd(found[ours])))
     return {name: median(of_way) for name, of_way in seconds.items()}
 
 
-def refuse_difference(name: str, ours_TF: np.ndarray, theirs_TF: np.ndarray, tolerance: float) -> None:
-    """Compare two measurements on the pairs that both have.
-
-    Raises:
-        InputError: they differ by more than `tolerance` standard deviations of ours, or share no pair.
-    """
+def refuse_difference(name: str, ours_TF: np.ndarray, theirs_TF: np.ndarray, allowed: float) -> None:
+    """Compare two measurements on the pairs that both have; there must be some."""
     both = ~(np.isnan(ours_TF) | np.isnan(theirs_TF))
-    if not both.any():
-        raise InputError(f"{name} measured no pair that ours did, so its numbers cannot be compared")
+    assert both.any(), f"{name} measured no pair that ours did"
     difference_TF = np.where(both, np.abs(ours_TF - theirs_TF), 0)
     target, position = np.unravel_index(difference_TF.argmax(), difference_TF.shape)
-    allowed = tolerance * float(np.nanstd(ours_TF))
     if difference_TF[target, position] > allowed:
         raise InputError(
             f"{name} gives the influence of token {position} on target {target} as"

@@ -81,14 +81,7 @@ def reference_cost(path: Path, tokenizer: Tokenizer) -> Cost:
 
 def stage_cost(path: Path, out: Path, arguments: argparse.Namespace) -> Cost:
     """The whole command, with its workers."""
-    command = [
-        sys.executable,
-        str(ROOT / "pipeline/tokenize_c4.py"),
-        "--out",
-        str(out),
-        "--source",
-        str(path),
-    ]
+    command = [sys.executable, f"{ROOT}/pipeline/tokenize_c4.py", "--out", str(out), "--source", str(path)]
     command += ["--tokenizer", arguments.tokenizer, "--num-workers", str(arguments.num_workers)]
     started = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -131,7 +124,11 @@ def main() -> None:
     parser.add_argument("--memory-only", action="store_true", help="leave the reference out")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(parse_tokenizer_name(arguments.tokenizer)))
-    print(state(arguments), flush=True)
+    print(
+        f"{arguments.megabytes} MB, {arguments.tokenizer}, {arguments.num_workers} workers,"
+        f" {os.cpu_count()} cores, tokenizers {package_versions()['tokenizers']}, commit {git_commit()}",
+        flush=True,
+    )
     ratios, peak_gib = [], 0.0
     with TemporaryDirectory() as folder:
         path = Path(folder) / "text.jsonl"
@@ -157,17 +154,8 @@ def speed(cost: Cost) -> tuple[float, float]:
 def line(name: str, cost: Cost) -> str:
     by_second, by_cpu_second = speed(cost)
     memory = f", {cost.peak_gib:.2f} GiB" if cost.peak_gib else ""
-    load = os.getloadavg()[0]
-    return (
-        f"{name:12} {by_second:9,.0f} tokens/s, {by_cpu_second:9,.0f} by CPU second{memory} (load {load:.1f})"
-    )
-
-
-def state(arguments: argparse.Namespace) -> str:
-    return (
-        f"{arguments.megabytes} MB, {arguments.tokenizer}, {arguments.num_workers} workers,"
-        f" {os.cpu_count()} cores, tokenizers {package_versions()['tokenizers']}, commit {git_commit()}"
-    )
+    speeds = f"{by_second:9,.0f} tokens/s, {by_cpu_second:9,.0f} by CPU second"
+    return f"{name:12} {speeds}{memory} (load {os.getloadavg()[0]:.1f})"
 
 
 if __name__ == "__main__":

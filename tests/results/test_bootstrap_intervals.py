@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.statistics import (
-    _draw_counts,
-    difference_of_ratios,
-    ratio_of_sums,
-    wilson_interval,
-)
+from pipeline.results.statistics import _draw_counts, difference_of_ratios, ratio_of_sums, wilson_interval
 
 Study = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, float]]
 
