@@ -26,7 +26,7 @@ from pipeline.text.tokenizer import train_bpe
 Damage = Callable[[Path, bytes], object]
 """Given a file and what it holds."""
 ROOT = Path(__file__).resolve().parents[1]
-WITH_TIMES = (".jsonl", ".ipynb")
+WITH_TIMES = (".jsonl",)
 TEXT_FILES = (".json", ".jsonl", ".yaml", ".done")
 PRETRAIN = [
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
@@ -123,11 +123,6 @@ WALKS = {
     ),
     "export_huggingface": Walk(["--checkpoint", "run", "--data", "data", "--out", "exported"],
                                ("data", MODEL), ("exported",)),
-    "summary": Walk(["--results", "results"], ("results",), made_first=False),
-    "run_notebooks": Walk(
-        ["--results", "results", "--figures", "figures", "--notebooks", "loss_differences"],
-        ("results/loss_differences", "results/_stages/loss_differences", "figures"), ("figures",),
-    ),
     "explain": Walk(
         ["--model", "run", "--tokenizer", "words.json", "--text", "a b c " * 12, "--short-context-length",
          "4", "--k", "1", "--device", "cpu", "--out", "explained.html"],

@@ -81,19 +81,6 @@ def test_complete_results_are_not_computed_again(
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
 
 
-def test_only_missing_shards_are_computed(folder: Path) -> None:
-    flags = ["--documents-per-shard", "1"]
-    results = measure(loss_differences, folder, *flags)
-    whole = contents(results)
-    first = results / "loss_differences/model=run/00000-of-00003.parquet"
-    written = first.stat().st_mtime_ns
-    (results / "_stages/loss_differences/model=run/00001-of-00003.done").unlink()
-    (results / "loss_differences/model=run/00001-of-00003.parquet").write_bytes(b"half")
-    measure(loss_differences, folder, *flags)
-    assert contents(results) == whole
-    assert first.stat().st_mtime_ns == written
-
-
 def test_a_mended_checkpoint_may_use_the_folder_in_which_the_broken_one_failed(folder: Path) -> None:
     weights_path = folder / "run/step20-unsharded/model.pt"
     weights = weights_path.read_bytes()
