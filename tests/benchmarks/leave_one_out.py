@@ -218,9 +218,10 @@ class AllTargetsLoop(Way):
         self._num_rows, self._masks, self.batch_size = problem.lengths.long_context_length - 1, True, 1
         hidden_states = self.lm.hidden_states
 
-        def at_every_row(*inputs: Any) -> torch.Tensor:
-            tokens, positions, visible, query_rows_BT, prefix = inputs
-            hidden_BSD = hidden_states(tokens, positions, visible, None, prefix)
+        def at_every_row(
+            tokens: Any, positions: Any, visible: Any, query_rows_BT: torch.Tensor
+        ) -> torch.Tensor:
+            hidden_BSD = hidden_states(tokens, positions, visible, None)
             return hidden_BSD.gather(1, query_rows_BT[..., None].expand(-1, -1, hidden_BSD.shape[-1]))
 
         self.lm.hidden_states = at_every_row  # type: ignore[method-assign]
