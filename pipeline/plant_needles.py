@@ -49,7 +49,7 @@ from pipeline.text.folder import (
     is_complete,
     write_data_folder,
 )
-from pipeline.text.planting import KEYS, Needle, needle_document, refuse_bad_templates, write_needles
+from pipeline.text.planting import KEYS, Needle, needle_document, write_needles
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 
@@ -77,7 +77,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Plant the needles of every length; nothing is written before all of them have been planted."""
-    refuse_bad_templates(arguments.needle, arguments.question)
+    if arguments.needle.count("{value}") != 1 or "{key}" not in arguments.needle:
+        raise InputError("--needle must hold {key}, and {value} once, as in the default")
+    if "{key}" not in arguments.question or "{value}" in arguments.question:
+        raise InputError("--question must hold {key}, and not {value}, which is its answer")
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
     names = ("depths", "max_documents", "needle", "question", "answer_digits", "seed")
@@ -110,11 +113,7 @@ def main(arguments: argparse.Namespace) -> None:
 def plant(
     data: TokenizedData, tokenizer: DocumentTokenizer, length: int, arguments: argparse.Namespace
 ) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
-    """The documents of one length, every depth and the control, and their rows of the schema `needles`.
-
-    Raises:
-        InputError: no document is long enough, the needle does not fit, or two depths are one place.
-    """
+    """The documents of one length, every depth and the control, and their rows of the schema `needles`."""
     every = data.evaluation_documents()
     sources = [source for source in every if len(source.token_ids) >= length][: arguments.max_documents]
     if not sources:

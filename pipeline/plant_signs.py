@@ -56,6 +56,7 @@ from pipeline.text.folder import (
     TokenizedData,
     count_tokens,
     is_complete,
+    pieces_of_training_tokens,
     training_token_counts,
     write_data_folder,
     write_token_counts,
@@ -115,11 +116,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Plant, and write the folders.
-
-    Raises:
-        InputError: the data has no training tokens or too short documents, or the settings do not fit it.
-    """
+    """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
     arguments.num_planted = sorted(set(arguments.num_planted))
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
@@ -182,10 +179,8 @@ def planted_documents(
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         drawn = [int(generator.choice([0, *arguments.num_planted]))]
         for k in arguments.num_planted if arguments.every_number else drawn:
-            piece = text.token_ids[:length]
-            token_ids, truth = plant_signs(
-                piece, [k] if k else [], signs, generator, arguments.short_context_length
-            )
+            piece, ks = text.token_ids[:length], [k] if k else []
+            token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
             documents.append(document_of(token_ids, text.url))
             rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -195,13 +190,11 @@ def foreign_documents(
     texts: Sequence[EvaluationDocument], length: int, short_context_length: int
 ) -> list[EvaluationDocument]:
     """Documents of `length` tokens whose far context is that of the text before."""
-    num_far = length - 1 - short_context_length
-    return [
-        document_of(
-            np.concatenate([texts[index - 1].token_ids[:num_far], text.token_ids[num_far:length]]), text.url
-        )
-        for index, text in enumerate(texts)
-    ]
+    num_far, documents = length - 1 - short_context_length, []
+    for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
+        token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
+        documents.append(document_of(token_ids, text.url))
+    return documents
 
 
 def write_training_text(
@@ -213,33 +206,19 @@ def write_training_text(
     """
     generator = np.random.default_rng([arguments.seed, 1])
     length = arguments.context_length - 1
-    files = [np.memmap(path, data.token_dtype.newbyteorder("<"), mode="r") for path in data.train_paths]
-    pieces = (
-        file[start : start + length] for file in files for start in range(0, len(file) - length + 1, length)
-    )
-    with PackedShardWriter(
-        folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART
-    ) as writer:
-        num_pieces = sum(len(file) // length for file in files)
-        for piece in progress(pieces, "planting", "piece", num_pieces):
+    num_near, train = arguments.short_context_length, folder / TRAIN_FOLDER
+    with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
+        for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
             asked = generator.permutation(arguments.num_planted)[: arguments.asked_per_piece].tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
-            token_ids, _ = plant_signs(
-                piece, asked, signs, generator, arguments.short_context_length, num_copies
-            )
-            writer.add(token_ids)
-    counts_V = count_tokens(writer.paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
-    return [*writer.paths, write_token_counts(folder, counts_V)]
+            piece = file[start : start + length]
+            writer.add(plant_signs(piece, asked, signs, generator, num_near, num_copies)[0])
+    return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
 
 
 def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[EvaluationDocument]:
-    """Evaluation documents of so many tokens or more, the first `max_documents`.
-
-    Raises:
-        InputError: there are fewer than two, or there is no training text.
-    """
-    documents = data.evaluation_documents()
-    texts = [document for document in documents if len(document.token_ids) >= length]
+    """Evaluation documents of so many tokens or more, two at least, the first `max_documents`."""
+    texts = [document for document in data.evaluation_documents() if len(document.token_ids) >= length]
     if len(texts) < 2:
         raise InputError(
             f"{len(texts)} evaluation document(s) of {data.folder} have {length} tokens, and two are needed;"

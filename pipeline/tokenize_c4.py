@@ -58,7 +58,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -97,7 +97,7 @@ from pipeline.text.folder import (
     name_files,
     read_manifest,
 )
-from pipeline.text.sources import Source, open_sources_of_both_parts
+from pipeline.text.sources import Source, open_sources
 from pipeline.text.tokenizer import (
     EOS_TOKENS,
     DocumentTokenizer,
@@ -153,11 +153,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse a text that cannot be opened or has no end, and a tokenizer that there is not.
-
-    Raises:
-        InputError: names what is wrong.
-    """
+    """Refuse a text that cannot be opened or has no end, and a tokenizer that there is not."""
     sources, _, tokenizer = _opened(arguments)
     TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
     if isinstance(tokenizer, Path):
@@ -190,11 +186,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Write the tokenized data that the command line asks for, or find it complete.
-
-    Raises:
-        InputError: bad input, or a folder that holds data of another configuration.
-    """
+    """Write the tokenized data that the command line asks for, or find it complete."""
     if arguments.num_workers is not None:  # read by the library before its first text
         os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
@@ -202,7 +194,7 @@ def main(arguments: argparse.Namespace) -> None:
             _report(arguments.out, merge_tasks(arguments.out, verify=arguments.verify))
         return
     if arguments.verify and arguments.source is None:
-        TokenizedData.open(arguments.out).verify()
+        TokenizedData.open(arguments.out, verify=True)
         logger.info("every file of %s is that of its manifest", arguments.out)
         return
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
@@ -230,10 +222,17 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
     """The sources that train and that evaluate, and the tokenizer, a file or the size of one to train."""
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
-    has_end = (
-        arguments.num_tasks > 1 or arguments.max_documents is not None or arguments.max_tokens is not None
-    )
-    sources = open_sources_of_both_parts(arguments.source, arguments.evaluation_source, has_end=has_end)
+    streams_c4 = "c4" in arguments.source
+    if streams_c4 and arguments.num_tasks == 1 and not (arguments.max_documents or arguments.max_tokens):
+        raise InputError(
+            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
+            " or divide it with --num-tasks"
+        )
+    evaluation_names = arguments.evaluation_source or (
+        ["c4"] if streams_c4 else []
+    )  # its own validation split
+    sources = open_sources(arguments.source, c4_split="train")
+    evaluation_sources = open_sources(evaluation_names, c4_split="validation")
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -241,7 +240,7 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             " first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
             " and give the tokenizer.json that it writes"
         )
-    return *sources, path_or_size
+    return sources, evaluation_sources, path_or_size
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -252,9 +251,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _inputs(
-    sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
-) -> dict[str, Any]:
+def _inputs(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> dict[str, Any]:
     """What is read, by name and content, not by where it lies."""
     is_long = sum(len(source.files) for source in sources) > 1
     files = [tokenizer] if isinstance(tokenizer, Path) else []
@@ -266,31 +263,21 @@ def _inputs(
 
 
 def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
-    if manifest is None:
-        logger.info("%s is complete, nothing to do", folder)
-    else:
-        counts = manifest["counts"].items()
-        logger.info("%s", ", ".join(f"{name} {count:,}" for name, count in counts if count))
+    counts = [f"{name} {count:,}" for name, count in manifest["counts"].items() if count] if manifest else []
+    logger.info("%s", ", ".join(counts) or f"{folder} is complete, nothing to do")
 
 
 def _write(work: Tokenization, path_or_size: Path | int, eos_token: str | None) -> dict[str, Any]:
     """Write the data, or what is missing of it; nothing is left of data that cannot be."""
     unfinished = begin_or_go_on(work.folder, work.configuration)
-    if unfinished.files:
-        logger.info(
-            "going on behind %d whole training files; the text before is read once more",
-            len(unfinished.part_names),
-        )
+    if num_parts := len(unfinished.part_names):
+        logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
         tokenizer = _tokenizer(work, unfinished, path_or_size, eos_token)
         counts_tokens = work.max_tokens is not None or work.max_documents is None
         unit, total = ("token", work.max_tokens) if counts_tokens else ("document", work.max_documents)
         with progress_bar(None, "tokenizing", unit, total) as bar:
-            return work.write(
-                tokenizer,
-                unfinished,
-                lambda num_documents, num_tokens: bar.update(num_tokens if counts_tokens else num_documents),
-            )
+            return work.write(tokenizer, unfinished, lambda *written: bar.update(written[counts_tokens]))
     except UnfinishedError:
         raise
     except InputError:
@@ -310,10 +297,8 @@ def _tokenizer(
     else:
         texts = progress(_first_characters(work.training_texts()), "training the tokenizer", "document")
         tokenizer = train_bpe(texts, path_or_size, eos_token or EOS_TOKENS[0])
-        if tokenizer.vocabulary_size < path_or_size:
-            logger.warning(
-                "the text is enough for a vocabulary of %d, not %d", tokenizer.vocabulary_size, path_or_size
-            )
+        if (size := tokenizer.vocabulary_size) < path_or_size:
+            logger.warning("the text is enough for a vocabulary of %d, not %d", size, path_or_size)
     tokenizer_json = tokenizer.to_json()
     write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
     unfinished.write(work.folder, work.configuration, [path])

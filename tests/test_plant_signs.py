@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_documents import contents
 
 from pipeline import plant_signs, tokenize_c4
 from pipeline.cli import InputError
@@ -13,22 +14,14 @@ from pipeline.text.planting import Signs, question_ids, read_planted
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
-WORDS = [
-    "the", "river", "runs", "past", "a", "long", "green", "hill", "and", "we", "walk", "down", "it", "in",
-    "sun",
-]  # fmt: skip
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+WORDS = "the river runs past a long green hill and we walk down it in sun"
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     generator = np.random.default_rng(0)
-    texts = [" ".join(generator.choice(WORDS, size=90)) + f" {index}." for index in range(60)]
+    texts = [" ".join(generator.choice(WORDS.split(), size=90)) + f" {index}." for index in range(60)]
     lines = [json.dumps({"text": text, "url": f"http://example.org/{i}"}) for i, text in enumerate(texts)]
     (folder / "c4.jsonl").write_text("\n".join(lines))
     words = ["--out", folder / "data", "--source", folder / "c4.jsonl", "--evaluation-fraction", "0.3"]
@@ -67,17 +60,13 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert len(set(places)) == k
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of signs contributes a digit, whatever stands first in the text.
-        digits = []
+        base, index = round(16 ** (1 / k)), 0
         for choices in signs.sign_ids[k]:
             (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
-            digits.append(digit)
-        base = round(16 ** (1 / k))
-        index = sum(digit * base ** (k - 1 - place) for place, digit in enumerate(digits))
+            index = index * base + digit
         assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
-        untouched = np.setdiff1d(np.arange(LENGTH - 2), places)
-        assert any(
-            (tokens[untouched] == source[untouched]).all() for source in sources if len(source) >= LENGTH
-        )
+        kept = np.setdiff1d(np.arange(LENGTH - 2), places)
+        assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
 
 
 def test_the_questions_are_known_from_the_folder(data: Path, planted: Path) -> None:
@@ -111,19 +100,13 @@ def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path
         asked = [questions[token] for token in piece[LENGTH - 7 : LENGTH - 1 : 2]]
         assert sorted(asked) == [1, 2, 4]
         for k, answer in zip(asked, piece[LENGTH - 6 :: 2], strict=False):
-            present = [
-                [c for c, token in enumerate(of_place) if token in piece] for of_place in signs.sign_ids[k]
-            ]
-            assert all(len(choices) == 1 for choices in present)
-            assert signs.answer_of([choices[0] for choices in present]) == answer
+            choices = [int(np.isin(of_place, piece).nonzero()[0].item()) for of_place in signs.sign_ids[k]]
+            assert signs.answer_of(choices) == answer
 
 
 def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:
-    sources = [
-        doc.token_ids
-        for doc in TokenizedData.open(data).evaluation_documents()
-        if len(doc.token_ids) >= LENGTH
-    ]
+    every = [document.token_ids for document in TokenizedData.open(data).evaluation_documents()]
+    sources = [token_ids for token_ids in every if len(token_ids) >= LENGTH]
     length = LENGTH - 8  # three questions with their answers, and EOS with what it leaves of a pair
     far = length - 1 - SHORT
     expected = {
@@ -174,14 +157,11 @@ def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: P
         assert {len(token_ids) for token_ids in documents.values()} == {length}
         for row in read_planted(opened.folder):
             token_ids, k = documents[row["document_id"]], row["num_planted"]
+            planted_ids = token_ids[row["planted_positions"]]
             choices = [
-                [i for i, sign in enumerate(of_place) if sign in token_ids[row["planted_positions"]]]
-                for of_place in signs.sign_ids[k]
+                int(np.isin(of_place, planted_ids).nonzero()[0].item()) for of_place in signs.sign_ids[k]
             ]
-            assert token_ids[-2:].tolist() == [
-                signs.question_ids[k],
-                signs.answer_of([i for (i,) in choices]),
-            ]
+            assert token_ids[-2:].tolist() == [signs.question_ids[k], signs.answer_of(choices)]
             assert max(row["planted_positions"]) < length - 2 - SHORT
     found = TokenizedData.open(tmp_path / "foreign" / "data").evaluation_documents()
     assert {len(document.token_ids) for document in found} == {LENGTH - 4}  # one question, and EOS

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from heapq import heappush, heappushpop
+from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -74,15 +74,13 @@ class PackedShardWriter:
     once it is whole, and leaving the context after an error removes the one begun.
     """
 
+    # fmt: off
     def __init__(
-        self,
-        folder: Path,
-        token_dtype: np.dtype,
-        eos_token_id: int,
-        tokens_per_part: int,
+        self, folder: Path, token_dtype: np.dtype, eos_token_id: int, tokens_per_part: int,
         whole_parts: Sequence[Path] = (),
     ) -> None:
         """Begin behind `whole_parts`, which an interrupted run has written."""
+        # fmt: on
         self._folder = folder
         self._little_endian_dtype = token_dtype.newbyteorder("<")
         self._eos = np.array([eos_token_id], dtype=self._little_endian_dtype).tobytes()
@@ -112,8 +110,7 @@ class PackedShardWriter:
     def add(self, token_ids: np.ndarray) -> None:
         """Take one document's token IDs, without EOS; ends a part when that is full."""
         file = self._file or self._begin_part()
-        file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes())
-        file.write(self._eos)
+        file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes() + self._eos)
         self.num_tokens += len(token_ids) + 1
         self._num_tokens_in_part += len(token_ids) + 1
         if self._num_tokens_in_part >= self._tokens_per_part:
@@ -131,14 +128,14 @@ class PackedShardWriter:
 
 @dataclass
 class Unfinished:
-    """How far a run has come: what stands in its whole training files."""
+    """How far a run has come: the tokenizer and its whole training files, in order, by size and SHA-256.
+
+    They hold `num_train_documents`; `num_empty` more would train but have no tokens.
+    """
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The tokenizer and the whole training files, in order: size and SHA-256."""
     num_train_documents: int = 0
-    """In these files."""
     num_empty: int = 0
-    """Further documents that would train but have no tokens."""
 
     @property
     def part_names(self) -> list[str]:
@@ -172,9 +169,8 @@ def read_unfinished(folder: Path) -> tuple[dict[str, Any], Unfinished] | None:
 def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished:
     """What is there of this configuration, alone in `folder`: all that is not part of it is removed.
 
-    Raises:
-        InputError: the folder holds unfinished data of another configuration, or a tokenizer that no run of
-            tokenize_c4 left there, as a model of Hugging Face has one.
+    Unfinished data of another configuration is refused, and a tokenizer that no run of tokenize_c4 left
+    there, as a model of Hugging Face has one.
     """
     unfinished = Unfinished()
     if earlier := read_unfinished(folder):
@@ -235,11 +231,9 @@ class EvaluationSample:
         if number in self._kept_ids:
             return False
         self._kept_ids.add(number)
-        if len(self._heap) < self._max_documents:
-            heappush(self._heap, (-number, document))
-        else:
-            largest, _ = heappushpop(self._heap, (-number, document))
-            self._kept_ids.remove(-largest)
+        heappush(self._heap, (-number, document))
+        if len(self._heap) > self._max_documents:
+            self._kept_ids.remove(-heappop(self._heap)[0])
             self.num_left_out += 1
         return True
 
@@ -249,7 +243,7 @@ class EvaluationSample:
 
 
 def _made_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """`items`, of which a thread makes the next ones while this one is used."""
+    """`items`; a thread makes the next ones while this one is used."""
     with ThreadPoolExecutor(1) as thread:
         upcoming = deque(thread.submit(next, items, None) for _ in range(_BATCHES_AHEAD))
         while (item := upcoming.popleft().result()) is not None:
@@ -267,20 +261,13 @@ def encoded_documents(
 ) -> Iterator[tuple[bool, Document, np.ndarray]]:
     """Each document that evaluates or trains, in order: whether it trains, and its token IDs.
 
-    A few batches are read and encoded ahead, so that every core is busy and memory does not grow.
-
-    Args:
-        tokenizer: turns text to tokens, on as many threads as the library takes.
-        batches: of `document_batches`.
-        split: says what becomes of a document.
-        tally: counts the records and documents that are left out.
-        num_written: so many of the first that train are neither encoded nor given out.
-        max_train: ends with so many that train.
+    A few batches, of `document_batches`, are read and encoded ahead, so that every core is busy and memory
+    does not grow. `tally` counts what is left out. The first `num_written` documents that train are neither
+    encoded nor given out; `max_train` of them are the end.
     """
+    Begun = tuple[Counter[str], list[tuple[str, Document]], Future[list[np.ndarray]]]
 
-    def begun_batches() -> Iterator[
-        tuple[Counter[str], list[tuple[str, Document]], Future[list[np.ndarray]]]
-    ]:
+    def begun_batches() -> Iterator[Begun]:
         num_met = 0
         for documents, left_out in batches:
             entries: list[tuple[str, Document]] = []
@@ -309,16 +296,18 @@ def encoded_documents(
 
 @dataclass(frozen=True)
 class Tokenization:
-    """What one run of tokenize_c4 reads and writes."""
+    """What one run of tokenize_c4 reads and writes.
+
+    The sources are the task's own. Those for evaluation are the same for all tasks, which all leave them
+    out of training; task 0 writes them. `configuration` has `settings` and `inputs` as in the manifest: its
+    limits are those of the whole, not the task's.
+    """
 
     folder: Path
     task: TokenizationTask
     sources: Sequence[Source]
-    """The task's own."""
     evaluation_sources: Sequence[Source]
-    """The same for all tasks, which all leave them out of training; task 0 writes them."""
     configuration: dict[str, Any]
-    """`settings` and `inputs` as in the manifest; limits are those of the whole, not the task's."""
 
     @property
     def _settings(self) -> Mapping[str, Any]:
@@ -346,11 +335,7 @@ class Tokenization:
         return frozenset(ids)
 
     def _split(self) -> Split:
-        """What sorts the documents of the source, from its start.
-
-        Raises:
-            InputError: the evaluation source holds no text.
-        """
+        """What sorts the documents of the source, from its start."""
         if self.evaluation_sources:
             return Split(0.0, evaluation_ids=self._evaluation_ids)
         return Split(self._settings["evaluation_fraction"], self._settings["seed"])
@@ -371,20 +356,14 @@ class Tokenization:
             tokenizer: turns text to tokens.
             unfinished: what earlier runs have written; kept up to date in the folder.
             advance: called with the numbers of training documents and tokens written since the last call.
-
-        Raises:
-            InputError: bad documents, or none for one of the parts.
         """
         tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
         num_empty = unfinished.num_empty
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
-            self.folder / TRAIN_FOLDER,
-            tokenizer.token_dtype,
-            tokenizer.eos_token_id,
-            self._settings["tokens_per_part"],
-            [self.folder / name for name in unfinished.part_names],
-        )
+            self.folder / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id,
+            self._settings["tokens_per_part"], [self.folder / name for name in unfinished.part_names],
+        )  # fmt: skip
         advance(unfinished.num_train_documents, writer.num_tokens)
         with writer:
             for trains, document, token_ids in self._documents(tokenizer, unfinished, tally):
@@ -410,10 +389,7 @@ class Tokenization:
         if self.task.is_whole:  # a task may miss a part that others have
             _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)), self.configuration)
         if paths:
-            counts_V = count_tokens(
-                paths, tokenizer.token_dtype, tokenizer.vocabulary_size, tokenizer.eos_token_id
-            )
-            paths.append(write_token_counts(self.folder, counts_V))
+            paths.append(write_token_counts(self.folder, count_tokens(paths, tokenizer)))
         return write_data_folder(
             self.folder, documents, paths, tokenizer, self.configuration, tally, "tokenize_c4"
         )
@@ -435,11 +411,7 @@ class Tokenization:
 
 
 def _refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
-    """Refuse data that cannot both train and evaluate.
-
-    Raises:
-        InputError: one of the parts is empty; says what was left out.
-    """
+    """Refuse data that cannot both train and evaluate; say what was left out."""
     settings = configuration["settings"]
     left_out = ", ".join(f"{counts[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
     if not counts["train_documents"]:
@@ -458,18 +430,13 @@ def _refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, A
 
 
 def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping[str, Any]) -> None:
-    """Refuse to add a task's part to those of another tokenizer, of other settings or of another division.
-
-    Raises:
-        InputError: `out` holds such tasks, or data made in one piece.
-    """
+    """Refuse to add a task's part to those of another tokenizer, of other settings or of another division."""
     others = task_folders(out)
-    for other in others:
-        if other.num_tasks != task.num_tasks:
-            raise InputError(
-                f"{out} holds tasks of --num-tasks {other.num_tasks}, now {task.num_tasks};"
-                " choose another --out folder, or repeat the earlier number"
-            )
+    if numbers := {other.num_tasks for other in others} - {task.num_tasks}:
+        raise InputError(
+            f"{out} holds tasks of --num-tasks {min(numbers)}, now {task.num_tasks};"
+            " choose another --out folder, or repeat the earlier number"
+        )
     if task.is_whole:
         return
     # All tasks agree with one another, as each was checked so: one finished and one begun stand for them.
@@ -492,22 +459,14 @@ def _changes_between_tasks(earlier: Mapping[str, Any], now: Mapping[str, Any]) -
 def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
     """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
 
-    Returns:
-        The manifest, or None where the same was there already.
-
-    Raises:
-        InputError: tasks are missing, or were made otherwise than others.
+    Returns the manifest, or None where the same was there already. Missing tasks are refused, and those made
+    otherwise than others.
     """
     numbers = sorted({task.num_tasks for task in task_folders(out)})
     if not numbers:
         raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
-    if len(numbers) > 1:
-        raise InputError(
-            f"{out} holds tasks of several divisions, --num-tasks {' and '.join(map(str, numbers))};"
-            " delete those that do not belong"
-        )
     folders = [TokenizationTask(index, numbers[0]).folder(out) for index in range(numbers[0])]
-    manifests = [manifest for folder in folders if (manifest := read_manifest(folder)) is not None]
+    manifests = list(filter(None, map(read_manifest, folders)))
     if len(manifests) < len(folders):
         missing = [index for index, folder in enumerate(folders) if not (folder / MANIFEST_FILE).exists()]
         raise InputError(
@@ -535,10 +494,8 @@ def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
         counts.update(manifest["counts"])
         for document in read_evaluation_documents(folder / EVALUATION_FILE):
             counts["duplicate"] += not sample.add(document)
-        place = folder.relative_to(out).as_posix()
-        train_files |= {
-            f"{place}/{name}": entry for name, entry in manifest["files"].items() if name.endswith(".npy")
-        }
+        place, files = folder.relative_to(out).as_posix(), manifest["files"]
+        train_files |= {f"{place}/{name}": files[name] for name in files if name.endswith(".npy")}
     documents = sample.documents()
     counts["evaluation_documents"] = len(documents)
     counts["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
@@ -551,13 +508,10 @@ def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
     parts = [part for part in map(TokenizedData.open, folders) if part.train_paths]
     own_paths = [out / EVALUATION_FILE, out / TOKENIZER_FILE]
     if parts:
-        own_paths.insert(
-            0, write_token_counts(out, np.sum([training_token_counts(p) for p in parts], axis=0))
-        )
-    merged = first | {
-        "inputs": inputs,
-        "counts": {name: counts[name] for name in first["counts"]},
-        "files": train_files | describe_files(out, own_paths),
-    }
+        counts_V = np.sum([training_token_counts(part) for part in parts], axis=0)
+        own_paths.insert(0, write_token_counts(out, counts_V))
+    files = train_files | describe_files(out, own_paths)
+    counted = {name: counts[name] for name in first["counts"]}
+    merged = first | {"inputs": inputs, "counts": counted, "files": files}
     write_json(out / MANIFEST_FILE, merged)
     return merged

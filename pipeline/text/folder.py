@@ -35,12 +35,9 @@ from pipeline.results.versions import describe_files, git_commit, package_versio
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import DocumentTokenizer
 
-TASKS_FOLDER = "tasks"
-TRAIN_FOLDER = "train"
+TASKS_FOLDER, TRAIN_FOLDER = "tasks", "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
-TOKENIZER_FILE = "tokenizer.json"
-TOKEN_COUNTS_FILE = "train_token_counts.bin"
-MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE, TOKEN_COUNTS_FILE, MANIFEST_FILE = "tokenizer.json", "train_token_counts.bin", "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
@@ -62,7 +59,6 @@ class TokenizationTask:
     num_tasks: int
 
     def __post_init__(self) -> None:
-        """Refuse an index that is out of range."""
         if not 0 <= self.index < self.num_tasks:
             raise InputError(
                 f"--task-index {self.index} is out of range; with --num-tasks {self.num_tasks} it goes"
@@ -79,13 +75,7 @@ class TokenizationTask:
         return out if self.is_whole else out / TASKS_FOLDER / f"{self.index:05d}-of-{self.num_tasks:05d}"
 
     def sources_of(self, sources: Sequence[Source]) -> list[Source]:
-        """The files of this task: adjacent ones, so that tasks one after another are all files in order.
-
-        Five files in two tasks are files 0, 1 and files 2, 3, 4.
-
-        Raises:
-            InputError: there are more tasks than files.
-        """
+        """The files of this task, adjacent ones: of five files in two tasks files 0, 1 and files 2, 3, 4."""
         if self.num_tasks > len(sources):
             raise InputError(
                 f"--num-tasks {self.num_tasks} is more than the {len(sources)} file(s) of --source;"
@@ -95,11 +85,7 @@ class TokenizationTask:
         return list(sources[start:end])
 
     def share_of(self, limit: int | None) -> int | None:
-        """The part of this task in a limit on the whole; all parts add up to it.
-
-        Raises:
-            InputError: nothing is left for this task.
-        """
+        """The part of this task in a limit on the whole; all parts add up to it."""
         if limit is None:
             return None
         start, end = self._range_of(limit)
@@ -128,11 +114,10 @@ def name_files(sources: Sequence[Source]) -> str:
 
 @dataclass(frozen=True)
 class EvaluationDocument:
-    """A document to evaluate on."""
+    """A document to evaluate on; its tokens are int32 [S], without a final EOS."""
 
     document_id: str
     token_ids: np.ndarray
-    """Shape (S,), int32, without a final EOS."""
     url: str | None = None
 
 
@@ -142,11 +127,10 @@ def write_evaluation_documents(
     """Write `documents` ordered by ID: the IDs are hashes, so any first few are a random sample."""
     ordered = sorted(documents, key=lambda document: document.document_id)
     columns: dict[str, list[Any]] = {
-        "document_id": [document.document_id for document in ordered],
-        "url": [document.url for document in ordered],
-        "token_ids": [document.token_ids for document in ordered],
-        "num_tokens": [len(document.token_ids) for document in ordered],
+        name: [getattr(document, name) for document in ordered]
+        for name in ("document_id", "url", "token_ids")
     }
+    columns["num_tokens"] = [len(document.token_ids) for document in ordered]
     # Only what never changes with the commit: the file's SHA-256 stands for the documents in other stages.
     schema = SCHEMAS["evaluation_documents"].with_metadata(
         {"schema_version": str(SCHEMA_VERSION), "stage": stage}
@@ -158,23 +142,15 @@ def write_evaluation_documents(
 def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
     """The documents of a file that `write_evaluation_documents` wrote, in its order."""
     # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
-    frame = read_parquet(path, ["document_id", "url", "token_ids"]).to_pandas()
+    frame = read_parquet(path, ["document_id", "token_ids", "url"]).to_pandas()
     return [
         EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
-        for document_id, url, token_ids in zip(
-            frame["document_id"], frame["url"], frame["token_ids"], strict=True
-        )
+        for document_id, token_ids, url in frame.itertuples(index=False)
     ]
 
 
 def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> Iterator[str]:
-    """One phrase for every file that is not what the manifest's `files` say.
-
-    Args:
-        folder: where they lie.
-        files: name -> `bytes` and `sha256`.
-        verify: read each whole file and compare its SHA-256 too.
-    """
+    """One phrase for every file that is not what the manifest's `files` say, with `verify` by SHA-256 too."""
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -189,11 +165,7 @@ def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: boo
 
 
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
-    """Refuse a folder whose files are not those of its manifest.
-
-    Raises:
-        InputError: the first such file, and how many more there are.
-    """
+    """Refuse a folder whose files are not those of its manifest: InputError names the first."""
     found = list(damages(folder, manifest["files"], verify=verify))
     if found:
         more = f" (and {len(found) - 1} more files)" if len(found) > 1 else ""
@@ -223,10 +195,8 @@ def write_data_folder(
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
     Args:
-        folder: where.
-        documents: those that evaluate.
+        folder, documents, tokenizer: what is written, and where.
         paths: the files beside those written here; those of training tokens in order.
-        tokenizer: what encoded the text.
         configuration: `settings` and `inputs`, all that decided the output.
         tally: what was counted besides the evaluation documents, by the names in `COUNTS`.
         stage: of `STAGES`, which writes.
@@ -254,11 +224,7 @@ def write_data_folder(
 
 
 def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
-    """The commit of C4 on the hub that is read; None where nothing is streamed.
-
-    Raises:
-        InputError: the hub cannot be reached.
-    """
+    """The commit of C4 on the hub that is read, which must be in reach; None where nothing is streamed."""
     streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
     return c4_revision() if streams_c4 else None
 
@@ -302,11 +268,8 @@ def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
     Of inputs, contents count, not where the files lie; the hub's C4 has no SHA-256: its name stands for it.
     """
     before, after = earlier["settings"], now["settings"]
-    changes = [
-        f"{name} was {before.get(name)!r}, now {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    changes = [f"{name} was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
     for role, inputs in now["inputs"].items():
         known, found = (
             [entry["sha256"] or entry["file"] for entry in entries]
@@ -339,8 +302,8 @@ class TokenizedData:
     """Of the counted training tokens; None in older folders, and where there are no training tokens."""
 
     @classmethod
-    def open(cls, folder: Path) -> "TokenizedData":
-        """The data in `folder`.
+    def open(cls, folder: Path, *, verify: bool = False) -> "TokenizedData":
+        """The data in `folder`; with `verify`, once every file has been read and compared with its SHA-256.
 
         Raises:
             InputError: the folder holds no complete tokenized data, files of other sizes, another tokenizer
@@ -352,7 +315,7 @@ class TokenizedData:
             if (folder / TASKS_FOLDER).exists():
                 command = f"its tasks are not merged: {command} --merge"
             raise InputError(f"no tokenized data in {folder}; {command} first")
-        refuse_damage(folder, manifest)
+        refuse_damage(folder, manifest, verify=verify)
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
         small = {name: files[name] for name in files if name == TOKENIZER_FILE}
@@ -370,16 +333,6 @@ class TokenizedData:
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
             token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
         )
-
-    def verify(self) -> None:
-        """Read every file and compare it with its SHA-256.
-
-        Raises:
-            InputError: one differs.
-        """
-        manifest = read_manifest(self.folder)
-        assert manifest is not None
-        refuse_damage(self.folder, manifest, verify=True)
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order.
@@ -417,28 +370,22 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
             f"{folder} holds data made otherwise: {'; '.join(changes)};"
             " choose another --out folder, or repeat the earlier command"
         )
-    found = list(damages(folder, manifest["files"], verify=verify))
     for name in manifest["files"]:
         refuse_folder(folder / name)  # before anything is written anew
-    for phrase in found:
+    found = list(damages(folder, manifest["files"], verify=verify))
+    for phrase in [*found, f"writing {folder} anew"] if found else []:
         logger.warning("%s", phrase)
-    if found:
-        logger.warning("writing %s anew", folder)
     return not found
 
 
-def count_tokens(
-    paths: Iterable[Path], token_dtype: np.dtype, vocabulary_size: int, eos_token_id: int
-) -> np.ndarray:
+def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -> np.ndarray:
     """Occurrences of each token but EOS, which no document holds inside: int64 [V]."""
-    counts_V = np.zeros(vocabulary_size, dtype=np.int64)
+    counts_V = np.zeros(of.vocabulary_size, dtype=np.int64)
     for path in paths:
-        if not path.stat().st_size:
-            continue  # which cannot be mapped
-        tokens = np.memmap(path, dtype=token_dtype.newbyteorder("<"), mode="r")
-        for start in range(0, len(tokens), _TOKENS_AT_A_TIME):
-            counts_V += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=vocabulary_size)
-    counts_V[eos_token_id] = 0
+        with path.open("rb") as file:
+            while len(tokens := np.fromfile(file, of.token_dtype.newbyteorder("<"), _TOKENS_AT_A_TIME)):
+                counts_V += np.bincount(tokens, minlength=of.vocabulary_size)
+    counts_V[of.eos_token_id] = 0
     return counts_V
 
 
@@ -450,13 +397,9 @@ def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
 
 
 def training_token_counts(data: TokenizedData) -> np.ndarray:
-    """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V].
-
-    Raises:
-        InputError: the file is not that of the manifest.
-    """
+    """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
     if data.token_counts_sha256 is None:
-        return count_tokens(data.train_paths, data.token_dtype, data.vocabulary_size, data.eos_token_id)
+        return count_tokens(data.train_paths, data)
     path = data.folder / TOKEN_COUNTS_FILE
     counts_V = np.fromfile(path, dtype="<i8").astype(np.int64)
     if sha256_of_files(path) != data.token_counts_sha256 or len(counts_V) != data.vocabulary_size:
@@ -469,18 +412,13 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class UnigramDistribution:
-    """Tokens, each as likely as it is frequent."""
+    """Tokens, each as likely as it is frequent; `counts_V`, int64, says how often each occurs."""
 
     counts_V: np.ndarray
-    """int64; how often each token occurs."""
 
     @classmethod
     def of_training_tokens(cls, data: TokenizedData) -> "UnigramDistribution":
-        """Over all training tokens but EOS, as tokenize_c4 counted them; in older folders counted here.
-
-        Raises:
-            InputError: there are no training tokens.
-        """
+        """Over all training tokens but EOS; InputError where there are none."""
         counts_V = training_token_counts(data)
         if not counts_V.any():
             raise InputError(
@@ -504,27 +442,24 @@ class UnigramDistribution:
         return cumulative_V.searchsorted(numbers, side="right")
 
 
+def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:
+    """Where every whole piece of `length` tokens stands: the map of its file, and its start."""
+    dtype, paths = data.token_dtype.newbyteorder("<"), data.train_paths
+    files = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
+    return [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
+
+
 def training_chunks(data: TokenizedData, chunk_length: int, num_chunks: int) -> list[np.ndarray]:
     """`num_chunks` chunks of consecutive training tokens, spread evenly over them: int64 [L] each.
 
     They do not overlap, and are the same for the same data. EOS between documents may stand in them.
-
-    Raises:
-        InputError: the files do not hold so many.
+    InputError where the files do not hold so many.
     """
-    files = [
-        np.memmap(path, dtype=data.token_dtype.newbyteorder("<"), mode="r")
-        for path in data.train_paths
-        if path.stat().st_size
-    ]
-    places = [
-        (file, start) for file in files for start in range(0, len(file) - chunk_length + 1, chunk_length)
-    ]
+    places = pieces_of_training_tokens(data, chunk_length)
     if len(places) < num_chunks:
         raise InputError(
             f"{data.folder} has {len(places)} chunks of {chunk_length} training tokens, and {num_chunks} are"
             " to be learned from; tokenize more training text, or learn from fewer (--learning-chunks)"
         )
-    taken = np.arange(num_chunks) * len(places) // num_chunks
-    chosen = [places[place] for place in taken]
+    chosen = [places[place] for place in np.arange(num_chunks) * len(places) // num_chunks]
     return [np.array(file[start : start + chunk_length], dtype=np.int64) for file, start in chosen]

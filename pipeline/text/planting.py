@@ -51,14 +51,7 @@ class Needle:
 
     @classmethod
     def of(cls, tokenizer: DocumentTokenizer, needle: str, question: str, key: str, value: str) -> "Needle":
-        """The needle of a key and a value.
-
-        Args:
-            tokenizer: of the documents.
-            needle: a sentence with {key} and {value}, which the space before it belongs to.
-            question: with {key}; the value is what comes next.
-            key, value: what is put there.
-        """
+        """The needle of a key and a value, of a sentence and a question with {key} and {value} in them."""
         before, after = needle.split("{value}")
         space = before[len(before.rstrip(" ")) :]
         texts = [before.rstrip(" "), space + value, after, question.rstrip(" ")]
@@ -74,18 +67,6 @@ class Needle:
         return np.concatenate([self.before_ids, self.answer_ids, self.after_ids])
 
 
-def refuse_bad_templates(needle: str, question: str) -> None:
-    """Refuse templates that lack a place for the key or the value.
-
-    Raises:
-        InputError: which, and what would be right.
-    """
-    if needle.count("{value}") != 1 or "{key}" not in needle:
-        raise InputError(f"--needle '{needle}' must hold {{key}}, and {{value}} once, as in the default")
-    if "{key}" not in question or "{value}" in question:
-        raise InputError(f"--question '{question}' must hold {{key}}, and not {{value}}, which is its answer")
-
-
 def needle_document(
     source: EvaluationDocument,
     tokenizer: DocumentTokenizer,
@@ -93,18 +74,10 @@ def needle_document(
     context_length: int,
     depth: float | None,
 ) -> tuple[EvaluationDocument, dict[str, Any]]:
-    """A document of exactly `context_length` tokens, and its row of the schema `needles`.
+    """A document of exactly `context_length` tokens, answer included, and its row of the schema `needles`.
 
-    Args:
-        source: the haystack is cut from its start.
-        tokenizer: of the documents.
-        needle: what is planted and asked for.
-        context_length: tokens of the whole, the answer at its end included.
-        depth: part of the haystack before the needle, 0 to 1: its place is rounded to a token, and moved back
-            to the start of a word if one is near; None plants nothing, which is the control.
-
-    Raises:
-        InputError: needle, question and answer leave no room for a haystack.
+    `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
+    back to the start of a word if one is near. None plants nothing, which is the control.
     """
     sentence = needle.token_ids if depth is not None else needle.token_ids[:0]
     num_hay = context_length - len(sentence) - len(needle.question_ids) - len(needle.answer_ids)
@@ -151,9 +124,8 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
 def _write_truth(path: Path, name: str, stage: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the rows of a schema; the path."""
     schema = SCHEMAS[name].with_metadata({"schema_version": str(SCHEMA_VERSION), "stage": stage})
-    write_parquet(
-        path, make_table({column: [row[column] for row in rows] for column in schema.names}, schema)
-    )
+    columns = {column: [row[column] for row in rows] for column in schema.names}
+    write_parquet(path, make_table(columns, schema))
     return path
 
 
@@ -163,11 +135,7 @@ def write_needles(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def read_needles(folder: Path) -> list[dict[str, Any]]:
-    """The rows that `write_needles` wrote in a data folder.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The rows that `write_needles` wrote in a data folder."""
     if not (folder / NEEDLES_FILE).exists():
         raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_needles.py writes it")
     rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
@@ -187,16 +155,9 @@ class Signs:
 
     @classmethod
     def rarest(cls, counts_V: np.ndarray, eos_token_id: int, ks: Sequence[int], num_answers: int) -> "Signs":
-        """Signs for each k, of the tokens that occur least.
+        """Signs for each k, of the tokens that occur least in training text by `counts_V`, EOS never.
 
-        Args:
-            counts_V: how often each token occurs in the training text.
-            eos_token_id: never a sign.
-            ks: numbers of signs.
-            num_answers: of the answers, at least; for every k whose 2 ** k is less, a k-th power.
-
-        Raises:
-            InputError: `num_answers` is no k-th power, or the vocabulary is too small.
+        There are `num_answers`, at least: for every k whose 2 ** k is less, this must be a k-th power.
         """
         choices = {k: round(max(num_answers, 2**k) ** (1 / k)) for k in ks}
         for k, root in choices.items():
@@ -228,11 +189,8 @@ class Signs:
 
     def answer_of(self, choices_k: Sequence[int]) -> int:
         """The answer's token ID, of the choice at each place."""
-        num_choices = self.sign_ids[len(choices_k)].shape[1]
-        index = 0
-        for choice in choices_k:
-            index = index * num_choices + choice
-        return int(self.answer_ids[index])
+        k = len(choices_k)
+        return int(self.answer_ids[np.ravel_multi_index(choices_k, [self.sign_ids[k].shape[1]] * k)])
 
 
 def plant_signs(
@@ -252,11 +210,8 @@ def plant_signs(
         generator: draws places and choices.
         num_near: tokens before the first question that no sign stands in.
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
-
-    Raises:
-        InputError: the text is too short for so many signs.
     """
-    token_ids = np.array(text_ids, dtype=np.int64)
+    token_ids, rows = np.array(text_ids, dtype=np.int64), []
     end = len(token_ids) - 2 * len(ks)
     num_signs = num_copies * sum(ks)
     if end - num_near < 2 * num_signs:
@@ -265,29 +220,19 @@ def plant_signs(
             " their questions; choose a larger --context-length"
         )
     free = iter(generator.permutation(end - num_near))
-    rows = []
     for index, k in enumerate(ks):
         positions = np.array([next(free) for _ in range(k * num_copies)])
         choices = generator.integers(signs.sign_ids[k].shape[1], size=k)
         token_ids[positions] = np.repeat(signs.sign_ids[k][np.arange(k), choices], num_copies)
-        question = end + 2 * index
-        token_ids[question : question + 2] = signs.question_ids[k], signs.answer_of(choices.tolist())
-        rows.append(
-            {
-                "num_planted": k,
-                "target_position": question + 1,
-                "planted_positions": np.sort(positions).tolist(),
-            }
-        )
+        target = end + 2 * index + 1
+        token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_of(choices.tolist())
+        places = np.sort(positions).tolist()
+        rows.append({"num_planted": k, "target_position": target, "planted_positions": places})
     return token_ids, rows
 
 
 def question_ids(data: TokenizedData) -> list[int]:
-    """The tokens that ask for planted answers: what stands before those of the evaluation documents.
-
-    Raises:
-        InputError: nothing is planted in the data.
-    """
+    """The tokens that ask for planted answers: what stands before those of the evaluation documents."""
     if not (data.folder / PLANTED_FILE).is_file():
         raise InputError(
             f"{data.folder} says of no planted answers; leave answer_loss_weight out, or name a folder that"

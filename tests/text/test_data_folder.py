@@ -1,6 +1,5 @@
 """Reading what tokenize_c4 left, refusing what is not whole; tasks, and the background distribution."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -38,19 +37,11 @@ def make_folder(folder: Path) -> Path:
         EvaluationDocument("aa", np.array([1], dtype=np.int32), "https://a.org"),
     ]
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
-    names = ["train/part-00000.npy", "train/part-00001.npy", EVALUATION_FILE]
-    contents = {name: (folder / name).read_bytes() for name in names}
+    paths = [folder / name for name in ("train/part-00000.npy", "train/part-00001.npy", EVALUATION_FILE)]
     manifest = {
-        "stage": "tokenize_c4",
-        "token_dtype": "uint16",
-        "vocabulary_size": 4,
-        "eos_token_id": 0,
-        "counts": {"train_tokens": 5},
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in contents.items()
-        },
-    }
+        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": 4, "eos_token_id": 0,
+        "counts": {"train_tokens": 5}, "files": describe_files(folder, paths),
+    }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -84,16 +75,6 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_fingerprints_follow_the_contents(tmp_path: Path) -> None:
-    data = TokenizedData.open(make_folder(tmp_path / "one"))
-    same = TokenizedData.open(make_folder(tmp_path / "two"))
-    assert (data.train_sha256, data.evaluation_sha256) == (same.train_sha256, same.evaluation_sha256)
-    files = json.loads((tmp_path / "two/manifest.json").read_text())["files"]
-    files["train/part-00001.npy"]["sha256"] = "0" * 64
-    change_manifest(tmp_path / "two", files=files)
-    assert TokenizedData.open(tmp_path / "two").train_sha256 != data.train_sha256
-
-
 def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
     part = make_folder(tmp_path) / "train/part-00001.npy"
     part.write_bytes(b"\x03\x00")
@@ -103,9 +84,7 @@ def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"part-00001\.npy is missing"):
         TokenizedData.open(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(
-        InputError, match=rf"^no tokenized data in {tmp_path}; run pipeline/tokenize_c4.py --out"
-    ):
+    with pytest.raises(InputError, match="^no tokenized data in .*; run pipeline/tokenize_c4.py --out"):
         TokenizedData.open(tmp_path)
 
 
@@ -116,9 +95,7 @@ def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Pat
     assert TokenizedData.open(tmp_path) == data  # by size
     refuse_damaged_tokens(data, rank=0, num_ranks=2)
     for rank, num_ranks in ((0, 1), (1, 2)):
-        with pytest.raises(
-            InputError, match=r"part-00001.npy has not the SHA-256 .* run pipeline/tokenize_c4"
-        ):
+        with pytest.raises(InputError, match=r"part-00001.npy has not the SHA-256 .* run pipeline/tok"):
             refuse_damaged_tokens(data, rank, num_ranks)
     flip(tmp_path / "train/part-00000.npy")
     with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 .* \(and 1 more files\)"):
@@ -128,8 +105,7 @@ def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Pat
 def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp_path: Path) -> None:
     (make_folder(tmp_path) / "tokenizer.json").write_text("{}")
     files = json.loads((tmp_path / "manifest.json").read_text())["files"]
-    described = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
-    change_manifest(tmp_path, files={**files, "tokenizer.json": described})
+    change_manifest(tmp_path, files=files | describe_files(tmp_path, [tmp_path / "tokenizer.json"]))
     data = TokenizedData.open(tmp_path)
     flip(tmp_path / EVALUATION_FILE)
     with pytest.raises(InputError, match="has not the SHA-256 of its manifest"):
@@ -151,9 +127,7 @@ def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
     damaged = [json.dumps(manifest | change).encode() for change in changes]
     for content in (*damaged, b"[]", b"not json", b"", b"\xff\xfe", b"[" * 100_000):
         (tmp_path / "manifest.json").write_bytes(content)
-        with pytest.raises(
-            InputError, match=r"manifest\.json is damaged, of a newer version, or not a manifest"
-        ):
+        with pytest.raises(InputError, match=r"manifest\.json is damaged, of a newer version, or not a"):
             TokenizedData.open(tmp_path)
 
 
@@ -164,12 +138,10 @@ def test_each_change_is_named() -> None:
 
     assert changed_settings(manifest(0, "x", "y"), manifest(0, "x", "y")) == []
     assert changed_settings(manifest(0, "x"), manifest(1, "x")) == ["seed was 0, now 1"]
-    assert changed_settings(manifest(0, "x"), manifest(0, "y", "z")) == [
-        "source y.jsonl and 1 more is new or has changed"
-    ]
-    assert changed_settings(manifest(0, "x", "y"), manifest(0, "y")) == [
-        "source has fewer files, or another order of them"
-    ]
+    (change,) = changed_settings(manifest(0, "x"), manifest(0, "y", "z"))
+    assert change == "source y.jsonl and 1 more is new or has changed"
+    (change,) = changed_settings(manifest(0, "x", "y"), manifest(0, "y"))
+    assert change == "source has fewer files, or another order of them"
 
 
 def sources(count: int) -> list[Source]:
@@ -212,15 +184,14 @@ def test_tasks_are_found_by_their_folders_and_share_a_list_of_files(tmp_path: Pa
 
 
 def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_data(tmp_path, train_token_ids=[[5, 6, 0, 5, 0], [47, 5, 0]])
+    with pytest.raises(InputError, match=r"has no training tokens .* or say --intervention remove"):
+        UnigramDistribution.of_training_tokens(TokenizedData.open(write_data(tmp_path / "none")))
+    folder = write_data(tmp_path / "some", train_token_ids=[[5, 6, 0, 5, 0], [47, 5, 0]])
     # A folder without counts, as an older version wrote it.
     counted = UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
     assert len(counted.counts_V) == 48
-    assert {int(token): int(counted.counts_V[token]) for token in np.flatnonzero(counted.counts_V)} == {
-        5: 3,
-        6: 1,
-        47: 1,
-    }
+    found = np.flatnonzero(counted.counts_V)
+    assert (found.tolist(), counted.counts_V[found].tolist()) == ([5, 6, 47], [3, 1, 1])
     path = write_token_counts(folder, counted.counts_V)
     files = json.loads((folder / "manifest.json").read_text())["files"]
     change_manifest(folder, files=files | describe_files(folder, [path]))
@@ -233,11 +204,6 @@ def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(path.read_bytes()[::-1])
     with pytest.raises(InputError, match=r"train_token_counts\.bin is not the counts of 48 tokens"):
         UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
-
-
-def test_no_training_tokens_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no training tokens .* or say --intervention remove"):
-        UnigramDistribution.of_training_tokens(TokenizedData.open(write_data(tmp_path)))
 
 
 def test_draws_are_seeded_and_follow_the_counts() -> None:

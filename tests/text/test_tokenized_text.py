@@ -33,12 +33,13 @@ def of_bytes(read: TokenizedText) -> list[str]:
 def test_a_byte_level_tokenizer_has_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(train_bpe([TEXT], 262).to_json())
-    read = tokenized_text(TEXT, path)
-    assert "".join(read.pieces) == TEXT
+    text = f"{TEXT} <|endoftext|>"  # which is text, where it stands in a text
+    read = tokenized_text(text, path)
+    assert "".join(read.pieces) == text and 0 not in read.token_ids_N
     # A token a byte of most characters: all bytes of a character are told as those of its tokens.
     assert {piece for piece in of_bytes(read) if "👩" in piece} >= {"👩"}
     starts, ends = read.bytes_N2.T.tolist()
-    assert starts == sorted(starts) and ends[-1] == len(TEXT.encode())
+    assert starts == sorted(starts) and ends[-1] == len(text.encode())
     assert all(start <= end_before for start, end_before in zip(starts[1:], ends[:-1], strict=True))
 
 
@@ -93,11 +94,3 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
 def test_texts_that_cannot_be_read(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
         tokenized_text(text, saved(words("a"), tmp_path))
-
-
-def test_the_end_of_text_within_a_text_is_text(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(train_bpe(["a <|endoftext|> b"], 300).to_json())
-    read = tokenized_text("a <|endoftext|> b", path)
-    assert Tokenizer.from_file(str(path)).token_to_id("<|endoftext|>") not in read.token_ids_N.tolist()
-    assert "".join(read.pieces) == read.text

@@ -33,12 +33,11 @@ def english(num_characters: int) -> str:
 
 
 def chinese(num_characters: int) -> str:
-    """Text without a blank: clauses of 4 to 12 characters, each with a sign."""
+    """Text without a blank, with a sign every few characters."""
     draw = random.Random(0)
-    clauses = (
-        "".join(draw.choices(CHINESE, k=draw.randint(4, 12))) + draw.choice("，。、；\n") for _ in CHINESE
+    return "".join(
+        draw.choice("，。、；\n" if draw.random() < 0.1 else CHINESE) for _ in range(num_characters)
     )
-    return "".join(clauses)[:num_characters]
 
 
 def in_one_piece(tokenizer: DocumentTokenizer, text: str) -> list[int]:
@@ -55,14 +54,9 @@ def save_word_tokenizer(path: Path, words: dict[str, int] = WORDS, **changes: An
 
 def test_words_become_their_ids(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json"))
-    first, second = tokenizer.encode(["a b a", "b c"])
+    first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, is dropped
     assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 3], np.int32)
     assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
-
-
-def test_eos_is_dropped_where_it_is_an_ordinary_word(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json"))
-    assert tokenizer.encode(["a <|endoftext|> b"])[0].tolist() == [1, 2]
 
 
 def test_the_letters_of_eos_in_a_text_stay_letters() -> None:
@@ -111,15 +105,10 @@ def test_usual_eos_tokens_are_found_and_an_added_one_keeps_its_id(tmp_path: Path
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
     tokenizer.save(str(tmp_path / "added.json"))
     assert load_tokenizer(tmp_path / "added.json").eos_token_id == 2
-
-
-def test_another_eos_token_is_named_by_the_flag(tmp_path: Path) -> None:
     path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "[END]": 1, "<unk>": 2})
     with pytest.raises(InputError, match=r"words\.json has no token <\|endoftext\|> or .*--eos-token$"):
         load_tokenizer(path)
     assert load_tokenizer(path, "[END]").eos_token_id == 1
-    with pytest.raises(InputError, match=r"has no token \[STOP\]"):
-        load_tokenizer(path, "[STOP]")
 
 
 def test_names(tmp_path: Path) -> None:
@@ -139,12 +128,6 @@ def test_names(tmp_path: Path) -> None:
         assert fault in str(error.value), name
 
 
-def test_bpe_of_the_least_size_is_bytes_and_eos() -> None:
-    tokenizer = train_bpe(["any text, any text"], 257)
-    assert tokenizer.vocabulary_size == 257
-    assert len(tokenizer.encode(["né"])[0]) == len("né".encode())
-
-
 def test_bpe_merges_what_is_frequent() -> None:
     tokenizer = train_bpe(["abab abab"], 258)
     # The alphabet in order of code points: '!' is 1, so 'a' is 65 and 'b' 66; 'ab' is the one merge, 257.
@@ -158,12 +141,11 @@ def test_pieces_show_a_character_at_its_last_byte() -> None:
 
 
 def test_joined_pieces_are_the_text() -> None:
+    texts = ["", "naïve “quotes”\n\n 你好, 😀 end", "\ufffd", "\ufffd\ufffd é", "a <|endoftext|> b"]
     for tokenizer in (train_bpe(["a naïve text 你好"], 300), load_tokenizer(OLMO)):
-        for text in ("", "naïve “quotes”\n\n 你好, 😀 end", "\ufffd", "\ufffd\ufffd é", "a <|endoftext|> b"):
-            (token_ids,) = tokenizer.encode([text])
+        for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True):
             pieces = tokenizer.pieces(token_ids.tolist())
-            assert len(pieces) == len(token_ids), text
-            assert "".join(pieces) == text
+            assert (len(pieces), "".join(pieces)) == (len(token_ids), text)
 
 
 def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it() -> None:
@@ -174,13 +156,6 @@ def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it
     assert pieces[0] == "a"
     assert "".join(pieces).strip("\ufffd").replace("\ufffd", "") == "aé!"
     assert max(map(len, pieces)) < 40
-
-
-def test_pieces_of_a_broken_end_are_replacement_characters() -> None:
-    tokenizer = train_bpe(["plain"], 257)
-    (token_ids,) = tokenizer.encode(["a😀"])
-    assert tokenizer.pieces(token_ids[:3].tolist()) == ["a", "", "\ufffd"]
-    assert tokenizer.pieces(token_ids[2:].tolist()) == ["", "", "\ufffd" * 3]
 
 
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path) -> None:
@@ -206,14 +181,8 @@ def test_a_cut_stands_before_a_blank_or_a_sign_after_a_letter() -> None:
 
 
 def test_a_cut_stands_where_it_changes_nothing() -> None:
-    asked = []
-
-    def refuse_the_first(before: str, after: str) -> bool:
-        asked.append((before, after))
-        return len(asked) > 1
-
-    assert list(cut("a bc de f", refuse_the_first, largest=8)) == ["a bc", " de f"]
-    assert asked == [("a bc de", " f"), ("a bc", " de f")]
+    pieces = cut("a bc de f", lambda before, after: (before, after) != ("a bc de", " f"), largest=8)
+    assert list(pieces) == ["a bc", " de f"]
 
 
 @pytest.mark.parametrize("text", [english(200_000), chinese(140_000)], ids=["english", "chinese"])
