@@ -73,22 +73,16 @@ def main(arguments: argparse.Namespace) -> None:
     rows: dict[str, list[dict[str, object]]] = {"own": [], "other_document": []}
     for index in progress(range(len(documents)), "both dtypes", "chunk"):
         chunk = chunks_of(documents, index, length, 1)[0]
+        measurements = [Measurement(model, lengths, Batching(arguments.tokens_per_batch)) for model in models]
         exact, coarse = (
-            far_contexts(
-                Measurement(model, lengths, Batching(arguments.tokens_per_batch)),
-                chunk.token_ids_L,
-                chunk.null_token_ids_L,
-            )
-            for model in models
+            far_contexts(measurement, chunk.token_ids_L, chunk.null_token_ids_L)
+            for measurement in measurements
         )
+        # The gain is the own far context's, in both.
+        gains = [float((own.short.losses - own.long_losses_T).sum()) for own in (exact["own"], coarse["own"])]
         for name in rows:
-            # The gain is the own far context's, in both.
-            gains = [
-                float((own.short.losses - own.long_losses_T).sum()) for own in (exact["own"], coarse["own"])
-            ]
-            rows[name].append(
-                numbers(exact[name], coarse[name], models[0]) | dict(zip(DTYPES, gains, strict=True))
-            )
+            measured = numbers(exact[name], coarse[name], models[0])
+            rows[name].append(measured | dict(zip(DTYPES, gains, strict=True)))
     report = {
         "settings": vars(arguments), "machine": machine(device), "num_chunks": len(documents),
         "far_contexts": {name: summary(pd.DataFrame(of_context)) for name, of_context in rows.items()},

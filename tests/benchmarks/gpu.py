@@ -3,7 +3,7 @@
 - The peak: the best of some square matrix products, in bfloat16 and float32.
 - The engine, `leave_each_out` as the stages call it, on random OLMos of the given sizes, beside the
   all-targets loop (leave_one_out.py): numbers first, which must be equal in float32, then whole chunks in
-  turn, medians. In float32, of which a GPU does a fifteenth of its bfloat16, up to --float32-up-to tokens.
+  turn, medians. In float32, of which a GPU does a fifteenth of its bfloat16, up to 1,024 tokens.
 - Training: our Trainer beside a plain loop (training.py), without and with torch.compile, which the plain
   loop never has.
 A fraction of the peak is useful work over the peak in the same dtype. A case that fails (out of memory, no
@@ -51,10 +51,17 @@ TOY_CONFIG = (
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.mlp_ratio=2",
     "model.max_sequence_length=32", "scheduler.t_warmup=1", "eval_context_lengths=null",
 )  # fmt: skip
+FULL = {
+    "models": ["150m", "300m"], "long_context_lengths": [512, 1024, 2048, 4096], "short_context_length": 64,
+    "targets_per_chunk": 64, "tokens_per_batch": [16384, 32768, 65536], "float32_up_to": 1024,
+    "configs": ["20m", "60m", "150m"], "contexts": [64, 512, 2048], "tokens_per_step": 65536, "steps": 10,
+    "repeats": 3, "compile_backend": "inductor",
+}  # fmt: skip
+"""The models of the engine, its batches (a row each) and repeats; trainings, and their timed steps."""
 TOY = {
     "models": ["60m"], "long_context_lengths": [24, 32], "short_context_length": 4, "targets_per_chunk": 5,
-    "tokens_per_batch": [64], "configs": ["60m"], "contexts": [16], "tokens_per_step": 64, "steps": 2,
-    "repeats": 2, "float32_up_to": 24, "compile_backend": "eager",
+    "tokens_per_batch": [64], "float32_up_to": 24, "configs": ["60m"], "contexts": [16],
+    "tokens_per_step": 64, "steps": 2, "repeats": 2, "compile_backend": "eager",
 }  # fmt: skip
 
 
@@ -62,37 +69,16 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     script = stage_parser(__doc__)
     add = script.add_argument
-    several = {"nargs": "+", "type": positive_int}
-    add(
-        "--models", nargs="*", choices=MODELS, default=["150m", "300m"], help="for the engine; none: left out"
-    )
-    add("--long-context-lengths", **several, default=[512, 1024, 2048, 4096], help="ℓ, in tokens")
-    add("--short-context-length", type=positive_int, default=64, help="s, in tokens")
-    add("--targets-per-chunk", type=positive_int, default=64, help="m, targets at the end of the chunk")
-    add("--tokens-per-batch", **several, default=[16384, 32768, 65536], help="of the engine, a row each")
-    add("--float32-up-to", type=positive_int, default=1024, help="longest ℓ in float32")
-    add(
-        "--configs",
-        nargs="*",
-        default=["20m", "60m", "150m"],
-        help="of olmo_configs/, trained; none: left out",
-    )
-    add("--contexts", **several, default=[64, 512, 2048], help="train_context_length, in tokens")
-    add("--tokens-per-step", type=positive_int, default=65536, help="of a training, one micro-batch")
-    add("--steps", type=positive_int, default=10, help="timed steps of each training loop")
-    add("--repeats", type=positive_int, default=3, help="timed rounds of the engine")
-    add("--compile-backend", default="inductor", help="torch.compile's, of the trainings that are compiled")
     add("--threads", type=positive_int, help="of a CPU; all cores if not given")
     add("--device", help="cuda or cpu; a GPU where there is one, if not given")
-    add("--toy", action="store_true", help="everything tiny, whatever else is asked for")
+    add("--toy", action="store_true", help="everything tiny")
     add("--out", type=Path, required=True, help="JSON file for every number")
     return script
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure, print, and write what there is after each case: a later one may fail."""
-    if arguments.toy:
-        vars(arguments).update(TOY)
+    vars(arguments).update(TOY if arguments.toy else FULL)
     if arguments.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or training would find a GPU by itself
     device = usable_device(arguments.device or best_device_type())
@@ -106,7 +92,7 @@ def main(arguments: argparse.Namespace) -> None:
         report[part] = []
         for row in measure(arguments, device, peaks):
             report[part].append(row)
-            print(line_of(row), flush=True)
+            print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
             arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
 
@@ -160,22 +146,6 @@ def training_rows(
 def reason_of(error: Exception) -> str:
     """Why a case failed, in a line."""
     return "out of memory" if is_out_of_memory(error) else str(error).splitlines()[0][:200]
-
-
-def line_of(row: dict[str, Any]) -> str:
-    """A row, for a reader."""
-    start = f"{row['what']:6}{row.get('long_context_length') or row['train_context_length']:6}"
-    if "failed" in row:
-        return f"{start} {row.get('dtype', 'training')} failed: {row['failed']}"
-    if "way" in row:
-        return (
-            f"{start} {row['way']:35}{row['chunk_seconds']:10.3f} s a chunk"
-            f"{row['times_as_fast_as_loop']:8.2f} x the loop{row['fraction_of_peak']:9.1%} of the peak"
-        )
-    return (
-        f"{start} training{', compiled' if row['is_compiled'] else '':12}{row['tokens_per_second']:12,.0f}"
-        f" tokens/s{row['ratio']:8.3f} x the plain loop{row['fraction_of_peak']:9.1%} of the peak"
-    )
 
 
 if __name__ == "__main__":

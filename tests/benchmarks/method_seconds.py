@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from matrix_product_peak import DTYPES
 
-from pipeline.cli import InputError, positive_int, progress
+from pipeline.cli import InputError, positive_int, progress, stage_parser
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
 from pipeline.measuring.flags import ContextLengths
@@ -36,9 +36,7 @@ from pipeline.text.folder import TokenizedData
 
 def parser() -> argparse.ArgumentParser:
     """The benchmark's command line."""
-    benchmark = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    benchmark = stage_parser(__doc__)
     add = benchmark.add_argument
     add("--data", type=Path, required=True, help="folder written by tokenize_c4.py")
     add("--checkpoint", required=True, help="an OLMo checkpoint or a Hugging Face causal LM")
@@ -47,9 +45,8 @@ def parser() -> argparse.ArgumentParser:
     add("--targets-per-chunk", type=positive_int, default=16, help="m")
     add("--max-documents", type=positive_int, default=4, help="one chunk of each, the first not counted")
     add("--k", type=positive_int, default=4, help="tokens chosen")
-    add(
-        "--rules", nargs="+", default=[n for n in RULES if RULES[n].is_installed], help="rules that are timed"
-    )
+    installed = [name for name, rule in RULES.items() if rule.is_installed]
+    add("--rules", nargs="+", default=installed, help="rules that are timed")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
     add("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
     add("--out", type=Path, help="JSON file for analysis/methods.py --seconds")
@@ -64,12 +61,9 @@ def main(arguments: argparse.Namespace) -> None:
     loading = Loading(torch.device(arguments.device), getattr(torch, arguments.dtype), None, False)
     checkpoint = find_model(arguments.checkpoint, None, False)
     model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
-    documents = long_enough_documents(
-        TokenizedData.open(arguments.data), arguments.long_context_length, arguments.max_documents
-    )
-    chunks = [
-        chunks_of(documents, index, arguments.long_context_length, 1)[0] for index in range(len(documents))
-    ]
+    length = arguments.long_context_length
+    documents = long_enough_documents(TokenizedData.open(arguments.data), length, arguments.max_documents)
+    chunks = [chunks_of(documents, index, length, 1)[0] for index in range(len(documents))]
     if len(chunks) < 2:
         raise InputError("one chunk is not counted; choose --max-documents 2 or more")
     plain = Measurement(model, lengths, Batching.for_model(model))
