@@ -21,7 +21,6 @@ from pipeline.studies.file import (
     ROOT,
     Evaluation,
     Grid,
-    PlantedText,
     Study,
     SyntheticStudy,
     TaskTest,
@@ -63,17 +62,9 @@ class TaskTraining(Training):
 
 
 @dataclass(frozen=True)
-class Tokenizing:
-    """A text to tokenize."""
-
-    text: Text
-
-
-@dataclass(frozen=True)
 class Measuring:
     """A measuring stage on some checkpoints."""
 
-    stage: str
     evaluation: Evaluation
     data: Path
     trainings: tuple[Training, ...]
@@ -84,7 +75,6 @@ class Measuring:
 class TaskMeasuring:
     """A stage that tests models of a synthetic task."""
 
-    stage: str
     task: str
     test: TaskTest
     trainings: tuple[TaskTraining, ...]
@@ -101,7 +91,7 @@ class Command:
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
-    about: Tokenizing | Training | Measuring | TaskMeasuring | None = None
+    about: Training | Measuring | TaskMeasuring | None = None
     """What it is checked by before it runs, and what its cost is estimated from."""
     num_tasks: int | None = None
     """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
@@ -149,11 +139,16 @@ def _text_commands(study: TextStudy) -> list[Command]:
     tokenize = _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
     commands, train_on = [tokenize], (run / "data", tokenize.name)
     if study.planted is not None:
-        commands.append(_plant(study.planted, run, tokenize))
+        arguments = ("--data", str(run / "data"), "--out", str(run / "signs"), *flags(study.planted))
+        commands.append(Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,)))
         train_on = run / "signs" / "planted" / "data", "plant_signs"
-    trainings = {size: _trainings(study, size) for size in study.sizes}
-    for size, of_size in trainings.items():
-        commands += [_pretrain(study, size, name, of_size[name], *train_on) for name in of_size]
+    trainings: dict[str, dict[str, Training]] = {}
+    for size_name, size in study.sizes.items():
+        trainings[size_name] = of_size = {}
+        for name in size.models or study.models:
+            full_name = f"{size_name}-{name}" if study.sizes_in_names else name
+            of_size[name] = Training(full_name, run / "models" / full_name)
+            commands.append(_pretrain(study, size_name, name, of_size[name], *train_on))
     plans: list[_EvaluationPlan] = []
     for name, evaluation in study.evaluations.items():
         data, data_command = run / "data", tokenize.name
@@ -164,47 +159,26 @@ def _text_commands(study: TextStudy) -> list[Command]:
             data_command = "-".join(filter(None, ["tokenize_c4", name]))
             # After the study's own text, whose tokenizer this one may be given.
             commands.append(_tokenize(data_command, evaluation.data, data, 1, (tokenize.name,)))
-        for size, of_size in trainings.items():
-            plans.append(_EvaluationPlan(study, size, name, evaluation, data, data_command, of_size))
+        for size_name, of_size in trainings.items():
+            plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
             commands += plans[-1].commands()
     return [*commands, *_compare_scales(run, plans), *_compare_measures(run, plans)]
 
 
 def _tokenize(name: str, text: Text, out: Path, num_tasks: int, needs: tuple[str, ...] = ()) -> Command:
     arguments = ("--out", str(out), *flags(text))
-    return Command(name, "pipeline/tokenize_c4.py", arguments, needs, Tokenizing(text), num_tasks)
-
-
-def _plant(planted: PlantedText, run: Path, tokenize: Command) -> Command:
-    arguments = ("--data", str(run / "data"), "--out", str(run / "signs"), *flags(planted))
-    return Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,))
-
-
-def _trainings(study: TextStudy, size: str) -> dict[str, Training]:
-    """The models of one size, by their names in the study."""
-    full_names = {
-        name: f"{size}-{name}" if study.sizes_in_names else name
-        for name in study.sizes[size].models or study.models
-    }
-    folder = Path(study.run) / "models"
-    return {name: Training(full_name, folder / full_name) for name, full_name in full_names.items()}
+    return Command(name, "pipeline/tokenize_c4.py", arguments, needs, num_tasks=num_tasks)
 
 
 def _pretrain(
     study: TextStudy, size_name: str, name: str, training: Training, data: Path, data_command: str
 ) -> Command:
     size, model = study.sizes[size_name], study.models[name]
-    duration = [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
-    settings = {known.name: getattr(model, known.name) for known in fields(model)}
-    own = [f"{field}={value}" for field, value in settings.items() if value is not None]
-    folders = "--data", str(data), "--save-folder", str(training.folder)
-    return Command(
-        name=training.name,
-        program="pipeline/pretrain.py",
-        arguments=(size.config, *folders, *duration, *size.overrides, *own),
-        needs=(data_command,),
-        about=training,
-    )
+    words = [size.config, "--data", str(data), "--save-folder", str(training.folder)]
+    words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
+    settings = [(known.name, getattr(model, known.name)) for known in fields(model)]
+    words += [*size.overrides, *(f"{field}={value}" for field, value in settings if value is not None)]
+    return Command(training.name, "pipeline/pretrain.py", tuple(words), (data_command,), training)
 
 
 @dataclass(frozen=True)
@@ -224,14 +198,15 @@ class _EvaluationPlan:
         """Those of the evaluation's stages, analysis last, which needs all that was measured."""
         stages = self.evaluation.stages
         commands = [self._measure(stage) for stage in stages if stage not in ANALYSING]
-        needs = [command.name for command in commands]
+        needs = tuple(command.name for command in commands)
+        folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
         if "run_notebooks" in stages:
-            commands.append(
-                self._analyse("run_notebooks", needs, ["--data", str(self.data), *self._long_and_short()])
-            )
-            needs = [commands[-1].name]
+            arguments = (*folders, "--data", str(self.data), *self._long_and_short())
+            name = self._command_name("run_notebooks")
+            commands.append(Command(name, "analysis/run_notebooks.py", arguments, needs))
+            needs = (name,)
         if "summary" in stages:
-            commands.append(self._analyse("summary", needs, []))
+            commands.append(Command(self._command_name("summary"), "analysis/summary.py", folders, needs))
         return commands
 
     def shows_scale(self) -> bool:
@@ -259,12 +234,10 @@ class _EvaluationPlan:
     def _measure(self, stage: str) -> Command:
         evaluation, results = self.evaluation, self.folder("results")
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
-        steps: Sequence[int | None] = evaluation.steps or [None]
-        measured = [(training, step) for training in trainings for step in steps]
-        checkpoints = [
-            training.folder if step is None else training.folder / f"step{step}-unsharded"
-            for training, step in measured
-        ]
+        measured, checkpoints = trainings, [training.folder for training in trainings]
+        if steps := evaluation.steps:
+            measured = [training for training in trainings for _ in steps]
+            checkpoints = [folder / f"step{step}-unsharded" for folder in checkpoints for step in steps]
         # Models that this stage reads beside those that it measures, at their last checkpoint.
         flag, names = "--judge-with", evaluation.judge_with if stage == "influential_tokens" else []
         if stage == "loss_differences" and evaluation.reference_model:
@@ -272,19 +245,11 @@ class _EvaluationPlan:
         others = [self.trainings[name] for name in names]
         beside = [flag, *(str(training.folder) for training in others)] if others else []
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
-        return Command(
-            name=self._command_name(stage),
-            program=f"pipeline/{stage}.py",
-            arguments=(*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside),
-            needs=(self.data_command, *dict.fromkeys(training.name for training in [*trainings, *others])),
-            about=Measuring(stage, evaluation, self.data, tuple(training for training, _ in measured)),
-            num_tasks=self.study.slurm.measure,
-        )
-
-    def _analyse(self, program: str, needs: Sequence[str], further: Sequence[str]) -> Command:
-        folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
-        name = self._command_name(program)
-        return Command(name, f"analysis/{program}.py", (*folders, *further), tuple(needs))
+        arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
+        needs = (self.data_command, *dict.fromkeys(training.name for training in [*trainings, *others]))
+        about = Measuring(evaluation, self.data, tuple(measured))
+        name, num_tasks = self._command_name(stage), self.study.slurm.measure
+        return Command(name, f"pipeline/{stage}.py", arguments, needs, about, num_tasks)
 
     def _long_and_short(self) -> list[str]:
         """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
@@ -331,10 +296,8 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
     Raises:
         InputError: a grid is empty or two train the same run; a task is unknown, or tested and not trained.
     """
-    run, trains = (
-        Path(study.run),
-        {name: list(_train(study, grid)) for name, grid in study.synthetic.grids.items()},
-    )
+    run, grids = Path(study.run), study.synthetic.grids
+    trains = {name: list(_train(study, grid)) for name, grid in grids.items()}
     grid_of: dict[str, str] = {}
     for grid_name, of_grid in trains.items():
         if not of_grid:
@@ -358,17 +321,13 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
                 raise InputError(
                     f"synthetic.{stage}.{task} tests models that no grid trains: add {task} to a grid"
                 )
-            measuring.append(_test(run, TaskMeasuring(stage, task, test, tuple(trainings))))
+            measuring.append(_test(run, stage, TaskMeasuring(task, test, tuple(trainings))))
     if not measuring:
         return commands
     notebooks = dict.fromkeys(NOTEBOOKS[command.stage] for command in measuring)
-    folders = "--results", str(run / "results"), "--figures", str(run / "figures")
-    show = Command(
-        name="run_notebooks",
-        program="analysis/run_notebooks.py",
-        arguments=(*folders, "--notebooks", *notebooks),
-        needs=tuple(command.name for command in measuring),
-    )
+    arguments = ("--results", str(run / "results"), "--figures", str(run / "figures"), "--notebooks")
+    needs = tuple(command.name for command in measuring)
+    show = Command("run_notebooks", "analysis/run_notebooks.py", (*arguments, *notebooks), needs)
     return [*commands, *measuring, show]
 
 
@@ -385,23 +344,15 @@ def _train(study: SyntheticStudy, grid: Grid) -> Iterator[Command]:
                     name = f"{task_name}{'' if k is None else f'-k{k}'}-{positions}-seed{seed}"
                     folder = Path(study.run) / "models" / name
                     what = "--task", task_name, "--positions", positions, "--save-folder", str(folder)
-                    of_k = () if k is None else (f"largest_sparsity={k}",)
-                    yield Command(
-                        name=name,
-                        program="pipeline/train_synthetic.py",
-                        arguments=(study.synthetic.config, *what, *grid.overrides, *of_k, f"seed={seed}"),
-                        about=TaskTraining(name, folder, task_name),
-                    )
+                    of_k = [] if k is None else [f"largest_sparsity={k}"]
+                    arguments = (study.synthetic.config, *what, *grid.overrides, *of_k, f"seed={seed}")
+                    about = TaskTraining(name, folder, task_name)
+                    yield Command(name, "pipeline/train_synthetic.py", arguments, about=about)
 
 
-def _test(run: Path, measuring: TaskMeasuring) -> Command:
+def _test(run: Path, stage: str, measuring: TaskMeasuring) -> Command:
     test, checkpoints = measuring.test, [str(training.folder) for training in measuring.trainings]
     where = "--task", measuring.task, "--checkpoints", *checkpoints, "--results", str(run / "results")
     names = [known.name for known in fields(test) if known.name != "grids"]
-    return Command(
-        name=f"{measuring.stage}-{measuring.task}",
-        program=f"pipeline/{measuring.stage}.py",
-        arguments=(*where, *flags(test, names)),
-        needs=tuple(training.name for training in measuring.trainings),
-        about=measuring,
-    )
+    arguments, needs = (*where, *flags(test, names)), tuple(one.name for one in measuring.trainings)
+    return Command(f"{stage}-{measuring.task}", f"pipeline/{stage}.py", arguments, needs, measuring)

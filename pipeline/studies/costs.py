@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import (
     BACKGROUND,
     DEFAULT_INTERVENTION,
@@ -64,6 +65,13 @@ class Machine:
     _measured: dict[torch.dtype, float] = field(default_factory=dict)
     _used: dict[torch.dtype, float] = field(default_factory=dict)
     """Of those, what an estimate took: `auto` measures both and takes one."""
+
+    def __post_init__(self) -> None:
+        """Refuse a GPU without a data sheet, or with a peak beside it."""
+        if self.gpu is not None and self.gpu not in GPUS:
+            raise unknown_name("GPU", self.gpu, GPUS)
+        if self.gpu is not None and self.peak_flops is not None:
+            raise InputError("--gpu and --peak-flops both say how fast the machine is; give one")
 
     def device(self, precision: str | None) -> Device:
         """For a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
@@ -158,10 +166,9 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
         return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
     if not isinstance(about, Measuring):
         return Cost()
-    chunks = num_chunks(about.evaluation, about.data)
-    if chunks is None:
+    if (chunks := num_chunks(about.evaluation, about.data)) is None:
         return Cost(num_unknown=1)
-    of_a_checkpoint, flops = chunks * token_forwards_of_chunk(about.stage, about.evaluation), 0.0
+    of_a_checkpoint, flops = chunks * token_forwards_of_chunk(command.stage, about.evaluation), 0.0
     for training, num_checkpoints in Counter(about.trainings).items():
         model = checked.configs[training.name].model
         vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
@@ -186,10 +193,8 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
     """What training takes from the data: of the folder; where there is none yet, by the tokenizer's name."""
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
-    path_or_size = parse_tokenizer_name(data.tokenizer)
-    if isinstance(path_or_size, int):
-        return AssumedData(path_or_size)
-    return AssumedData(load_tokenizer(path_or_size).vocabulary_size)
+    size = parse_tokenizer_name(data.tokenizer)
+    return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
 
 
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
@@ -224,25 +229,16 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
 
 
 def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
-    """What a stage runs through the network for one example of this length.
-
-    Args:
-        batch: an example, or several.
-        test: a `DependencyTest`, or any other that is answered by generating.
-    """
+    """What a stage runs through the network for one example as long as those of the batch."""
     num_tokens = batch.token_ids_BS.shape[1]
     if not isinstance(test, DependencyTest):
         return num_tokens
     costs = RuleCosts(test.short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-    rules = {name: find_rule(name) for name in test.rules}
-    always = [name for name, rule in rules.items() if not rule.knows_interventions]
+    always = [name for name in test.rules if not find_rule(name).knows_interventions]
+    intervening = [find_rule(name) for name in test.rules if name not in always]
     total = num_tokens + costs.token_forwards_together(always, test.largest_k)
     for intervention in test.interventions:
-        of_it = [
-            name
-            for name, rule in rules.items()
-            if rule.knows_interventions and intervention in rule.interventions
-        ]
+        of_it = [rule.name for rule in intervening if intervention in rule.interventions]
         under_it = replace(costs, intervention=intervention, num_backgrounds=test.num_substitutes)
         draws = test.num_substitutes if intervention == SUBSTITUTE else 1
         total += draws * under_it.token_forwards_together(of_it, test.largest_k)
@@ -251,10 +247,8 @@ def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
 
 def _task_training_cost(config: TaskConfig, machine: Machine) -> Cost:
     """Of one run, where all training sizes are as frequent."""
-    generator, distribution = np.random.default_rng(0), config.distribution
-    lengths = [
-        distribution.draw_of_size(size, 1, generator).token_ids_BS.shape[1] for size in distribution.sizes
-    ]
+    generator, draw = np.random.default_rng(0), config.distribution.draw_of_size
+    lengths = [draw(size, 1, generator).token_ids_BS.shape[1] for size in config.distribution.sizes]
     num_examples = config.num_steps * config.batch_size
     # Long examples have the more of the tokens, and the more attention a token.
     of_examples = [length * _task_flops_per_token(config, length) for length in lengths]
@@ -270,12 +264,10 @@ def _task_measuring_cost(
     task, cells = cells_of(measuring.task, test.sizes, test.sparsities)
     for size, sparsity in cells:
         batch = draw_batch(task, size, [sparsity], np.random.default_rng(0))
-        forwards, length = (
-            test.num_examples * token_forwards_of_example(batch, test),
-            batch.token_ids_BS.shape[1],
-        )
+        forwards = test.num_examples * token_forwards_of_example(batch, test)
         for training in measuring.trainings:
-            flops = forwards * _task_flops_per_token(configs[training.name], length) / 3
+            of_token = _task_flops_per_token(configs[training.name], batch.token_ids_BS.shape[1])
+            flops = forwards * of_token / 3
             total += Cost(0, forwards, flops, machine.seconds(flops, None))
     return total
 
@@ -288,14 +280,7 @@ def _task_flops_per_token(config: TaskConfig, num_tokens: int) -> int:
 def lines_of_plan(
     commands: Sequence[Command], finished: Collection[str], checked: Checked, machine: Machine
 ) -> Iterator[str]:
-    """Comments with estimates, a command after each; a shell could run them.
-
-    Args:
-        commands: of the study.
-        finished: names of those that have finished.
-        checked: what is known of them.
-        machine: where they would run.
-    """
+    """Comments with estimates, a command after each; a shell could run them."""
     total, num_train_tokens = Cost(), None if checked.facts is None else checked.facts.num_train_tokens
     for command in commands:
         cost = cost_of(command, checked, machine)

@@ -277,15 +277,23 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     configured: Sequence[Size | Synthetic] = ()
     if isinstance(study, SyntheticStudy):
         configured = [study.synthetic]
-        _refuse_unknown_grids(study.synthetic)
+        if not study.synthetic.grids:
+            raise InputError("synthetic.grids names none; a study has at least one")
+        for stage, of_tasks in study.synthetic.tests.items():
+            for task, test in of_tasks.items():
+                _refuse_unknown(f"grid of synthetic.{stage}.{task}", test.grids, study.synthetic.grids)
     elif isinstance(study, TextStudy):
         configured = [*study.sizes.values()]
         _refuse_names(study)
         for text in (study.data, *(one.data for one in study.evaluations.values() if one.data)):
-            text.source += [pattern for pattern in text.further_source or () if _is_present(pattern)]
+            for pattern in text.further_source or ():
+                if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
+                    text.source.append(pattern)
+                else:
+                    logger.info("no file matches %s; the study goes without", pattern)
             text.further_source = None
     for part in configured:
-        part.config = str(_found(Path(part.config), [Path(), path.parent, ROOT]))
+        part.config = str(find_study_file(Path(part.config), path.parent))
     return study
 
 
@@ -337,50 +345,23 @@ def is_training_configuration(path: Path) -> bool:
     return "model" in fields_given and "sizes" not in fields_given
 
 
-def find_study_file(path: Path) -> Path:
-    """The file, in the folder that the command is typed in or else in this repository."""
-    return _found(path, [Path(), ROOT])
-
-
-def _found(path: Path, folders: Sequence[Path]) -> Path:
-    """The file in the first of the folders that has it; `path` itself where none has."""
-    return next((folder / path for folder in folders if (folder / path).exists()), path)
-
-
-def _is_present(pattern: str) -> bool:
-    found = glob(pattern, recursive=True)  # noqa: PTH207  (Path.glob takes no absolute pattern)
-    if not found:
-        logger.info("no file matches %s; the study goes without", pattern)
-    return bool(found)
-
-
-def _refuse_unknown_grids(synthetic: Synthetic) -> None:
-    if not synthetic.grids:
-        raise InputError("synthetic.grids names none; a study has at least one")
-    for stage, of_tasks in synthetic.tests.items():
-        for task, test in of_tasks.items():
-            for name in test.grids or ():
-                if name not in synthetic.grids:
-                    raise unknown_name(f"grid of synthetic.{stage}.{task}", name, synthetic.grids)
+def find_study_file(path: Path, *further: Path) -> Path:
+    """In the folder that the command is typed in, in a further one, or in this repository; else `path`."""
+    return next((folder / path for folder in (Path(), *further, ROOT) if (folder / path).exists()), path)
 
 
 def _refuse_names(study: TextStudy) -> None:
     """Names that could not be those of folders, or would be shared; those of models and programs unknown."""
-    named: dict[str, Collection[str]] = {"sizes": study.sizes, "models": study.models}
-    named["further_evaluations"] = study.further_evaluations
-    for kind, names in named.items():
-        if not names and kind != "further_evaluations":
+    for kind in ("sizes", "models", "further_evaluations"):
+        if not getattr(study, kind) and kind != "further_evaluations":
             raise InputError(f"{kind} names none; a study has at least one")
-        for name in names:
+        for name in getattr(study, kind):
             if not _NAME.fullmatch(str(name)):
                 raise InputError(
-                    f"{kind} has the name '{name}', which becomes a folder's: choose letters, digits, and"
-                    " _ . - within"
+                    f"{kind} has the name '{name}', which becomes a folder's: choose letters and digits"
                 )
-            if kind == "further_evaluations" and name in _FOLDERS_OF_A_RUN:
-                raise InputError(
-                    f"an evaluation cannot be named {name}: the study has a folder {name} itself"
-                )
+    for name in set(_FOLDERS_OF_A_RUN).intersection(study.further_evaluations):
+        raise InputError(f"an evaluation cannot be named {name}: the study has a folder {name} itself")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +74,7 @@ class Workers:
 def workers(
     asked: int | None, threads: int, bytes_of_a_command: float = PROCESS_BYTES, gpus: Sequence[str] = ()
 ) -> Workers:
-    """As many as were asked for, or else as the machine serves best, and at most what its memory holds.
-
-    Args:
-        asked: --jobs; None: one a GPU, or as many as the cores have threads for.
-        threads: of a command.
-        bytes_of_a_command: what the largest will hold.
-        gpus: as `gpus_here` finds them.
-    """
+    """As many as --jobs asks for, or one a GPU, or one for `threads` cores; at most what memory holds."""
     number = asked or len(gpus) or max(1, num_cores() // threads)
     fitting = max(1, int(free_bytes() // bytes_of_a_command))
     if fitting < number:
@@ -145,13 +138,7 @@ class Process:
     """Number `index`, from 0, of the `number` processes that share a command; in a group of its own."""
 
     def __init__(
-        self,
-        command: Command,
-        index: int,
-        number: int,
-        place: int,
-        environment: Mapping[str, str],
-        logs: Path,
+        self, command: Command, index: int, number: int, place: int, workers: Workers, logs: Path
     ) -> None:
         """Start it. Standard error goes to the end of its log; standard output too, once it has ended.
 
@@ -173,7 +160,7 @@ class Process:
             file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n".encode())
             file.flush()
             self._process = subprocess.Popen(
-                words, env={**environment, **shared}, stdin=subprocess.DEVNULL,
+                words, env={**workers.environment(place), **shared}, stdin=subprocess.DEVNULL,
                 stdout=self._output, stderr=file, start_new_session=True, preexec_fn=self._before_it_begins,
             )  # fmt: skip
 
@@ -222,12 +209,11 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         """Draw on `console`, standard error if not given."""
-        self._console = console or Console(stderr=True)
+        console = console or Console(stderr=True)
         self.live: Live | None = None
-        can_draw = self._console.is_terminal and not self._console.is_dumb_terminal
-        if can_draw and self._console.width >= _NARROWEST:
+        if console.is_terminal and not console.is_dumb_terminal and console.width >= _NARROWEST:
             self.live = Live(
-                console=self._console, auto_refresh=False, transient=True,
+                console=console, auto_refresh=False, transient=True,
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
             self.live.start()
@@ -245,7 +231,7 @@ class Progress:
             for text in texts:
                 self.say(text)
             return
-        encoding = self._console.encoding  # a terminal may not know all letters
+        encoding = self.live.console.encoding  # a terminal may not know all letters
         text = "\n".join([*texts, state]).encode(encoding, "replace").decode(encoding)
         self.live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
@@ -286,28 +272,26 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
         KeyboardInterrupt: once no process is left.
         InputError: a training's configuration was edited while the study ran; likewise.
     """
-    progress = Progress()
+    run = _Run(commands, finished, workers, logs)
     try:
-        if before := [command.name for command in commands if command.name in finished]:
-            progress.say(f"finished before: {', '.join(before)}")
-        return _Run(commands, finished, workers, logs, progress).to_its_end()
+        with run.listening():
+            try:
+                return run.to_its_end()
+            except BaseException:
+                run.stop(signal.SIGINT)
+                raise
     finally:
-        progress.end()
+        run.progress.end()
 
 
 class _Run:
     """A study while it runs."""
 
     def __init__(
-        self,
-        commands: Sequence[Command],
-        finished: Collection[str],
-        workers: Workers,
-        logs: Path,
-        progress: Progress,
+        self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
-        self._workers, self._logs, self._progress = workers, logs, progress
-        self._num_commands, self._finished = len(commands), set(finished)
+        self._workers, self._logs, self.progress = workers, logs, Progress()
+        self._commands, self._finished = commands, set(finished)
         self._waiting = [command for command in commands if command.name not in finished]
         self._ready: list[tuple[Command, int, int]] = []
         self._unended: dict[str, int] = {}
@@ -321,18 +305,12 @@ class _Run:
 
     def to_its_end(self) -> int:
         """As `run_all`."""
-        with self._listening():
-            try:
-                return self._run()
-            except BaseException:
-                self._stop(signal.SIGINT)
-                raise
-
-    def _run(self) -> int:
+        if before := [command.name for command in self._commands if command.name in self._finished]:
+            self.progress.say(f"finished before: {', '.join(before)}")
         while True:
             if self._signal:
-                self._stop(self._signal)
-                self._progress.say("stopped by a signal; run the same again to go on")
+                self.stop(self._signal)
+                self.progress.say("stopped by a signal; run the same again to go on")
                 return EXIT_STOPPED
             self._start()
             if not self._running:
@@ -346,15 +324,15 @@ class _Run:
                 if not self._unended[name]:
                     self._finished.add(name)
                     seconds = time.monotonic() - self._started[name]
-                    self._progress.say(f"{name} finished in {duration(seconds)}")
+                    self.progress.say(f"{name} finished in {duration(seconds)}")
                 if process.output:
-                    self._progress.print(process.output.decode(errors="replace"), sys.stdout)
+                    self.progress.print(process.output.decode(errors="replace"), sys.stdout)
             lines = [
                 (one.name, time.monotonic() - one.started, "".join(one.last_lines(1)))
                 for one in self._running
             ]
-            state = f"{len(self._finished)} of {self._num_commands} commands have finished"
-            self._progress.draw(lines, state)
+            state = f"{len(self._finished)} of {len(self._commands)} commands have finished"
+            self.progress.draw(lines, state)
 
     def _start(self) -> None:
         """Fill the places that are free with what does not wait for what runs."""
@@ -365,8 +343,7 @@ class _Run:
                     return
                 self._begin(command)
             place = min(set(range(self._workers.number)) - {one.place for one in self._running})
-            environment = self._workers.environment(place)
-            self._running.append(Process(*self._ready.pop(0), place, environment, self._logs))
+            self._running.append(Process(*self._ready.pop(0), place, self._workers, self._logs))
 
     def _begin(self, command: Command) -> None:
         config = self._configs.get(command.arguments[0])
@@ -380,7 +357,7 @@ class _Run:
         number = num_processes(command, self._workers.number)
         self._ready = [(command, index, number) for index in range(number)]
         self._unended[command.name], self._started[command.name] = number, time.monotonic()
-        self._progress.print(f"{command}\n", sys.stdout)
+        self.progress.print(f"{command}\n", sys.stdout)
 
     def _ended(self) -> list[Process]:
         """Those that have ended since the last look; they run no more."""
@@ -390,8 +367,8 @@ class _Run:
 
     def _failed(self, process: Process) -> int:
         """Stop the others, and say what is known of it; its exit code."""
-        self._stop(signal.SIGTERM)
-        name, say = process.name, self._progress.say
+        self.stop(signal.SIGTERM)
+        name, say = process.name, self.progress.say
         assert process.code is not None
         if process.code == 128 + signal.SIGKILL:
             say(
@@ -405,7 +382,7 @@ class _Run:
         say(f"{name} ended with exit code {process.code}; run the same again to go on")
         return process.code
 
-    def _stop(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals) -> None:
         """Tell all that run to stop, and wait until none does; `number` is for those that save nothing."""
         self._is_stopping = True
         for one in self._running:
@@ -423,11 +400,11 @@ class _Run:
                     one.tell(signal.SIGKILL)
             if saving and not is_told:
                 names = ", ".join(one.name for one in saving)
-                self._progress.say(f"waiting until {names} has saved; Ctrl-C ends it without")
+                self.progress.say(f"waiting until {names} has saved; Ctrl-C ends it without")
                 is_told = True
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Inside, a request to stop is noted, and a second Ctrl-C does not disturb the first."""
 
         def note(number: int, frame: object) -> None:

@@ -34,9 +34,7 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> N
         for job in _jobs_of(command):
             job_id = "%j" if job.num_tasks is None else "%A_%a"
             words = [
-                "--parsable",
-                "--kill-on-invalid-dep=yes",
-                f"--job-name={job.name}",
+                *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
                 f"--output={logs_of(study) / f'{job.name}-{job_id}.log'}",
                 *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
                 *([f"--dependency=afterok:{':'.join(needed)}"] if needed else []),

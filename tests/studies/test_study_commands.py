@@ -23,25 +23,6 @@ def typed(path: Path, *overrides: str) -> dict[str, str]:
     return {command.name: str(command) for command in commands_of(load_study(path, overrides))}
 
 
-def test_what_each_command_needs(study_file: Callable[..., Path]) -> None:
-    commands = commands_of(load_study(study_file()))
-    assert {command.name: command.needs for command in commands} == {
-        "tokenize_c4": (),
-        "tiny-short-seed0": ("tokenize_c4",),
-        "tiny-long-seed1": ("tokenize_c4",),
-        "loss_differences-tiny": ("tokenize_c4", "tiny-short-seed0", "tiny-long-seed1"),
-        "length_losses-tiny": ("tokenize_c4", "tiny-short-seed0", "tiny-long-seed1"),
-        "influential_tokens-tiny": ("tokenize_c4", "tiny-long-seed1"),
-        "run_notebooks-tiny": ("loss_differences-tiny", "length_losses-tiny", "influential_tokens-tiny"),
-        "summary-tiny": ("run_notebooks-tiny",),
-        "loss_differences-tiny-along_training": ("tokenize_c4", "tiny-long-seed1"),
-    }
-    done: set[str] = set()
-    for command in commands:  # in an order in which they can run one after another
-        assert set(command.needs) <= done
-        done.add(command.name)
-
-
 def test_elsewhere_than_in_the_root_programs_are_named_by_their_whole_paths(
     study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

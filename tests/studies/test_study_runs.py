@@ -1,7 +1,6 @@
 """Running a study: in which order, how much at once, what a failure leaves, which signals arrive."""
 
 import io
-import json
 import os
 import re
 import signal
@@ -20,7 +19,6 @@ from pipeline.studies import run as running
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.file import Evaluation
 from pipeline.studies.run import GIBIBYTE, Progress, Workers, duration, num_processes, run_all, workers
-from pipeline.text.folder import EVALUATION_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -134,19 +132,14 @@ def measuring(max_documents: int | None, documents_per_shard: int | None = None)
         short_context_length=1, long_context_length=2, max_documents=max_documents,
         documents_per_shard=documents_per_shard,
     )  # fmt: skip
-    about = Measuring("loss_differences", evaluation, Path("data"), ())
+    about = Measuring(evaluation, Path("data"), ())
     return Command("measure", "stage.py", ("measure",), (), about)
 
 
-def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(commands: list[Command]) -> None:
-    manifest = {
-        "stage": "tokenize_c4", "schema_version": 1, "token_dtype": "uint16",
-        "vocabulary_size": 9, "eos_token_id": 0,
-        "files": {EVALUATION_FILE: {"bytes": 0, "sha256": "0" * 64}},
-        "counts": {"train_tokens": 0, "evaluation_documents": 100},
-    }  # fmt: skip
-    Path("data").mkdir()
-    Path("data/manifest.json").write_text(json.dumps(manifest))
+def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(
+    commands: list[Command], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "read_manifest", lambda _: {"counts": {"evaluation_documents": 100}})
     numbers = [num_processes(measuring(*of), 8) for of in [(None,), (64,), (9,), (9, 2)]]
     assert (*numbers, num_processes(measuring(64), 1)) == (4, 2, 1, 5, 1)
     assert run_all([measuring(64), command("closing", "measure")], (), Workers(2), LOGS) == 0
@@ -334,11 +327,8 @@ def test_a_terminal_has_a_line_a_command_without_colours(monkeypatch: pytest.Mon
 
 
 def test_elsewhere_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow, dumb = (
-        {"force_terminal": True, "width": 20},
-        {"force_terminal": True, "environ": {"TERM": "dumb"}},
-    )
-    for console in ({"force_terminal": False}, narrow, dumb):
+    narrow, dumb = {"width": 20}, {"environ": {"TERM": "dumb"}}
+    for console in ({"force_terminal": False}, *({"force_terminal": True, **odd} for odd in (narrow, dumb))):
         assert [line.split() for line in shown(monkeypatch, **console).splitlines()] == [
             ["study:", "finished", "before:", "data"],
             ["study:", "long", "1:01", "training:", "5", "%|█▌", "|"],
