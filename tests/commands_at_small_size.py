@@ -287,7 +287,7 @@ def _bash(code: str, folder: Path) -> str:
 def _at_small_size(program: str | None, words: list[str]) -> list[str]:
     small = [
         VALUES.get(flag, WORDS.get(word, _smaller(word)))
-        for flag, word in zip(["", *words[:-1]], words, strict=True)
+        for flag, word in zip(["", *words], words, strict=False)  # each with the word before it
     ]
     if program == "pipeline/study.py" and "--dry-run" not in words:
         study, *others = small

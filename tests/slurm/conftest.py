@@ -41,15 +41,10 @@ STUDY = {
 }  # fmt: skip
 SMALL = {
     "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "residual_dropout": 0.1, "max_sequence_length": 64},
-    "scheduler": {"t_warmup": 2},
-    "global_train_batch_tokens": 256,
-    "device_train_microbatch_tokens": 128,
-    "precision": "fp32",
-    "console_log_interval": 1,
-    "max_duration": 6,
-    "eval_interval": 6,
+    "scheduler": {"t_warmup": 2}, "global_train_batch_tokens": 256, "device_train_microbatch_tokens": 128,
+    "precision": "fp32", "console_log_interval": 1, "max_duration": 6, "eval_interval": 6,
     "eval_num_documents": 4,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
