@@ -60,55 +60,39 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
+    # fmt: off
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
     add("--text", help="the text itself; without it and --text-file, what comes through a pipe")
     add("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
-    add(
-        "--out", type=output_file, default=Path("explained.html"),
-        help="the page; one that is there is replaced",
-    )  # fmt: skip
-    add(
-        "--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
-        help="predict the last N tokens only; all, the default: every one with far context enough",
-    )  # fmt: skip
+    add("--out", type=output_file, default=Path("explained.html"),
+        help="the page; one that is there is replaced")
+    add("--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
+        help="predict the last N tokens only; all, the default: every one with far context enough")
     add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH, help="s, in tokens")
-    add(
-        "--long-context-length", type=positive_int,
+    add("--long-context-length", type=positive_int,
         help="tokens of the text that are measured, its last; as many as text and model have if not given."
-        " Twice as many take four times as long",
-    )  # fmt: skip
+        " Twice as many take four times as long")
     add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS), help="numbers of far tokens studied")
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
-    add(
-        "--foreign-text-file", type=file_path,
-        help="the text that stands in for the far context, and of the null; English passages if not given",
-    )  # fmt: skip
+    add("--foreign-text-file", type=file_path,
+        help="the text that stands in for the far context, and of the null; English passages if not given")
     add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
     add("--color", choices=("auto", "always", "never"), default="auto", help="colours in what is printed")
     add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
-    add(
-        "--dtype", choices=DTYPES, default="auto",
-        help="of weights and computation; auto: float32 of small models, of others whatever is faster here",
-    )  # fmt: skip
+    add("--dtype", choices=DTYPES, default="auto",
+        help="of weights and computation; auto: float32 of small models, of others whatever is faster here")
     add("--device", help="torch device; cuda where there is one, else cpu, if not given")
-    add(
-        "--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for",
-    )  # fmt: skip
+    add("--trust-remote-code", action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for")
     add("--seed", type=random_seed, default=0, help="of rules that draw")
+    # fmt: on
     return stage
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse what no text and no model can be explained by.
-
-    Raises:
-        InputError: names the rule.
-    """
+    """Refuse rules that no text alone can be explained by."""
     if not arguments.rules:
-        raise InputError(
-            "no rule is named, and a row is of a target and a rule; name one, such as leave_one_out"
-        )
+        raise InputError("no rule is named; name one, such as leave_one_out")
     for rule in map(find_rule, arguments.rules):
         if rule.name.startswith("learned_attention"):
             raise InputError(
@@ -154,18 +138,9 @@ def explain(
     """What each token of a text needs of those before it: a row a target and rule.
 
     Args:
-        text: of at least two short contexts.
-        model: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
-        tokenizer: a tokenizer.json, or a folder that holds one; None: the model's own.
-        short_context_length: s, tokens.
-        long_context_length: tokens of the text that are measured, its last; None: as many as text and model
-            have.
-        num_targets: the last so many tokens are predicted; None: all with far context enough.
-        rules: of `pipeline.measuring.rules.RULES`.
-        ks: numbers of far tokens studied.
+        model, tokenizer, short_context_length, long_context_length, rules, dtype, device: as the flags of
+            these names; ks is --k, num_targets --targets, where None means all.
         foreign_text: stands in for the far context, and in the null; None: English passages.
-        dtype: of `pipeline.measuring.flags.DTYPES`.
-        device: as torch names it; None: a GPU where there is one.
 
     Returns:
         A frame with the columns
@@ -200,11 +175,7 @@ def explain(
 
 
 def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
-    """What the text is called, and the text.
-
-    Raises:
-        InputError: none is given, or two, or it is empty or no UTF-8.
-    """
+    """What the text is called, and the text."""
     if arguments.text is not None and arguments.text_file is not None:
         raise InputError("--text and --text-file are both given; give one of them")
     if arguments.text is not None:

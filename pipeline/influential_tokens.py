@@ -69,16 +69,9 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 
-from pipeline.cli import (
-    finite_float,
-    fraction,
-    positive_int,
-    random_seed,
-    stage_parser,
-    whole_number,
-)
+from pipeline.cli import finite_float, fraction, positive_int, random_seed, stage_parser, whole_number
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
-from pipeline.measuring.rules import (
+from pipeline.measuring.rules import (  # fmt: skip
     BACKGROUND,
     DEFAULT_INTERVENTION,
     DEFAULT_KS,
@@ -104,46 +97,32 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
     add = stage.add_argument
+    # fmt: off
     add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    add(
-        "--k", type=positive_int, nargs="+", default=list(DEFAULT_KS),
-        help="numbers of influential tokens studied",
-    )  # fmt: skip
+    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS),
+        help="numbers of influential tokens studied")
     add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
-    add(
-        "--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
+    add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
         help="what stands where a token is left out: nothing, a token drawn from the training tokens, or"
-        " another document's in a foreign far context",
-    )  # fmt: skip
-    add(
-        "--num-backgrounds", type=positive_int, default=1,
-        help="foreign documents that --intervention background takes the mean over",
-    )  # fmt: skip
-    add(
-        "--judge-with", nargs="+", default=[], metavar="MODEL",
+        " another document's in a foreign far context")
+    add("--num-backgrounds", type=positive_int, default=1,
+        help="foreign documents that --intervention background takes the mean over")
+    add("--judge-with", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints of the same tokenizer, named as --checkpoints are, that the chosen tokens are"
-        " tried on too; none if not given",
-    )  # fmt: skip
-    add(
-        "--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
+        " tried on too; none if not given")
+    add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
-        " fitted to; an even number",
-    )  # fmt: skip
-    add(
-        "--kept-fraction", type=fraction, default=KEPT_FRACTION,
-        help="how likely a far token is to be in a subset of the rules surrogate*",
-    )  # fmt: skip
-    add(
-        "--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
+        " fitted to; an even number")
+    add("--kept-fraction", type=fraction, default=KEPT_FRACTION,
+        help="how likely a far token is to be in a subset of the rules surrogate*")
+    add("--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
         help="chunks of training tokens that the weights of the rules learned_attention* are fitted to, once"
-        " a model",
-    )  # fmt: skip
+        " a model")
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
-    add(
-        "--minimum-gain", type=finite_float, default=0.1,
-        help="gain of the long context, in nats, below which a target has no k*: there is nothing to recover",
-    )  # fmt: skip
+    add("--minimum-gain", type=finite_float, default=0.1,
+        help="gain of the long context, in nats, below which a target has no k*: there is nothing to recover")
     add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
+    # fmt: on
     return stage
 
 
@@ -158,13 +137,10 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     )
     arguments.k = sorted(set(arguments.k))
     refuse_rules(
-        arguments.rules,
-        intervention=arguments.intervention,
-        largest_k=arguments.k[-1],
-        smallest_far_context=int(lengths.num_far_tokens_T[0]),
-        num_subsets=arguments.num_subsets,
+        arguments.rules, intervention=arguments.intervention, largest_k=arguments.k[-1],
+        smallest_far_context=int(lengths.num_far_tokens_T[0]), num_subsets=arguments.num_subsets,
         num_backgrounds=arguments.num_backgrounds,
-    )
+    )  # fmt: skip
     return lengths
 
 
@@ -188,21 +164,17 @@ def main(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
     def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
-        if set(LEARNING_RULES) & set(arguments.rules):
-            weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
-            request.head_weights[loaded.name] = weights
+        weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
+        request.head_weights[loaded.name] = weights
 
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     evaluate_checkpoints(
-        arguments,
-        "influential_tokens",
-        _settings(arguments, unigram),
+        arguments, "influential_tokens", _settings(arguments, unigram),
         lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, request),
-        other_models={"--judge-with": arguments.judge_with},
-        num_other_documents=1 + num_backgrounds,
-        prepare=prepare,
-    )
+        other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
+        prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
+    )  # fmt: skip
 
 
 def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:

@@ -81,11 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> ContextLengths:
-    """Which tokens are predicted, and what they see; lengths that do not fit together are refused.
-
-    Raises:
-        InputError: names the flag.
-    """
+    """Which tokens are predicted, and what they see; refuse lengths that do not fit together."""
     lengths = ContextLengths(
         arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
     )
@@ -103,7 +99,7 @@ def main(arguments: argparse.Namespace) -> None:
     lengths, stride = check(arguments), arguments.windowed_stride
 
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import (
+    from pipeline.measuring.contexts import (  # fmt: skip
         Measurement,
         full_pass,
         measured_in_sequence,

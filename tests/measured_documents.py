@@ -24,17 +24,11 @@ LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGET
 FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
     "influential_tokens": [
-        *LENGTHS,
-        "--short-context-length",
-        str(SHORT),
-        "--k",
-        "1",
-        "2",
-        "5",
-        *("--intervention", "remove", "--rules", "leave_one_out", "random", "nearest"),
+        *LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5",
+        "--intervention", "remove", "--rules", "leave_one_out", "random", "nearest",
     ],
     "length_losses": [*LENGTHS, "--context-lengths", "2", "9"],
-}
+}  # fmt: skip
 
 
 def _tokens(seed: int, num_tokens: int) -> np.ndarray:
@@ -48,11 +42,9 @@ DOCUMENTS = {
     "00000000000000cc": _tokens(2, 13),
     "00000000000000dd": _tokens(3, 11),
 }
-NULL_OF = {
-    "00000000000000aa": "00000000000000bb",
-    "00000000000000bb": "00000000000000cc",
-    "00000000000000cc": "00000000000000aa",
-}
+_LONG_ENOUGH = list(DOCUMENTS)[:3]
+NULL_OF = dict(zip(_LONG_ENOUGH, [*_LONG_ENOUGH[1:], _LONG_ENOUGH[0]], strict=True))
+"""Document -> that whose chunk is its null: the next."""
 TARGET_POSITIONS = [
     *[("00000000000000aa", 0, position) for position in (9, 10, 11)],
     *[("00000000000000aa", 1, position) for position in (21, 22, 23)],
@@ -60,6 +52,13 @@ TARGET_POSITIONS = [
     *[("00000000000000cc", 0, position) for position in (9, 10, 11)],
 ]
 """(document_id, chunk_index, target_position) of every target, in order."""
+
+
+def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
+    """The chunk, or that of the document so many places after; those after the first have one chunk."""
+    for _ in range(num_after):
+        document_id, chunk_index = NULL_OF[document_id], 0
+    return DOCUMENTS[document_id][chunk_index * LONG : (chunk_index + 1) * LONG].astype(np.int64)
 
 
 def write_data(

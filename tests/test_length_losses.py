@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, LONG, TARGETS, measure, write_checkpoint, write_data
+from measured_documents import LONG, TARGETS, chunk_of, measure, write_checkpoint, write_data
 from naive_predictions import naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
@@ -24,16 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
     return folder
 
 
-def test_lengths_double_in_two_steps_up_to_the_longest() -> None:
-    assert default_context_lengths(9) == [8, 9]
-    assert default_context_lengths(64) == [8, 12, 16, 24, 32, 48, 64]
-    assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
-
-
 def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
-    stock = stock_olmo(make_olmo(seed=1))
-    for row in read_artefact(folder / "results", "length_losses").itertuples():
-        chunk_L = DOCUMENTS[row.document_id][row.chunk_index * LONG :][:LONG].astype(np.int64)
+    assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
+    stock, rows = stock_olmo(make_olmo(seed=1)), read_artefact(folder / "results", "length_losses")
+    assert len(rows) == 4 * 2 and set(rows["num_targets"]) == {3}
+    for row in rows.itertuples():
+        chunk_L = chunk_of(row.document_id, row.chunk_index)
         losses, divergences = [], []
         for target in range(LONG - TARGETS, LONG):
             window = [(chunk_L, range(target - row.context_length, target))]
@@ -41,17 +37,6 @@ def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo
             divergences += naive_divergences(stock, target, (chunk_L, range(target)), window)
         assert row.mean_loss == pytest.approx(np.mean(losses), abs=2e-5)
         assert row.mean_divergence == pytest.approx(np.mean(divergences), abs=2e-5)
-
-
-def test_a_row_for_each_chunk_and_length(folder: Path) -> None:
-    rows = read_artefact(folder / "results", "length_losses")
-    key = rows[["document_id", "chunk_index", "context_length"]]
-    assert list(key.itertuples(index=False, name=None)) == [
-        (f"00000000000000{name}", chunk_index, context_length)
-        for name, chunk_index in (("aa", 0), ("aa", 1), ("bb", 0), ("cc", 0))
-        for context_length in (2, 9)
-    ]
-    assert set(rows["num_targets"]) == {3}
 
 
 def test_the_mean_of_all_targets_is_printed(

@@ -14,10 +14,12 @@ from measured_documents import (
     LONG,
     SHORT,
     TARGET_POSITIONS,
+    chunk_of,
     measure,
     write_checkpoint,
     write_data,
 )
+from naive_predictions import naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import loss_differences
@@ -52,19 +54,12 @@ def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataF
 
 
 def test_losses_are_those_of_stock_olmo(rows: pd.DataFrame, make_olmo: Callable[..., OLMo]) -> None:
-    model = make_olmo(seed=1)
-
-    def stock_loss(context: np.ndarray, target_id: int) -> float:
-        with torch.inference_mode():
-            logits_1SV = model(torch.as_tensor(context.astype(np.int64))[None]).logits
-        return float(-logits_1SV[0, -1].log_softmax(-1)[target_id])
-
+    stock = stock_olmo(make_olmo(seed=1))
     for row in rows.itertuples():
-        tokens, target = DOCUMENTS[row.document_id], row.target_position
-        target_id = int(tokens[target])
-        # RoPE sees distances only, so a context at the start of its own sequence is the same context.
-        long = stock_loss(tokens[row.chunk_index * LONG : target], target_id)
-        short = stock_loss(tokens[target - SHORT : target], target_id)
+        chunk_L = chunk_of(row.document_id, row.chunk_index)
+        place = row.target_position - row.chunk_index * LONG
+        contexts = [(chunk_L, range(place)), (chunk_L, range(place - SHORT, place))]
+        long, short = naive_losses(stock, place, contexts)
         assert row.long_context_loss == pytest.approx(long, abs=1e-5)
         assert row.short_context_loss == pytest.approx(short, abs=1e-5)
         assert row.loss_difference == pytest.approx(short - long, abs=2e-5)
@@ -76,9 +71,8 @@ def test_windowed_losses_stand_beside_the_exact_ones(
     assert rows["windowed_short_context_loss"].isna().all()
     results = measure(loss_differences, folder, "--results", str(tmp_path), "--windowed-stride", "3")
     windowed = read_artefact(results, "loss_differences")
-    pd.testing.assert_frame_equal(
-        windowed.drop(columns="windowed_short_context_loss"), rows.drop(columns="windowed_short_context_loss")
-    )
+    others = [frame.drop(columns="windowed_short_context_loss") for frame in (windowed, rows)]
+    pd.testing.assert_frame_equal(*others)
     model = make_olmo(seed=1)
     for row in windowed.itertuples():
         # s = 4, w = 3: of the targets 9, 10 and 11 of a chunk, 9 closes the block {7 8 9}, whose window
@@ -100,9 +94,7 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         assert table.num_rows == num_rows
         assert table.schema.equals(SCHEMAS["loss_differences"])
         metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-        assert metadata.keys() == {
-            "schema_version", "stage", "settings", "inputs", "model_facts", "git_commit", "packages"
-        }  # fmt: skip
+        assert "git_commit" in metadata
         assert (metadata["stage"], metadata["schema_version"]) == ("loss_differences", str(SCHEMA_VERSION))
         settings = json.loads(metadata["settings"])
         expected = {
@@ -124,13 +116,3 @@ def test_neither_shards_nor_batches_move_a_number(folder: Path, rows: pd.DataFra
     measure(loss_differences, folder, "--results", str(tmp_path), *flags)
     first = rows[rows["chunk_index"] == 0].reset_index(drop=True)
     pd.testing.assert_frame_equal(read_artefact(tmp_path, "loss_differences"), first, atol=1e-5, rtol=0)
-
-
-def test_two_models_share_a_folder(folder: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
-    other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
-    runs = ["--checkpoints", str(folder / "run"), str(other / "step20-unsharded")]
-    measure(loss_differences, folder, "--results", str(tmp_path / "results"), *runs)
-    both = read_artefact(tmp_path / "results", "loss_differences")
-    assert both["model"].value_counts().to_dict() == {"run": 12, "other-step20": 12}
-    losses = both.groupby("model")["long_context_loss"].sum()
-    assert abs(losses["run"] - losses["other-step20"]) > 0.01

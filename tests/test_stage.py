@@ -53,57 +53,42 @@ def run_refused(
     return run
 
 
-def truncate(folder: Path) -> None:
-    path = folder / "run/step20-unsharded/model.pt"
-    path.write_bytes(path.read_bytes()[:1000])
+STEP = "run/step20-unsharded"
+BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no data": (
+        lambda folder: shutil.rmtree(folder / "data"), "",
+        "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py",
+    ),
+    "no checkpoint": (
+        lambda folder: shutil.rmtree(folder / STEP), "",
+        "no OLMo checkpoint at {folder}/run: expected config.yaml and",
+    ),
+    "damaged checkpoint": (
+        lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"), "",
+        "model.pt is damaged: it is no archive of torch.save",
+    ),
+    "not OLMo": (
+        lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"), "",
+        "step20-unsharded/config.yaml is not an OLMo configuration",
+    ),
+    "another vocabulary": (
+        lambda folder: write_data(folder / "data", vocabulary_size=300), "",
+        "the tokenizer of {folder}/data has 300 tokens (largest ID used: 47) and"
+        " {folder}/run/step20-unsharded a vocabulary of 48: they do not belong together",
+    ),
+    "two of one name": (
+        lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
+        "--checkpoints {folder}/run {folder}/elsewhere/run", "two of --checkpoints are named 'run'",
+    ),
+    "unknown device": (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
+}  # fmt: skip
 
 
-def replace_config(folder: Path) -> None:
-    (folder / "run/step20-unsharded/config.yaml").write_text("model_type: llama\n")
-
-
-def nothing(folder: Path) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("spoil", "flags", "sentence"),
-    [
-        (
-            lambda folder: shutil.rmtree(folder / "data"), [],
-            "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py",
-        ),
-        (
-            lambda folder: shutil.rmtree(folder / "run/step20-unsharded"), [],
-            "no OLMo checkpoint at {folder}/run: expected config.yaml and",
-        ),
-        (truncate, [], "model.pt is damaged: it is no archive of torch.save"),
-        (replace_config, [], "step20-unsharded/config.yaml is not an OLMo configuration"),
-        (
-            lambda folder: write_data(folder / "data", vocabulary_size=300), [],
-            "the tokenizer of {folder}/data has 300 tokens (largest ID used: 47) and"
-            " {folder}/run/step20-unsharded a vocabulary of 48: they do not belong together",
-        ),
-        (
-            lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
-            ["--checkpoints", "{folder}/run", "{folder}/elsewhere/run"],
-            "two of --checkpoints are named 'run'",
-        ),
-        (nothing, ["--long-context-length", "100"], "0 evaluation document(s) of at least 100 tokens"),
-        (nothing, ["--device", "abacus"], "--device abacus cannot be used here"),
-    ],
-    ids=["no data", "no checkpoint", "truncated", "not OLMo", "vocabulary", "two of one name", "too short",
-         "device"],
-)  # fmt: skip
-def test_bad_input_is_one_sentence(
-    spoil: Callable[[Path], object],
-    flags: list[str],
-    sentence: str,
-    folder: Path,
-    run_refused: Callable[..., str],
-) -> None:
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_one_sentence(case: str, folder: Path, run_refused: Callable[..., str]) -> None:
+    spoil, flags, sentence = BAD_INPUTS[case]
     spoil(folder)
-    said = run_refused(loss_differences, *(flag.format(folder=folder) for flag in flags))
+    said = run_refused(loss_differences, *flags.format(folder=folder).split())
     assert sentence.format(folder=folder) in said
     assert not (folder / "results").exists()
 
@@ -145,9 +130,8 @@ def test_no_space_left(
     assert "free some and run the same command again" in said
     left = contents(folder / "results")
     assert left.items() < whole.items()  # and so no .part, and nothing that differs
-    assert [path for path in left if path.endswith(".done")] == [
-        f"_stages/{stage_name(stage)}/model=run/00000-of-00003.done"
-    ]
+    done = [path for path in left if path.endswith(".done")]
+    assert done == [f"_stages/{stage_name(stage)}/model=run/00000-of-00003.done"]
     with pytest.raises(InputError, match=r"holds 1 of 3 shards of .* \(without 1-2\)"):
         read_artefact(folder / "results", stage_name(stage))
     allow_partial()
@@ -196,8 +180,8 @@ def test_what_the_system_refuses_is_one_sentence_wherever_it_is(
 def test_a_file_size_limit_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     query = [sys.executable, "pipeline/query.py", "--results", "analysis/reference/theory/results"]
     for file_format in ("csv", "parquet"):
-        words = [*query, "--format", file_format, "--out", str(tmp_path / "out"),
-                 "SELECT random() FROM range(99999)"]  # fmt: skip
+        out = ["--format", file_format, "--out", str(tmp_path / "out")]
+        words = [*query, *out, "SELECT random() FROM range(99999)"]
         done = subprocess.run(
             ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", *words],
             cwd=Path(__file__).resolve().parents[1], capture_output=True, text=True,

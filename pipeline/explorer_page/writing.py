@@ -70,7 +70,6 @@ _PARTS = Path(__file__).resolve().parent
 _SCRIPTS = (
     "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
 )  # fmt: skip
-_STYLE, _HTML = "style.css", "page.html"
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,9 @@ def grouped(rows: "pd.DataFrame", *names: str) -> Groups:
 def chunk_record(
     rows: ResultRows, chunk: tuple[str, int], start: int, models: Sequence[str], rules: Sequence[str]
 ) -> Record:
-    """The targets of a chunk, and by model what was measured of them.
+    """The targets of a chunk (document_id and chunk_index), and by model what was measured of them.
 
     Args:
-        chunk: document_id and chunk_index.
         start: place of the chunk's first token in the document.
 
     Raises:
@@ -128,20 +126,14 @@ def chunk_record(
 
 def _rule_record(rows: ResultRows, key: tuple[Any, ...], num_targets: int) -> Record:
     """k* and, by far context, the losses and tokens of one rule; a null that was not measured is absent."""
-    record: Record = {
-        "k_star": {
-            criterion: [
+    record: Record = {"k_star": {}}
+    for criterion, groups in rows.k_stars.items():
+        if key in groups:
+            k_stars = groups[key]["dependency_sparsity"].to_numpy("float64", na_value=float("nan"))
+            record["k_star"][criterion] = [
                 "censored" if is_censored else None if k != k else int(k)
-                for k, is_censored in zip(
-                    groups[key]["dependency_sparsity"].to_numpy("float64", na_value=float("nan")),
-                    groups[key]["is_censored"],
-                    strict=True,
-                )
+                for k, is_censored in zip(k_stars, groups[key]["is_censored"], strict=True)
             ]
-            for criterion, groups in rows.k_stars.items()
-            if key in groups
-        }
-    }
     for far_context in (OWN, OTHER_DOCUMENT):
         sparse, selected = (table.get((*key, far_context)) for table in (rows.sparse, rows.selected))
         if sparse is None and selected is None and far_context == OTHER_DOCUMENT:
@@ -149,34 +141,28 @@ def _rule_record(rows: ResultRows, key: tuple[Any, ...], num_targets: int) -> Re
         if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
             raise _not_whole(str(key[0]), str(key[2]))
         columns = {
-            **_columns(sparse, _CURVES),
-            "distance": selected["distance"].tolist(),
-            "influence": _in_units(selected["influence"]),
-            **_columns(selected, _LEFT_OUT),
-        }
+            **_columns(sparse, _CURVES), "distance": selected["distance"].tolist(),
+            "influence": _in_units(selected["influence"]), **_columns(selected, _LEFT_OUT),
+        }  # fmt: skip
         if far_context == OTHER_DOCUMENT:
             columns["token"] = selected["context_token_id"].tolist()
-        record[far_context] = {name: _a_row_a_target(of, num_targets) for name, of in columns.items()}
+        record[far_context] = {}
+        for name, values in columns.items():
+            width = len(values) // num_targets
+            starts = range(0, len(values), width)
+            record[far_context][name] = [values[start : start + width] for start in starts]
     return record
 
 
 def _columns(rows: "pd.DataFrame", names: Mapping[str, str]) -> dict[str, list[Any]]:
-    return {
-        name: _in_units(rows[column])
-        for name, column in names.items()
-        if column in rows and rows[column].notna().any()
-    }
+    held = {name: rows[column] for name, column in names.items() if column in rows}
+    return {name: _in_units(values) for name, values in held.items() if values.notna().any()}
 
 
 def _in_units(nats: "pd.Series") -> list[int | None]:
     """Whole numbers of NATS."""
     values = nats.to_numpy(dtype="float64", na_value=float("nan")).tolist()
     return [None if value != value else round(value / NATS) for value in values]
-
-
-def _a_row_a_target(values: list[Any], num_targets: int) -> list[list[Any]]:
-    width = len(values) // num_targets
-    return [values[start : start + width] for start in range(0, len(values), width)]
 
 
 def _not_whole(document_id: str, model: str) -> InputError:
@@ -195,23 +181,15 @@ def to_json(value: Any) -> str:
 def numbers_of(record: Record) -> Record:
     """The part of a record that is read at once: its targets' own numbers, and the beginning of its text."""
     text = "\n".join("".join(chunk["pieces"]) for chunk in record["chunks"])
-    chunks = [
-        {
-            "start": chunk["start"],
-            "targets": chunk["targets"],
-            "models": {model: _without_choices(measured) for model, measured in chunk["models"].items()},
-        }
-        for chunk in record["chunks"]
-    ]
-    return {
-        "id": record["id"], "num_tokens": record["num_tokens"], "beginning": text[:_BEGINNING],
-        "chunks": chunks,
-    }  # fmt: skip
-
-
-def _without_choices(measured: Record) -> Record:
-    k_stars = {rule: {"k_star": of_rule["k_star"]} for rule, of_rule in measured["rules"].items()}
-    return measured | {"rules": k_stars}
+    chunks = []
+    for chunk in record["chunks"]:
+        models = {}
+        for model, measured in chunk["models"].items():
+            k_stars = {rule: {"k_star": of_rule["k_star"]} for rule, of_rule in measured["rules"].items()}
+            models[model] = measured | {"rules": k_stars}
+        chunks.append({"start": chunk["start"], "targets": chunk["targets"], "models": models})
+    whole = {"id": record["id"], "num_tokens": record["num_tokens"]}
+    return whole | {"beginning": text[:_BEGINNING], "chunks": chunks}
 
 
 def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> str:
@@ -220,26 +198,25 @@ def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> 
     Only this very script and style may run: the page's content security policy names their hashes and allows
     nothing else, neither a script in a document's text nor any request.
     """
-    script = "".join(_part(name) for name in _SCRIPTS)
-    style = _part(_STYLE)
+    script, style = "".join(map(_part, _SCRIPTS)), _part("style.css")
     at_once = to_json(header | {"documents": [numbers_of(record) for record, _ in documents]})
     data = f'<script type="application/json" id="data">{at_once}</script>\n' + "\n".join(
         f'<script type="application/json" class="document">{encoded}</script>' for _, encoded in documents
     )
-    html = _part(_HTML)
+    html = _part("page.html")
     # The data comes last: texts may hold the very words that stand for the parts.
-    for place, content in (
-        ("{{script-hash}}", _csp_hash(script)), ("{{style-hash}}", _csp_hash(style)),
-        ("{{style}}", style), ("{{script}}", script), ("{{data}}", data),
-    ):  # fmt: skip
-        assert html.count(place) == 1, place
-        html = html.replace(place, content)
+    contents = {
+        "script-hash": _csp_hash(script), "style-hash": _csp_hash(style), "style": style, "script": script,
+        "data": data,
+    }  # fmt: skip
+    for place, content in contents.items():
+        html = html.replace(f"{{{{{place}}}}}", content)
     return html
 
 
 def bytes_of_parts() -> int:
     """What the page takes without any data."""
-    return sum((_PARTS / name).stat().st_size for name in (*_SCRIPTS, _STYLE, _HTML))
+    return sum((_PARTS / name).stat().st_size for name in (*_SCRIPTS, "style.css", "page.html"))
 
 
 def _part(name: str) -> str:

@@ -33,12 +33,15 @@ from pipeline.text.tokenizer import TokenizedText, parse_tokenizer_name, tokeniz
 from pipeline.training.speed import faster_dtype
 
 _SMALL_BYTES = 200_000_000
-"""Weights of fewer are measured in float32 by --dtype auto: it is quick enough, and their influences are as
-small as bfloat16's rounding."""
-_CHARACTERS_A_TOKEN = 4
-_RECOVERY_FRACTION, _MINIMUM_GAIN = 0.9, 0.1
+"""Weights of fewer are measured in float32 by --dtype auto: bfloat16 would round their influences off."""
 _CHUNK = "", 0
 """Document ID and chunk index of a text in its tables."""
+NUM_NAMED, _MOST_SOURCES = 10, 4
+"""Targets whose sources are named, those that gain most, and sources named of each."""
+_JOINERS = "\n\t\u200c\u200d"
+"""Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
+_LEVELS_NATS, _COLOURS = (0.1, 0.5, 1.0, 2.0), (153, 117, 75, 33)
+"""Of the 256 colours that terminals have: blues, darker for each level."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,29 +76,25 @@ class Explanation:
         targets_T, pieces = self.first_token + losses["target_position"].to_numpy(), self.text.pieces
 
         def lists(artefact: str, column: str, far_context: str = OWN) -> list[Any]:
-            """A column of the rule: of each target the values of its ranks or k; None if not measured."""
+            """Of each target a column's values, of all ranks or k; None if not measured."""
             rows = self.tables[artefact]
             values = rows.loc[(rows["rule"] == rule) & (rows["far_context"] == far_context), column]
             if values.isna().all():
                 return [None] * len(targets_T)
             return values.to_numpy().reshape(len(targets_T), -1).tolist()
 
-        sources = [
-            [self.first_token + place for place in places]
-            for places in lists("influential_tokens", "context_position")
-        ]
+        chosen = lists("influential_tokens", "context_position")
+        sources = [[self.first_token + place for place in places] for places in chosen]
         names = (
             "short_context_loss", "long_context_loss", "loss_difference", "short_context_divergence",
             "foreign_context_loss", "specific_gain",
         )  # fmt: skip
+        starts_T, ends_T = self.text.bytes_N2[targets_T].T
         columns = {
-            "position": targets_T,
-            "byte_start": self.text.bytes_N2[targets_T, 0],
-            "byte_end": self.text.bytes_N2[targets_T, 1],
+            "position": targets_T, "byte_start": starts_T, "byte_end": ends_T,
             "token": [pieces[target] for target in targets_T],
             "token_id": self.text.token_ids_N[targets_T],
-            **{name: losses[name] for name in names},
-            "rule": rule,
+            **{name: losses[name] for name in names}, "rule": rule,
             "dependency_sparsity": k_stars["dependency_sparsity"].astype("Int64").array,
             "is_censored": k_stars["is_censored"].to_numpy(),
             "source_positions": sources,
@@ -105,16 +104,13 @@ class Explanation:
             "k": lists("sparse_context_losses", "k"),
             "sparse_context_losses": lists("sparse_context_losses", "sparse_context_loss"),
             "sparse_context_divergences": lists("sparse_context_losses", "sparse_context_divergence"),
-        }
+        }  # fmt: skip
         null = lists("sparse_context_losses", "sparse_context_loss", OTHER_DOCUMENT)
         return pd.DataFrame(columns | {"null_sparse_context_losses": null})
 
 
 def explained(text: str, arguments: argparse.Namespace) -> Explanation:
-    """Explain a text, with a progress bar on standard error.
-
-    Args:
-        arguments: of `pipeline.explain`, and foreign_text, which may be None.
+    """Explain a text, with a progress bar; `arguments` are of `pipeline.explain`, with foreign_text or None.
 
     Raises:
         InputError: text, model or flags cannot be used.
@@ -134,8 +130,7 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
             num_tokens, length, why if length == num_positions else "",
         )  # fmt: skip
     foreign = _foreign_text(arguments.foreign_text, length, tokenizer_file)
-    device = usable_device(arguments.device)
-    dtype = arguments.dtype
+    device, dtype = usable_device(arguments.device), arguments.dtype
     if dtype == AUTO:
         num_bytes = sum(path.stat().st_size for path in checkpoint.files(with_code=False))
         dtype = str(torch.float32 if num_bytes < _SMALL_BYTES else faster_dtype(device))
@@ -150,10 +145,10 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
     chunk = Chunk(*_CHUNK, tokenized.token_ids_N[-length:], foreign.token_ids_N[None, :length])
     request = Request(
         lengths=lengths, largest_k=ks[-1], numbers_of_rule=dict.fromkeys(arguments.rules, ks),
-        recovery_fraction=_RECOVERY_FRACTION, minimum_gain=_MINIMUM_GAIN, seed=arguments.seed,
-        every_null=False,
+        recovery_fraction=0.9, minimum_gain=0.1, seed=arguments.seed, every_null=False, every_influence=False,
     )  # fmt: skip
     loaded, first_token = LoadedModel(checkpoint.name, model, Batching.for_model(model)), num_tokens - length
+    logger.info("%s: %d tokens, %d of them predicted", loaded.name, length, lengths.targets_per_chunk)
     with failures_in_words(checkpoint.name, length, first_token):
         tables = _measured(loaded, chunk, request)
     return Explanation(checkpoint.name, dtype, tokenized, foreign, first_token, request, tables)
@@ -162,16 +157,7 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
 def measured_lengths(
     arguments: argparse.Namespace, num_tokens: int, num_positions: int | None
 ) -> tuple[ContextLengths, tuple[int, ...]]:
-    """How many tokens at a text's end are measured, as many as text and model allow, and the k studied.
-
-    Args:
-        arguments: `short_context_length`, `long_context_length`, `targets` and `k`, as explain takes them.
-        num_tokens: of the text.
-        num_positions: that the model was made for; None where it does not say.
-
-    Raises:
-        InputError: the text is too short, or the flags leave no target.
-    """
+    """How many tokens at a text's end are measured, and the k studied; `num_positions` is the model's."""
     short = arguments.short_context_length
     if num_tokens < 2 * short:
         raise InputError(
@@ -201,10 +187,7 @@ def _tokenizer_file(checkpoint: Checkpoint, name: str | None) -> Path:
     if name is not None:
         found = parse_tokenizer_name(name)
         if isinstance(found, int):
-            raise InputError(
-                f"--tokenizer {name} would be trained anew; name the tokenizer.json that the model was"
-                " trained with"
-            )
+            raise InputError(f"--tokenizer {name} would be trained anew; name the model's own tokenizer.json")
         return found
     folder = checkpoint.folder.resolve()
     # A run of pretrain.py lies beside its data as the programs here name their folders.
@@ -213,8 +196,7 @@ def _tokenizer_file(checkpoint: Checkpoint, name: str | None) -> Path:
         if (place / TOKENIZER_FILE).is_file():
             return place / TOKENIZER_FILE
     raise InputError(
-        f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one that it was trained with with"
-        " --tokenizer"
+        f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one of its training: --tokenizer"
     )
 
 
@@ -228,7 +210,7 @@ def _foreign_text(text: str | None, num_tokens: int, tokenizer_file: Path) -> To
                 " longer one, or a smaller --long-context-length"
             )
         return given
-    num_characters = _CHARACTERS_A_TOKEN * num_tokens
+    num_characters = 4 * num_tokens  # about what a token of English has
     while True:
         foreign = tokenized_text("\n\n".join(first_passages(num_characters)), tokenizer_file)
         if len(foreign.token_ids_N) >= num_tokens:
@@ -237,11 +219,6 @@ def _foreign_text(text: str | None, num_tokens: int, tokenizer_file: Path) -> To
 
 
 def _measured(loaded: LoadedModel, chunk: Chunk, request: Request) -> dict[str, pd.DataFrame]:
-    lengths = request.lengths
-    logger.info(
-        "%s: %d tokens, %d of them predicted",
-        loaded.name, lengths.long_context_length, lengths.targets_per_chunk,
-    )  # fmt: skip
     contexts = request.far_contexts(loaded, chunk)
     compute = loaded.model.hidden_states
     with progress_bar(None, "explain", "token", total=planned_tokens(request)) as bar:
@@ -262,7 +239,7 @@ def _measured(loaded: LoadedModel, chunk: Chunk, request: Request) -> dict[str, 
         # Where a rule has left every token out; no pass is run to say more.
         if context.every_influence_TF is not None:
             of_context = selected[selected["far_context"] == name]
-            targets = of_context["target_position"] - lengths.first_target
+            targets = of_context["target_position"] - request.lengths.first_target
             moved = context.divergence_TF[targets, of_context["context_position"]]
             selected.loc[of_context.index, "divergence"] = moved
     return tables
@@ -285,19 +262,13 @@ def planned_tokens(request: Request) -> int:
 
 
 def explorer_page(explanation: Explanation, name: str) -> str:
-    """The page's HTML.
-
-    Args:
-        name: of the text, as it is shown.
-    """
+    """The page's HTML; `name` is shown as the text's."""
     tables, request, lengths = explanation.tables, explanation.request, explanation.request.lengths
     rules, foreign_pieces = list(request.numbers_of_rule), explanation.foreign.pieces
+    k_stars = tables["dependency_sparsity"].groupby("criterion")
     rows = ResultRows(
         grouped(tables["loss_differences"]),
-        {
-            str(criterion): grouped(of_criterion, "rule")
-            for criterion, of_criterion in tables["dependency_sparsity"].groupby("criterion")
-        },
+        {str(criterion): grouped(of_criterion, "rule") for criterion, of_criterion in k_stars},
         grouped(tables["sparse_context_losses"], "rule", "far_context"),
         grouped(tables["influential_tokens"], "rule", "far_context"),
     )
@@ -309,6 +280,7 @@ def explorer_page(explanation: Explanation, name: str) -> str:
     record: Record = {"id": name, "num_tokens": len(explanation.text.token_ids_N), "chunks": [chunk]}
     selected = tables["influential_tokens"]
     null = selected[selected["far_context"] == OTHER_DOCUMENT].sort_values("context_position")
+    null = null[["context_token_id", "context_position"]]
     header: dict[str, Any] = {
         "results": f"{name}, by {explanation.model} in {explanation.dtype}",
         "models": [explanation.model], "rules": rules, "k": list(request.numbers_of_rule[rules[0]]),
@@ -316,41 +288,26 @@ def explorer_page(explanation: Explanation, name: str) -> str:
         "long_context_length": lengths.long_context_length, "targets_per_chunk": lengths.targets_per_chunk,
         "recovery_fraction": request.recovery_fraction, "minimum_gain": request.minimum_gain,
         "unit_nats": NATS, "left_out": _left_out(explanation),
-        "null_pieces": {
-            int(token_id): foreign_pieces[place]
-            for token_id, place in zip(null["context_token_id"], null["context_position"], strict=True)
-        },
+        "null_pieces": {token_id: foreign_pieces[place] for token_id, place in null.to_numpy().tolist()},
     }  # fmt: skip
     return page_of(header, [(record, to_json(record))])
 
 
 def _left_out(explanation: Explanation) -> list[str]:
     first_token, request = explanation.first_token, explanation.request
-    left_out = []
-    if first_token:
-        left_out.append(f"The first {first_token:,} tokens of the text, which are not measured.")
-    left_out.append(
+    left_out = [
         f"Predictions of the first {request.lengths.first_target:,} tokens shown: before their short context"
-        f" are fewer than {request.largest_k} tokens, or they were not asked for (--targets)."
-    )
-    left_out.append("The influence of far tokens that no rule selected.")
+        f" are fewer than {request.largest_k} tokens, or they were not asked for (--targets).",
+        "The influence of far tokens that no rule selected.",
+    ]
+    if first_token:
+        left_out.insert(0, f"The first {first_token:,} tokens of the text, which are not measured.")
     if len(request.numbers_in(OTHER_DOCUMENT)) < len(request.numbers_of_rule):
         left_out.append(
             "The null of rules that fit neither the answer nor the prediction: what they recover themselves"
             " is enough."
         )
     return left_out
-
-
-NUM_NAMED = 10
-"""Targets whose sources are named: those that gain most."""
-_MOST_SOURCES = 4
-_JOINERS = "\n\t\u200c\u200d"
-"""Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
-_LEVELS_NATS = (0.1, 0.5, 1.0, 2.0)
-_COLOURS = (153, 117, 75, 33)
-"""Of the 256 that terminals have: blues, darker for each level."""
-_BLACK, _PLAIN = "\x1b[38;5;16m", "\x1b[0m"
 
 
 def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
@@ -361,19 +318,13 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     """
     losses, request = explanation.tables["loss_differences"], explanation.request
     gains = dict(zip(losses["target_position"], losses["loss_difference"], strict=True))
-    shown = [
-        _marked(
-            "".join(char if char in _JOINERS else printable(char) for char in piece),
-            gains.get(place, 0.0),
-            is_coloured,
-        )
-        for place, piece in enumerate(explanation.pieces_L)
-    ]
+    shown = []
+    for place, piece in enumerate(explanation.pieces_L):
+        harmless = "".join(char if char in _JOINERS else printable(char) for char in piece)
+        shown.append(_marked(harmless, gains.get(place, 0.0), is_coloured))
     if is_coloured:
-        shades = " ".join(
-            f"\x1b[48;5;{colour}m{_BLACK}{level:g}{_PLAIN}"
-            for level, colour in zip(_LEVELS_NATS, _COLOURS, strict=True)
-        )
+        levels = [_marked(f"{level:g}", level, is_coloured) for level in _LEVELS_NATS]
+        shades = " ".join(levels)
         legend = f"Coloured: the loss falls by at least {shades} nats"
     else:
         legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"
@@ -384,15 +335,14 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
         f" {losses['specific_gain'].mean():.3f} only this text gives and no foreign one.\n"
     )
     of_rules = explanation.frame().groupby("rule", sort=False)
-    return "\n".join(
-        [
-            "".join(shown).rstrip("\n") + "\n",
-            f"{legend} when everything before a token is seen, and not only the"
-            f" {request.lengths.short_context_length} tokens before it.\n",
-            totals + "".join(_recovered(str(rule), rows, request.largest_k) for rule, rows in of_rules),
-            *(_sources(str(rule), rows, request) for rule, rows in of_rules),
-        ]
-    )
+    parts = [
+        "".join(shown).rstrip("\n") + "\n",
+        f"{legend} when everything before a token is seen, and not only the"
+        f" {request.lengths.short_context_length} tokens before it.\n",
+        totals + "".join(_recovered(str(rule), rows, request.largest_k) for rule, rows in of_rules),
+        *(_sources(str(rule), rows, request) for rule, rows in of_rules),
+    ]
+    return "\n".join(parts)
 
 
 def _marked(piece: str, gain: float, is_coloured: bool) -> str:
@@ -404,24 +354,19 @@ def _marked(piece: str, gain: float, is_coloured: bool) -> str:
     blanks = piece[: len(piece) - len(word)]
     if not is_coloured:
         return f"{blanks}[{word}]" if level > 1 else piece
-    return f"{blanks}\x1b[48;5;{_COLOURS[level - 1]}m{_BLACK}{word}{_PLAIN}"
+    return f"{blanks}\x1b[48;5;{_COLOURS[level - 1]}m\x1b[38;5;16m{word}\x1b[0m"
 
 
 def _recovered(rule: str, rows: pd.DataFrame, k: int) -> str:
     """What the largest studied k recovers, as sums: by the prediction, and by what came."""
-
-    def left(column: str) -> float:
-        return float(np.sum([values[-1] for values in rows[column]]))
-
-    short = rows["short_context_loss"].sum()
-    missing = left("sparse_context_divergences") / rows["short_context_divergence"].sum()
-    line = (
-        f"{k} far tokens by {rule} bring back {1 - missing:.0%} of the expected gain, and"
-        f" {short - left('sparse_context_losses'):.1f} of {rows['loss_difference'].sum():.1f} nats"
-    )
+    short, gain = rows["short_context_loss"].sum(), rows["loss_difference"].sum()
+    missing = rows["sparse_context_divergences"].str[-1].sum() / rows["short_context_divergence"].sum()
+    recovered = short - rows["sparse_context_losses"].str[-1].sum()
+    line = f"{k} far tokens by {rule} bring back {1 - missing:.0%} of the expected gain, and"
+    line += f" {recovered:.1f} of {gain:.1f} nats"
     if rows["null_sparse_context_losses"].notna().all():
-        recovered = short - left("null_sparse_context_losses")
-        line += f"; {k} of a foreign text, chosen alike, {recovered:.1f}"
+        recovered = short - rows["null_sparse_context_losses"].str[-1].sum()
+        line += f"; {k} of a foreign text, chosen in the same way, {recovered:.1f}"
     return line + ".\n"
 
 
@@ -435,17 +380,12 @@ def _sources(rule: str, rows: pd.DataFrame, request: Request) -> str:
         k_star = None if pd.isna(row["dependency_sparsity"]) else int(row["dependency_sparsity"])
         sources = zip(row["source_tokens"], row["source_positions"], strict=True)
         named = [f"{_quoted(token)} {row['position'] - place}" for token, place in sources]
-        lines.append(
-            [
-                row["position"],
-                _quoted(row["token"]),
-                f"{row['loss_difference']:+.2f}",
-                f"{row['short_context_divergence']:.2f}",
-                f"{row['specific_gain']:+.2f}",
-                str(k_star or (f">{request.largest_k}" if row["is_censored"] else "-")),
-                ", ".join(named[: min(k_star or _MOST_SOURCES, _MOST_SOURCES)]),
-            ]
-        )
+        lines.append([
+            row["position"], _quoted(row["token"]), f"{row['loss_difference']:+.2f}",
+            f"{row['short_context_divergence']:.2f}", f"{row['specific_gain']:+.2f}",
+            str(k_star or (f">{request.largest_k}" if row["is_censored"] else "-")),
+            ", ".join(named[: min(k_star or _MOST_SOURCES, _MOST_SOURCES)]),
+        ])  # fmt: skip
     names = ["position", "token", "gain", "expected", "specific", "k*", "sources, and how many tokens before"]
     heading = f"The {len(lines)} targets that gain most, which their answer picked; sources by {rule}:\n"
     return heading + as_table(names, lines, widest_cell=None)

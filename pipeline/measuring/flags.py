@@ -1,9 +1,8 @@
 """The flags of every measuring stage: which tokens are predicted, and which shards this process measures.
 
-The shards, Parquet files of --documents-per-shard documents, are what they are; the split among tasks says
-only who measures them, and batches do not depend on it (pipeline.measuring.contexts). So no number and no
-byte of a result depends on how many tasks or processes there were, on one kind of machine whose memory
-suffices. No torch here: --help and a wrong flag answer at once.
+Tasks and processes divide the shards, Parquet files of --documents-per-shard documents. Batches do not
+depend on the split (pipeline.measuring.contexts), so on one kind of machine whose memory suffices no byte of
+a result does. No torch here: --help and a wrong flag answer at once.
 
 Shapes: T targets.
 """
@@ -16,8 +15,10 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_float, positive_int, whole_number
 
-TARGETS_PER_CHUNK = 16
+TARGETS_PER_CHUNK, DOCUMENTS_PER_SHARD = 16, 32
 """Where nothing else is asked for."""
+DTYPES = ("float32", "bfloat16", "auto")
+"""As torch calls them."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,20 @@ class TaskSplit:
     num_processes: int = 1
 
     def shards(self, num_shards: int) -> range:
-        """The indices, of `num_shards` shards, that this process measures.
+        """The indices, of `num_shards` shards, that this process measures: tasks, then processes take turns.
 
-        Tasks take turns, and so do the processes of a task: 2 tasks of 2 processes measure shards 0, 4, 8, …;
-        2, 6, …; 1, 5, …; 3, 7, …
+        2 tasks of 2 processes measure 0, 4, 8, …; 2, 6, …; 1, 5, …; 3, 7, …
         """
         first = self.task_index + self.num_tasks * self.process_index
         return range(first, num_shards, self.num_tasks * self.num_processes)
 
     @property
     def name(self) -> str | None:
-        """Of the task and of the process, as a lock of their part of the results is called; None for all."""
+        """What the lock of this part of the results is called; None for all."""
         if self == TaskSplit():
             return None
-        task = f"task-{self.task_index}-of-{self.num_tasks}"
-        return f"{task}-process-{self.process_index}-of-{self.num_processes}"
+        process = f"process-{self.process_index}-of-{self.num_processes}"
+        return f"task-{self.task_index}-of-{self.num_tasks}-{process}"
 
     def of_the_task(self) -> "TaskSplit":
         """The split whose shards are those of all processes of this one's task."""
@@ -114,12 +114,6 @@ def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
     return TaskSplit(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
 
 
-DTYPES = ("float32", "bfloat16", "auto")
-"""As torch calls them."""
-DOCUMENTS_PER_SHARD = 32
-"""Of a result, where it is not asked for another number."""
-
-
 def gibibytes(text: str) -> float:
     """An argparse type: a positive number of GiB, as bytes."""
     return positive_float(text) * (1 << 30)
@@ -128,73 +122,45 @@ def gibibytes(text: str) -> float:
 def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every measuring stage has."""
     add = parser.add_argument
-    add(
-        "--data", type=folder_path, required=True,
-        help="folder written by tokenize_c4.py; its evaluation documents are used",
-    )  # fmt: skip
-    add(
-        "--checkpoints", nargs="+", required=True, metavar="MODEL",
+    # fmt: off
+    add("--data", type=folder_path, required=True,
+        help="folder written by tokenize_c4.py; its evaluation documents are used")
+    add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
-        " Hugging Face causal LMs, or their names on the hub",
-    )  # fmt: skip
+        " Hugging Face causal LMs, or their names on the hub")
     add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
-    add(
-        "--dtype", choices=DTYPES, default="float32",
+    add("--dtype", choices=DTYPES, default="float32",
         help="of weights and computation; auto takes the faster of the two on this machine, measured in a"
-        " second, or what results already begun have",
-    )  # fmt: skip
-    add(
-        "--device",
+        " second, or what results already begun have")
+    add("--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
-        " launch`, cuda means each process' own GPU",
-    )
-    add(
-        "--device-map",
-        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices",
-    )
-    add(
-        "--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for",
-    )  # fmt: skip
+        " launch`, cuda means each process' own GPU")
+    add("--device-map",
+        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
+    add("--trust-remote-code", action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for")
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
-    add(
-        "--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
-        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk",
-    )  # fmt: skip
-    add(
-        "--max-documents", type=positive_int,
-        help="use the first documents only (their order is a hash's); all if not given",
-    )  # fmt: skip
-    add(
-        "--max-chunks-per-document", type=positive_int,
-        help="use the first chunks of a document only, so that no long one rules the mean; all if not given",
-    )  # fmt: skip
-    add(
-        "--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
-        help="documents a shard, which is a Parquet file; a killed run resumes there",
-    )  # fmt: skip
-    add(
-        "--memory-budget", type=gibibytes, metavar="GIB",
+    add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
+        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
+    add("--max-documents", type=positive_int,
+        help="use the first documents only (their order is a hash's); all if not given")
+    add("--max-chunks-per-document", type=positive_int,
+        help="use the first chunks of a document only, so that no long one rules the mean; all if not given")
+    add("--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
+        help="documents a shard, which is a Parquet file; a killed run resumes there")
+    add("--memory-budget", type=gibibytes, metavar="GIB",
         help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
-        " a GPU's, or half of what is free where that is less",
-    )  # fmt: skip
-    add(
-        "--tokens-per-batch", type=positive_int,
+        " a GPU's, or half of what is free where that is less")
+    add("--tokens-per-batch", type=positive_int,
         help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
-        " Losses depend on it in their last bits only",
-    )  # fmt: skip
-    add(
-        "--task-index", type=whole_number(0), metavar="I",
+        " Losses depend on it in their last bits only")
+    add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
-        " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task",
-    )  # fmt: skip
-    add(
-        "--num-tasks", type=positive_int, metavar="N",
-        help="into how many tasks the documents are split; once shards of one N stand, another N is refused",
-    )  # fmt: skip
-    add(
-        "--status", action="store_true",
+        " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")
+    add("--num-tasks", type=positive_int, metavar="N",
+        help="into how many tasks the documents are split; once shards of one N stand, another N is refused")
+    add("--status", action="store_true",
         help="measure nothing: print which shards are missing, and whose they are; exit code 0 if none is, 1"
-        " if any, 2 for bad input",
-    )  # fmt: skip
+        " if any, 2 for bad input")
+    # fmt: on

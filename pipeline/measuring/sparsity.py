@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import KEPT_FRACTION, NUM_SUBSETS, Rule, find_rule
+from pipeline.measuring.rules import KEPT_FRACTION, NUM_SUBSETS, find_rule
 from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
@@ -42,6 +42,8 @@ class Request:
     """What left-out tokens are replaced by under `substitute`."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
+    every_influence: bool = True
+    """Whether the table `influences` is made: that of every far token on every target."""
     head_weights: dict[str, HeadWeights] = field(default_factory=dict)
     """Model -> what the rules learned_attention* need of it."""
 
@@ -66,26 +68,17 @@ class Request:
             where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
+        substitute_ids_L = None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1])
         return far_contexts(
-            measurement,
-            chunk_L,
-            chunk.null_token_ids_L,
-            substitute_ids_L=None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1]),
+            measurement, chunk_L, chunk.null_token_ids_L, substitute_ids_L=substitute_ids_L,
             background_ids_BL=backgrounds if len(backgrounds) else None,
-        )
-
-
-Chosen = Mapping[str, Mapping[str, np.ndarray]]
-"""Far context -> rule -> positions [T, K], most influential first."""
+        )  # fmt: skip
 
 
 def measure_chunk(
-    loaded: LoadedModel,
-    chunk: Chunk,
-    judges: Sequence[LoadedModel],
-    request: Request,
+    loaded: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
     contexts: Mapping[str, FarContext] | None = None,
-) -> dict[str, Columns]:
+) -> dict[str, Columns]:  # fmt: skip
     """The tokens that a model's rules choose, and losses and divergences with them, its own and the judges'.
 
     Args:
@@ -99,20 +92,29 @@ def measure_chunk(
     """
     contexts = contexts or request.far_contexts(loaded, chunk)
     targets_T, seed = request.lengths.targets_T, request.seed_of(chunk)
+    every_T = np.arange(len(targets_T))[:, None]
     tables: dict[str, Columns] = {}
-    chosen: dict[str, dict[str, np.ndarray]] = {}
+    chosen: dict[str, dict[str, np.ndarray]] = {}  # far context -> rule -> positions [T, K], as they rank
     for name, context in contexts.items():
         chosen[name] = {
             rule: selected_positions(context, rule, numbers[-1], seed)
             for rule, numbers in request.numbers_in(name).items()
         }
-        if context.every_influence_TF is not None:
-            far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in context.every_influence_TF]
+        influence_TF = context.every_influence_TF
+        if request.every_influence and influence_TF is not None:
+            far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
             influences = _rows(chunk, targets_T, 1, far_context=name) | {"influences": far_only}
             append_columns(tables, {"influences": influences})
-        for rule, positions_TK in chosen[name].items():
-            first_TK = positions_TK[:, : request.largest_k]
-            selected = _selection_rows(chunk, targets_T, find_rule(rule), context, first_TK)
+        for rule, ranked_TK in chosen[name].items():
+            positions_TK = ranked_TK[:, : request.largest_k]
+            num_ranks = positions_TK.shape[1]
+            selected = _rows(
+                chunk, targets_T, num_ranks, rule=rule, far_context=name, null_kind=_null_kind(name, rule),
+                rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
+                context_position=chunk.start + positions_TK, distance=targets_T[:, None] - positions_TK,
+                context_token_id=context.token_ids_L[positions_TK],
+                influence=None if influence_TF is None else influence_TF[every_T, positions_TK],
+            )  # fmt: skip
             append_columns(tables, {"influential_tokens": selected})
     for judge in (loaded, *judges):
         of_judge = contexts if judge is loaded else request.far_contexts(judge, chunk)
@@ -125,11 +127,7 @@ def measure_chunk(
 
 
 def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
-    """A row a target: losses under the long, the short and a foreign context, divergences from the long one.
-
-    Args:
-        own: the chunk's own far context.
-    """
+    """A row a target: losses under long, short and foreign context, divergences from the long one."""
     targets_T, long_losses_T, short = own.lengths.targets_T, own.long_losses_T, own.short
     foreign = measured_in_foreign_context(
         own.model, chunk.token_ids_L, chunk.null_token_ids_L, own.lengths, own.predictions
@@ -148,13 +146,9 @@ def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
 
 
 def dependency_sparsity(
-    gains_T: np.ndarray,
-    recovered_TJ: np.ndarray,
-    studied_k_J: np.ndarray,
-    *,
-    recovery_fraction: float,
-    minimum_gain: float,
-) -> tuple[list[int | None], np.ndarray]:
+    gains_T: np.ndarray, recovered_TJ: np.ndarray, studied_k_J: np.ndarray, *,
+    recovery_fraction: float, minimum_gain: float,
+) -> tuple[list[int | None], np.ndarray]:  # fmt: skip
     """The least studied k that recovers `recovery_fraction` of the gain.
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the
@@ -163,9 +157,7 @@ def dependency_sparsity(
 
     Args:
         gains_T: what the long context gains, nats.
-        recovered_TJ: how much of it k tokens recover, nats; column j belongs to studied_k_J[j].
-        studied_k_J: ascending.
-        recovery_fraction: how much of the gain counts as recovered, 0 to 1 (pipeline/README.md: 0.9).
+        recovered_TJ: how much of it k tokens recover, nats; column j belongs to studied_k_J[j], ascending.
         minimum_gain: nats; where the gain is below it there is nothing to recover.
 
     Returns:
@@ -180,31 +172,14 @@ def dependency_sparsity(
     return k_star_T, helps_T & ~reaches_T
 
 
-def _selection_rows(
-    chunk: Chunk, targets_T: np.ndarray, rule: Rule, context: FarContext, positions_TK: np.ndarray
-) -> Columns:
-    """A row a target and rank: the selected token, with its influence where some rule measured that."""
-    num_ranks, influence_TK = positions_TK.shape[1], None
-    if context.every_influence_TF is not None:
-        influence_TK = np.take_along_axis(context.every_influence_TF, positions_TK, axis=1)
-    return _rows(
-        chunk,
-        targets_T,
-        num_ranks,
-        rule=rule.name,
-        far_context=context.name,
-        null_kind=None if context.name == OWN else rule.null,
-        rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
-        context_position=chunk.start + positions_TK,
-        distance=targets_T[:, None] - positions_TK,
-        context_token_id=context.token_ids_L[positions_TK],
-        influence=influence_TK,
-    )
+def _null_kind(far_context: str, rule: str) -> str | None:
+    return None if far_context == OWN else find_rule(rule).null
 
 
 def _evaluated(
-    judge: str, chunk: Chunk, contexts: Mapping[str, FarContext], chosen: Chosen, request: Request
-) -> dict[str, Columns]:
+    judge: str, chunk: Chunk, contexts: Mapping[str, FarContext],
+    chosen: Mapping[str, Mapping[str, np.ndarray]], request: Request,
+) -> dict[str, Columns]:  # fmt: skip
     """What the chosen tokens are worth to a model, and the k* of the own ones."""
     own, targets_T = contexts[OWN], request.lengths.targets_T
     of_target = {
@@ -221,18 +196,11 @@ def _evaluated(
         for rule, found in sparse.items():
             numbers = request.numbers_of_rule[rule]
             columns = _rows(
-                chunk,
-                targets_T,
-                len(numbers),
-                rule=rule,
-                far_context=name,
-                null_kind=None if name == OWN else find_rule(rule).null,
-                judge=judge,
-                k=np.broadcast_to(numbers, found.losses.shape),
-                sparse_context_loss=found.losses,
-                sparse_context_divergence=found.divergences,
+                chunk, targets_T, len(numbers), rule=rule, far_context=name, null_kind=_null_kind(name, rule),
+                judge=judge, k=np.broadcast_to(numbers, found.losses.shape),
+                sparse_context_loss=found.losses, sparse_context_divergence=found.divergences,
                 **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
-            )
+            )  # fmt: skip
             append_columns(tables, {"sparse_context_losses": columns})
         if name == OWN:
             append_columns(tables, _sparsity_rows(judge, chunk, own, sparse, request))
@@ -251,28 +219,18 @@ def _sparsity_rows(
         gains_T = baseline_T - own.long_losses_T if criterion == LOSS else baseline_T
         k_stars = {
             rule: dependency_sparsity(
-                gains_T,
-                baseline_T[:, None] - values_of(found),
-                np.array(request.numbers_of_rule[rule]),
-                recovery_fraction=request.recovery_fraction,
-                minimum_gain=request.minimum_gain,
+                gains_T, baseline_T[:, None] - values_of(found), np.array(request.numbers_of_rule[rule]),
+                recovery_fraction=request.recovery_fraction, minimum_gain=request.minimum_gain,
             )
             for rule, found in sparse.items()
-        }
+        }  # fmt: skip
         nearest_T = k_stars["nearest"][0] if "nearest" in k_stars else [None] * len(targets_T)
         short = request.lengths.short_context_length
         for rule, (k_star_T, is_censored_T) in k_stars.items():
             columns = _rows(
-                chunk,
-                targets_T,
-                1,
-                rule=rule,
-                judge=judge,
-                criterion=criterion,
-                loss_difference=own.short.losses - own.long_losses_T,
-                gain=gains_T,
-                is_censored=is_censored_T,
-            )
+                chunk, targets_T, 1, rule=rule, judge=judge, criterion=criterion, gain=gains_T,
+                loss_difference=own.short.losses - own.long_losses_T, is_censored=is_censored_T,
+            )  # fmt: skip
             columns["dependency_sparsity"] = k_star_T
             columns["minimum_context_length"] = [None if k is None else short + k for k in nearest_T]
             append_columns(tables, {"dependency_sparsity": columns})

@@ -1,16 +1,15 @@
 """What the measuring stages share: every checkpoint on every chunk of every document, shard by shard.
 
 Here the checkpoints of a command line are found, given a dtype and a device, and refused where they don't
-belong to the data; and the weights of heads, which the rules learned_attention* need, are fitted and kept.
-They are fitted to what leaving tokens out of chunks of the *training* tokens does, at the lengths that are
-measured, so that no document that is measured has a part in them.
+belong to the data; and the weights of heads, which the rules learned_attention* need, are fitted to chunks
+of the *training* tokens, at the lengths that are measured.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,9 @@ LEARNING_RULES = ("learned_attention", "learned_attention_divergence")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model to measure."""
+    """A model to measure, by the name that its results are filed under."""
 
     name: str
-    """As results are filed under."""
     model: CausalLM
     batching: Batching
 
@@ -56,28 +54,20 @@ Prepare = Callable[[LoadedModel, str, str], None]
 
 
 def evaluate_checkpoints(
-    arguments: argparse.Namespace,
-    stage: str,
-    settings: Mapping[str, Any],
-    measure: Measure,
-    *,
-    other_models: Mapping[str, Sequence[str]] | None = None,
-    num_other_documents: int = 1,
+    arguments: argparse.Namespace, stage: str, settings: Mapping[str, Any], measure: Measure, *,
+    other_models: Mapping[str, Sequence[str]] | None = None, num_other_documents: int = 1,
     prepare: Prepare | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
     Args:
         arguments: of `measuring.flags.add_evaluation_arguments`.
-        stage: the stage's name, as results are filed under.
-        settings: the stage's own settings, beyond those flags.
-        measure: the stage's work on one chunk.
+        settings: the stage's own, beyond those flags.
         other_models: flag -> checkpoints, as that flag names them, which `measure` is given beside each.
         num_other_documents: those whose chunks a chunk is measured with.
-        prepare: the stage's work on a model before its first chunk.
 
     Returns:
-        The names, which results are filed under, of the models whose results are now complete.
+        The names of the models whose results are now complete.
 
     Raises:
         InputError: data or a checkpoint is missing or does not fit, no document is long enough, two
@@ -116,8 +106,8 @@ def named_checkpoints(
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
         if checkpoint.name in named:
             raise InputError(
-                f"two of {flag} are named '{checkpoint.name}'; results are filed by the name of the"
-                " folder, or the last part of a hub name, so these must differ"
+                f"two of {flag} are named '{checkpoint.name}'; results are filed by the name of the folder,"
+                " or the last part of a hub name, so these must differ"
             )
         named[checkpoint.name] = checkpoint
     return named
@@ -126,8 +116,8 @@ def named_checkpoints(
 def dtype_of_results(requested: str, results: Path, stage: str, model: str, device: torch.device) -> str:
     """`requested`; where it is auto, what results already begun have, else what is faster on this device.
 
-    Results of one model are of one dtype: a measurement that goes on elsewhere must not change it, and one of
-    several tasks finds what the first of them chose. A GPU without bfloat16 gets float32, and that is said.
+    So results of one model are of one dtype, wherever and by however many tasks they are measured. A GPU
+    without bfloat16 gets float32, and that is said.
     """
     if requested == "bfloat16" and not supports_bfloat16(device):
         logger.warning("%s has no bfloat16; float32 is used", torch.cuda.get_device_name(device))
@@ -140,7 +130,7 @@ def dtype_of_results(requested: str, results: Path, stage: str, model: str, devi
 
 @dataclass
 class _Run:
-    """One run of a stage: its documents, its share of the shards, and what it measures of a checkpoint."""
+    """A stage on its documents: what `evaluate_checkpoints` is given, and the work on one checkpoint."""
 
     arguments: argparse.Namespace
     stage: str
@@ -149,7 +139,6 @@ class _Run:
     num_other_documents: int
     prepare: Prepare | None
     other_models: Mapping[str, Sequence[str]]
-    """Flag -> checkpoints, as that flag names them."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,10 +153,8 @@ class _Run:
         self.documents = long_enough_documents(
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents
         )
-        size, num_documents = arguments.documents_per_shard, len(self.documents)
-        self.shards = [
-            range(start, min(start + size, num_documents)) for start in range(0, num_documents, size)
-        ]
+        indices, size = range(len(self.documents)), arguments.documents_per_shard
+        self.shards = [indices[start : start + size] for start in indices[::size]]
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
@@ -175,11 +162,7 @@ class _Run:
         }
 
     def output_of(self, name: str, checkpoint: Checkpoint, dtype: str) -> StageOutput:
-        """Where the results of a checkpoint go.
-
-        Raises:
-            InputError: another model of its name is measured beside it.
-        """
+        """Where the results of a checkpoint go; refuse that another of its name is measured beside it."""
         arguments = self.arguments
         flag, namesake = self.others.get(name, ("", checkpoint))
         if namesake.folder.resolve() != checkpoint.folder.resolve():
@@ -190,19 +173,14 @@ class _Run:
         settings = {
             "long_context_length": arguments.long_context_length,
             "targets_per_chunk": arguments.targets_per_chunk,
-            **self.stage_settings,
-            "num_documents": len(self.documents),
+            **self.stage_settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": arguments.documents_per_shard,
-            "dtype": dtype,
-        }
-        inputs = {
-            "checkpoint": self._sha256(checkpoint),
-            "evaluation_documents": self.data.evaluation_sha256,
-        } | {
-            f"{flag.removeprefix('--')} {other}": self._sha256(beside)
-            for other, (flag, beside) in self.others.items()
-        }
+            "documents_per_shard": arguments.documents_per_shard, "dtype": dtype,
+        }  # fmt: skip
+        evaluated = self.data.evaluation_sha256
+        inputs = {"checkpoint": self._sha256(checkpoint), "evaluation_documents": evaluated}
+        for other, (flag, beside) in self.others.items():
+            inputs[f"{flag.removeprefix('--')} {other}"] = self._sha256(beside)
         return StageOutput(
             arguments.results, self.stage, name, settings=settings, inputs=inputs,
             num_shards=len(self.shards), num_tasks=arguments.num_tasks,
@@ -236,13 +214,12 @@ class _Run:
                 tables = {}
         logger.info(
             "%s: %.2f GiB of memory at the peak; batches of up to %d tokens, within a budget of %.2f GiB",
-            name, peak_bytes(loaded.model.device) / GIBIBYTE, loaded.batching.tokens_per_batch,
-            loaded.batching.memory_budget_bytes / GIBIBYTE,
+            name, peak_bytes(loaded.model.device) / GIBIBYTE,
+            loaded.batching.tokens_per_batch, loaded.batching.memory_budget_bytes / GIBIBYTE,
         )  # fmt: skip
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
-        arguments = self.arguments
-        loading = replace(self.loading, dtype=getattr(torch, dtype))
+        arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         refuse_foreign_tokens(model, self.data, self.documents, checkpoint)
         batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
@@ -257,8 +234,7 @@ class _Run:
         if (size := other.model.vocabulary_size) != beside.model.vocabulary_size:
             raise InputError(
                 f"{flag} {name} has a vocabulary of {size} and model '{beside.name}' one of"
-                f" {beside.model.vocabulary_size}: their predictions cannot be compared; name a model of the"
-                " same vocabulary"
+                f" {beside.model.vocabulary_size}: their predictions cannot be compared"
             )
         return other
 
@@ -266,11 +242,7 @@ class _Run:
 def refuse_foreign_tokens(
     model: CausalLM, data: TokenizedData, documents: Sequence[EvaluationDocument], checkpoint: Checkpoint
 ) -> None:
-    """Refuse a model that was not trained on tokens of the data's tokenizer, as far as that can be told.
-
-    Raises:
-        InputError: sizes or tokenizers differ.
-    """
+    """Refuse a model that was not trained on tokens of the data's tokenizer, as far as that can be told."""
     largest = max(int(document.token_ids.max()) for document in documents)
     if not checkpoint.fits(model, data.vocabulary_size) or largest >= model.vocabulary_size:
         raise InputError(
@@ -288,11 +260,7 @@ def refuse_foreign_tokens(
 
 @contextmanager
 def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") -> Iterator[None]:
-    """Turn what a model fails at, measuring tokens from place `start` on, into a sentence.
-
-    Raises:
-        InputError: a loss or divergence is no number, or the memory does not suffice.
-    """
+    """Turn a loss that is no number, and a lack of memory, into an InputError; `start`: of the tokens."""
     try:
         yield
     except NotFiniteLossError as error:
@@ -312,39 +280,25 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
 
 
 def head_weights_of(
-    loaded: LoadedModel,
-    arguments: argparse.Namespace,
-    lengths: ContextLengths,
-    checkpoint_sha256: str,
+    loaded: LoadedModel, arguments: argparse.Namespace, lengths: ContextLengths, checkpoint_sha256: str,
     dtype: str,
-) -> HeadWeights:
+) -> HeadWeights:  # fmt: skip
     """The weights of a model's heads: read where they are among the results, else fitted and written there.
 
-    Args:
-        arguments: of influential_tokens.
-        checkpoint_sha256: of the model's files.
-        dtype: what it computes in.
-
     Raises:
-        InputError: there are not enough training tokens, the results folder holds weights that were fitted
-            otherwise, or the model cannot be looked into.
+        InputError: too few training tokens, weights that were fitted otherwise, or a model that shows none.
     """
     data = TokenizedData.open(arguments.data)
+    settings = {
+        **asdict(lengths),
+        "learning_chunks": arguments.learning_chunks,
+        "ridge": RIDGE,
+        "dtype": dtype,
+    }
     output = StageOutput(
-        arguments.results,
-        ATTENTION_HEADS,
-        loaded.name,
-        settings={
-            "short_context_length": lengths.short_context_length,
-            "long_context_length": lengths.long_context_length,
-            "targets_per_chunk": lengths.targets_per_chunk,
-            "learning_chunks": arguments.learning_chunks,
-            "ridge": RIDGE,
-            "dtype": dtype,
-        },
+        arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,
         inputs={"checkpoint": checkpoint_sha256, "training_tokens": data.train_sha256},
-        num_shards=1,
-    )
+    )  # fmt: skip
     if output.is_done():
         rows = read_artefact(arguments.results, ATTENTION_HEADS, only={"model": [loaded.name]})
         rows = rows.sort_values("head_index")

@@ -4,16 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import torch
 import transformers.dynamic_module_utils
 from hugging_face_families import make_model
-from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
+from measured_documents import SHORT, chunk_of, measure, write_checkpoint, write_data
+from naive_predictions import naive_losses, stock_hugging_face
 from olmo.model import OLMo
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError
@@ -29,27 +25,17 @@ def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
     return tmp_path
 
 
-def _stock_loss(document_id: str, target: int, first: int) -> float:
-    """Loss of a token from the tokens [first, target) of its document, read by the stock model in place."""
-    token_ids = torch.tensor(DOCUMENTS[document_id][None, :target], dtype=torch.int64)
-    visible = torch.ones(target, target, dtype=torch.bool).tril()
-    visible[first:, :first] = False
-    mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
-    with torch.inference_mode():
-        logits = make_model("llama", attention="eager")(input_ids=token_ids, attention_mask=mask).logits[
-            0, -1
-        ]
-    return -torch.log_softmax(logits, -1)[int(DOCUMENTS[document_id][target])].item()
-
-
 def test_losses_of_a_hugging_face_folder(folder: Path) -> None:
     results = measure(loss_differences, folder, "--checkpoints", str(folder / "tiny-llama"))
     rows = read_artefact(results, "loss_differences")
     assert rows["model"].unique().tolist() == ["tiny-llama"]
     assert len(rows) == 12
+    stock = stock_hugging_face("llama", seed=0)
     for row in rows[rows["chunk_index"] == 0].itertuples():
-        long = _stock_loss(row.document_id, row.target_position, 0)
-        short = _stock_loss(row.document_id, row.target_position, row.target_position - 4)
+        chunk_L, place = chunk_of(row.document_id, 0), row.target_position
+        long, short = naive_losses(
+            stock, place, [(chunk_L, range(place)), (chunk_L, range(place - SHORT, place))]
+        )
         assert row.long_context_loss == pytest.approx(long, abs=2e-5)
         assert row.short_context_loss == pytest.approx(short, abs=2e-5)
 
@@ -66,16 +52,11 @@ def test_both_kinds_in_one_command(folder: Path) -> None:
 def test_bfloat16_is_close_and_recorded(model: str, folder: Path) -> None:
     words = ["--checkpoints", str(folder / model)]
     exact = measure(loss_differences, folder, *words)
-    coarse = measure(
-        loss_differences, folder, *words, "--dtype", "bfloat16", "--results", str(folder / "coarse")
-    )
-    difference = (
-        read_artefact(coarse, "loss_differences")["long_context_loss"]
-        - read_artefact(exact, "loss_differences")["long_context_loss"]
-    )
-    assert 0 < difference.abs().max() < 0.1
-    (path,) = coarse.glob("loss_differences/model=*/*.parquet")
-    assert json.loads(pq.read_schema(path).metadata[b"settings"])["dtype"] == "bfloat16"
+    to_coarse = ["--dtype", "bfloat16", "--results", str(folder / "coarse")]
+    coarse = measure(loss_differences, folder, *words, *to_coarse)
+    losses = [read_artefact(results, "loss_differences")["long_context_loss"] for results in (exact, coarse)]
+    assert 0 < (losses[0] - losses[1]).abs().max() < 0.1
+    assert read_settings_of(coarse, "loss_differences", model)["dtype"] == "bfloat16"
     with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16'"):
         measure(loss_differences, folder, *words, "--dtype", "bfloat16")
 
@@ -104,20 +85,6 @@ def test_a_padded_vocabulary_fits_and_a_smaller_one_does_not(folder: Path) -> No
     make_model("llama", vocab_size=47).save_pretrained(folder / "small")
     with pytest.raises(InputError, match="48 tokens .largest ID used: 47. and .*small a vocabulary of 47"):
         measure(loss_differences, folder, "--checkpoints", str(folder / "small"))
-
-
-def test_data_of_another_tokenizer_are_refused(folder: Path) -> None:
-    def write_tokenizer(path: Path, *words: str) -> None:
-        vocabulary = {word: index for index, word in enumerate(words)}
-        Tokenizer(WordLevel(vocabulary, unk_token=words[0])).save(str(path / "tokenizer.json"))
-
-    write_tokenizer(folder / "data", "a", "b")
-    write_tokenizer(folder / "tiny-llama", "a", "b", "chat")  # it may know more
-    words = ["--checkpoints", str(folder / "tiny-llama")]
-    measure(loss_differences, folder, *words)
-    write_tokenizer(folder / "tiny-llama", "b", "a")
-    with pytest.raises(InputError, match="data was tokenized with another tokenizer than .*tiny-llama/tok"):
-        measure(loss_differences, folder, *words, "--results", str(folder / "others"))
 
 
 def test_models_that_cannot_be_measured(folder: Path) -> None:
@@ -159,19 +126,3 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     assert not (folder / "modules").exists()
     results = measure(loss_differences, folder, "--checkpoints", str(own), "--trust-remote-code")
     assert len(read_artefact(results, "loss_differences")) == 12
-
-
-def test_a_loss_that_is_no_number_is_named_by_document_and_position(
-    folder: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    model = make_olmo(seed=1, weight_tying=False)
-    document_id, tokens = list(DOCUMENTS.items())[0]
-    # A token that stands in the second chunk only once, before its targets 21, 22 and 23, and nowhere else.
-    position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
-    model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
-    write_checkpoint(folder / "run", model)
-    with pytest.raises(InputError) as refused:
-        measure(loss_differences, folder, "--max-documents", "2")
-    assert f"position 21 of document {document_id}" in str(refused.value)
-    assert "a loss of nan" in str(refused.value)
-    assert not (folder / "results").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from measured_documents import DOCUMENTS, LONG, NULL_OF, SHORT, measure, write_checkpoint, write_data
+from measured_documents import LONG, SHORT, chunk_of, measure, write_checkpoint, write_data
 from naive_predictions import Case, divergence, log_probs, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
@@ -40,13 +40,6 @@ def judged(folder: Path) -> Path:
     return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both)
 
 
-def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
-    """The chunk, or that of the document so many places after; those after the first have one chunk."""
-    for _ in range(num_after):
-        document_id, chunk_index = NULL_OF[document_id], 0
-    return DOCUMENTS[document_id][chunk_index * LONG : (chunk_index + 1) * LONG].astype(np.int64)
-
-
 def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int) -> np.ndarray:
     return np.concatenate([far_L[: place - SHORT], own_L[place - SHORT :]])
 
@@ -56,20 +49,18 @@ def in_the_chunk(row: object) -> int:
 
 
 def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, models: dict[str, OLMo]) -> None:
-    chosen = read_artefact(judged, "influential_tokens").set_index(
-        ["model", *TARGET, "rule", "far_context", "rank"]
-    )["context_position"]
+    chosen = read_artefact(judged, "influential_tokens")
+    chosen = chosen.set_index(["model", *TARGET, "rule", "far_context", "rank"])[
+        "context_position"
+    ].sort_index()
     sparse = read_artefact(judged, "sparse_context_losses")
     assert len(sparse) == 2 * 2 * 12 * 2 * 2 * 2  # models, judges, targets, far contexts, rules, k
     for row in sparse.itertuples():
         place, key = in_the_chunk(row), (row.document_id, row.chunk_index, row.target_position)
         own_L = chunk_of(row.document_id, row.chunk_index)
         far_L = own_L if row.far_context == "own" else chunk_of(row.document_id, row.chunk_index, 1)
-        ranks = range(1, row.k + 1)
-        positions = [
-            chosen[row.model, *key, row.rule, row.far_context, rank] - row.chunk_index * LONG
-            for rank in ranks
-        ]
+        ranked = chosen.loc[(row.model, *key, row.rule, row.far_context)].loc[1 : row.k]
+        positions = (ranked - row.chunk_index * LONG).tolist()
         short = range(place - SHORT, place)
         long_case: Case = (own_L, range(place))
         cases: list[Case] = [(with_far(own_L, far_L, place), [*positions, *short]), (own_L, short)]
@@ -112,7 +103,8 @@ def test_a_background_is_the_document_after_the_null(
 ) -> None:
     words = ["--rules", *RULES, "random", "--k", "1", "3", "--intervention", "background"]
     results = measure(influential_tokens, folder, *words, "--results", str(tmp_path))
-    chosen = read_artefact(results, "influential_tokens").set_index([*TARGET, "rule", "far_context", "rank"])
+    chosen = read_artefact(results, "influential_tokens")
+    chosen = chosen.set_index([*TARGET, "rule", "far_context", "rank"])["context_position"].sort_index()
     sparse, stock = read_artefact(results, "sparse_context_losses"), stock_olmo(models["run"])
     assert set(sparse["rule"]) == {*RULES, "random"}
     for row in sparse.query("k <= 3").itertuples():
@@ -120,24 +112,17 @@ def test_a_background_is_the_document_after_the_null(
         own_L, null_L, background_L = (chunk_of(row.document_id, row.chunk_index, n) for n in range(3))
         nothing = with_far(own_L, background_L, place)
         restored = nothing.copy()
-        for rank in range(1, row.k + 1):
-            position = (
-                chosen.loc[(*key, row.rule, row.far_context, rank), "context_position"]
-                - row.chunk_index * LONG
-            )
-            restored[position] = (own_L if row.far_context == "own" else null_L)[position]
+        ranked = chosen.loc[(*key, row.rule, row.far_context)].loc[1 : row.k]
+        positions = (ranked - row.chunk_index * LONG).to_numpy()
+        restored[positions] = (own_L if row.far_context == "own" else null_L)[positions]
         cases: list[Case] = [(restored, range(place)), (nothing, range(place))]
-        np.testing.assert_allclose(
-            [row.sparse_context_loss, row.background_loss], naive_losses(stock, place, cases), atol=TOLERANCE
-        )
-        np.testing.assert_allclose(
-            [row.sparse_context_divergence, row.background_divergence],
-            naive_divergences(stock, place, (own_L, range(place)), cases),
-            atol=TOLERANCE,
-        )
-    gains = read_artefact(results, "dependency_sparsity").merge(
-        sparse.query("far_context == 'own' and k == 1")
-    )
+        found = [row.sparse_context_loss, row.background_loss]
+        np.testing.assert_allclose(found, naive_losses(stock, place, cases), atol=TOLERANCE)
+        found = [row.sparse_context_divergence, row.background_divergence]
+        divergences = naive_divergences(stock, place, (own_L, range(place)), cases)
+        np.testing.assert_allclose(found, divergences, atol=TOLERANCE)
+    of_one = sparse.query("far_context == 'own' and k == 1")
+    gains = read_artefact(results, "dependency_sparsity").merge(of_one)
     by_loss = gains.query("criterion == 'loss'")
     assert (by_loss["gain"] == by_loss["background_loss"] - by_loss["long_context_loss"]).all()
     by_divergence = gains.query("criterion == 'divergence'")
@@ -150,9 +135,8 @@ def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo])
     rows = read_artefact(measure(loss_differences, folder, *words), "loss_differences")
     assert len(rows) == 2 * 12
     assert (rows[rows["model"] == "other"]["reference_divergence"] == 0).all()
-    np.testing.assert_array_equal(
-        rows["specific_gain"], rows["foreign_context_loss"] - rows["long_context_loss"]
-    )
+    gains = rows["foreign_context_loss"] - rows["long_context_loss"]
+    np.testing.assert_array_equal(rows["specific_gain"], gains)
     for row in rows.itertuples():
         place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
         long_case: Case = (own_L, range(place))
@@ -161,11 +145,9 @@ def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo])
         stock = stock_olmo(models[row.model])
         (loss,) = naive_losses(stock, place, [foreign])
         assert row.foreign_context_loss == pytest.approx(loss, abs=TOLERANCE)
-        np.testing.assert_allclose(
-            [row.foreign_context_divergence, row.short_context_divergence],
-            naive_divergences(stock, place, long_case, [foreign, short]),
-            atol=TOLERANCE,
-        )
+        found = [row.foreign_context_divergence, row.short_context_divergence]
+        expected = naive_divergences(stock, place, long_case, [foreign, short])
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         (of_reference,) = log_probs(stock_olmo(models["other"]), place, [long_case])
         (of_model,) = log_probs(stock, place, [long_case])
         assert row.reference_divergence == pytest.approx(divergence(of_reference, of_model), abs=TOLERANCE)

@@ -17,7 +17,6 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError
-from pipeline.measuring import contexts as batching
 from pipeline.measuring import stage as evaluate_checkpoints
 from pipeline.measuring.flags import TaskSplit
 from pipeline.models.devices import device_of_this_process
@@ -50,7 +49,7 @@ def test_every_shard_falls_to_one_process() -> None:
     split = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
     assert split == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
     assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
-    for num_shards, num_tasks, num_processes in product((0, 1, 7), (1, 3, 5), (1, 2, 4)):
+    for num_shards, num_tasks, num_processes in product((0, 7, 12), (1, 2, 5), (1, 4)):
         measured = Counter(
             shard
             for task in range(num_tasks)
@@ -70,32 +69,17 @@ def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Pa
     assert sum(path.endswith(".parquet") for path in whole) >= 3
 
 
-def test_what_memory_is_free_where_a_task_runs_moves_no_byte(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage, split = influential_tokens, tmp_path / "split"
-    whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
-    for index, free_gibibytes in enumerate((2, 20, 2000)):  # the budget is half of what is free, 1 at most
-        monkeypatch.setattr(batching, "free_bytes", lambda _, free=free_gibibytes: free << 30)
-        measure(stage, folder, *ONE_DOCUMENT, "--results", str(split), *task_of(index, 3))
-    assert results_of(split) == whole  # metadata included
-
-
-TORCHRUN = ["--standalone", "--nproc-per-node=2"]
-
-
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["torchrun", *TORCHRUN],  # the very launcher, forked, and so are its processes
-        pytest.param([sys.executable, "-m", "torch.distributed.run", *TORCHRUN], marks=pytest.mark.slow),
+        ["torchrun", "--standalone", "--nproc-per-node=2"],  # forked, and so are its processes
         # Said to be GPUs: on CPUs accelerate starts several processes through MPI only.
         pytest.param(
             [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["torchrun", "torchrun as typed", "accelerate"],
+    ids=["torchrun", "accelerate"],
 )
 def test_processes_under_a_launcher_write_the_bytes_of_one(
     launcher: list[str], folder: Path, tmp_path: Path
@@ -156,18 +140,15 @@ def test_status_names_what_is_missing_and_whose_it_is(
 ) -> None:
     flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
 
-    def refuse_to_load(*arguments: object) -> None:
-        raise AssertionError("a model was loaded")
-
     def status(*more: str) -> tuple[int, str]:
         before = contents(tmp_path)
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-            patch.setattr(evaluate_checkpoints, "load_causal_lm", refuse_to_load)
-            # a device that is not here: nor is one asked for
+            patch.setattr(evaluate_checkpoints, "load_causal_lm", None)
+            # A device that is not here: nor is one asked for.
             measure(loss_differences, folder, *flags, "--status", "--device", "cuda:77", *more)
         assert contents(tmp_path) == before
-        line = capsys.readouterr().out.removeprefix("loss_differences of model 'run' ")
-        return int(stopped.value.code or 0), line.rstrip("\n")
+        line = capsys.readouterr().out.strip()
+        return int(stopped.value.code or 0), line.removeprefix("loss_differences of model 'run' ")
 
     where = f"in {tmp_path / 'results'}"
     assert status() == (1, f"misses 3 of 3 shards {where}: 0-2")
