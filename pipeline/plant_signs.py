@@ -90,14 +90,8 @@ def parser() -> argparse.ArgumentParser:
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once",
     )  # fmt: skip
-    add(
-        "--asked-per-piece", type=positive_int,
-        help="of --num-planted in a training piece, drawn; all if not given",
-    )  # fmt: skip
-    add(
-        "--document-lengths", type=positive_int, nargs="+",
-        help="tokens of further evaluation documents, a folder each; none if not given",
-    )  # fmt: skip
+    add("--asked-per-piece", type=positive_int, help="of --num-planted in a training piece, drawn; else all")
+    add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add(
         "--every-number", action="store_true", default=None,
         help="a document of each text for each of --num-planted; one of them, or none, is drawn if not given",

@@ -58,7 +58,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -161,12 +160,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether --out holds all of it, which tasks may have written.
+    """Whether --out holds all of it, which tasks may have written; other settings or text are refused.
 
     Text is read only where it is newer than the data; it may have been put away since.
-
-    Raises:
-        InputError: the folder holds data of other settings or another text.
     """
     manifest = read_manifest(arguments.out)
     if manifest is None:
@@ -228,11 +224,9 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
             " or divide it with --num-tasks"
         )
-    evaluation_names = arguments.evaluation_source or (
-        ["c4"] if streams_c4 else []
-    )  # its own validation split
+    own_split = ["c4"] if streams_c4 else []  # that of validation
     sources = open_sources(arguments.source, c4_split="train")
-    evaluation_sources = open_sources(evaluation_names, c4_split="validation")
+    evaluation_sources = open_sources(arguments.evaluation_source or own_split, c4_split="validation")
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -295,7 +289,8 @@ def _tokenizer(
     if isinstance(path_or_size, Path):
         tokenizer = load_tokenizer(path_or_size, eos_token)
     else:
-        texts = progress(_first_characters(work.training_texts()), "training the tokenizer", "document")
+        texts = work.training_texts(BPE_TRAINING_CHARACTERS)
+        texts = progress(texts, "training the tokenizer", "document")
         tokenizer = train_bpe(texts, path_or_size, eos_token or EOS_TOKENS[0])
         if (size := tokenizer.vocabulary_size) < path_or_size:
             logger.warning("the text is enough for a vocabulary of %d, not %d", size, path_or_size)
@@ -303,11 +298,3 @@ def _tokenizer(
     write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
     unfinished.write(work.folder, work.configuration, [path])
     return tokenizer
-
-
-def _first_characters(texts: Iterator[str]) -> Iterator[str]:
-    """As many of the first texts, whole ones, as a BPE is trained on."""
-    num_left = BPE_TRAINING_CHARACTERS
-    while num_left > 0 and (text := next(texts, None)) is not None:
-        num_left -= len(text)
-        yield text

@@ -76,19 +76,6 @@ def test_the_questions_are_known_from_the_folder(data: Path, planted: Path) -> N
         question_ids(TokenizedData.open(data))
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_every_sign_matters_and_every_answer_is_as_likely(data: Path, k: int) -> None:
-    signs, base = signs_of(data), round(16 ** (1 / k))
-    choices = [tuple(np.unravel_index(index, [base] * k)) for index in range(16)]
-    answers = {choice: signs.answer_of(choice) for choice in choices}
-    assert len(set(answers.values())) == 16
-    for choice in choices:
-        for place in range(k):
-            changed = list(choice)
-            changed[place] = (changed[place] + 1) % base
-            assert answers[tuple(changed)] != answers[choice]
-
-
 def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path, planted: Path) -> None:
     signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
     tokens = np.concatenate([np.fromfile(path, dtype=opened.token_dtype) for path in opened.train_paths])

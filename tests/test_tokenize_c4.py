@@ -95,11 +95,9 @@ def run(*words: str | Path) -> None:
 
 def tokenize(folder: Path, *flags: str, out: str = "data", evaluation: bool = True) -> TokenizedData:
     """Run the stage in this process, on train.jsonl and evaluation.jsonl of `folder`."""
-    words = [*flags]
-    words += [] if "--source" in flags else ["--source", f"{folder}/train.jsonl"]
+    words = ["--source", f"{folder}/train.jsonl", "--tokenizer", f"{folder}/words.json"]
     words += ["--evaluation-source", f"{folder}/evaluation.jsonl"] if evaluation else []
-    words += [] if "--tokenizer" in flags else ["--tokenizer", f"{folder}/words.json"]
-    run("--out", folder / out, *words)
+    run("--out", folder / out, *words, *flags)  # the last of a flag counts
     return TokenizedData.open(folder / out)
 
 
@@ -275,14 +273,11 @@ def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> N
     assert "max_documents was None, now 1" in other.stderr
 
 
-@pytest.mark.parametrize("offline", ["1", "0"])
-def test_a_hub_out_of_reach_or_silent_is_one_sentence_within_seconds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, offline: str
-) -> None:
+def test_a_silent_hub_is_one_sentence_within_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         started = time.monotonic()
-        result = run_stage("--source", "c4", "--max-tokens", "9", folder=folder, offline=offline)
+        result = run_stage("--source", "c4", "--max-tokens", "9", folder=folder, offline="0")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "cannot reach allenai/c4" in result.stderr and "--source embedded" in result.stderr
     assert time.monotonic() - started < 40  # ten, on a machine that does nothing else

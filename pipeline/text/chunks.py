@@ -50,11 +50,7 @@ def long_enough_documents(
 ) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
-    Args:
-        num_others: of other documents, which each is measured beside.
-
-    Raises:
-        InputError: there are not so many others: each document serves as the null or background of another.
+    InputError where there are not `num_others` beside each, which serve as its null and backgrounds.
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
@@ -73,30 +69,23 @@ def long_enough_documents(
     return usable[:max_documents]
 
 
+# fmt: off
 def chunks_of(
-    documents: Sequence[EvaluationDocument],
-    index: int,
-    chunk_length: int,
-    max_chunks: int | None,
+    documents: Sequence[EvaluationDocument], index: int, chunk_length: int, max_chunks: int | None,
     num_others: int = 1,
 ) -> list[Chunk]:
+    # fmt: on
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
     as good as another. Where one has fewer chunks, they are taken in turn.
     """
-    document = documents[index]
-    others = [documents[(index + 1 + number) % len(documents)] for number in range(num_others)]
-    num_chunks = len(document.token_ids) // chunk_length
-    return [
-        Chunk(
-            document.document_id,
-            chunk_index,
-            _chunk_of(document, chunk_index, chunk_length),
-            np.stack([_chunk_of(other, chunk_index, chunk_length) for other in others]),
-        )
-        for chunk_index in range(num_chunks if max_chunks is None else min(num_chunks, max_chunks))
-    ]
+    used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
+    chunks = []
+    for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
+        own, *others = [_chunk_of(document, chunk_index, chunk_length) for document in used]
+        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others)))
+    return chunks
 
 
 def _chunk_of(document: EvaluationDocument, chunk_index: int, chunk_length: int) -> np.ndarray:

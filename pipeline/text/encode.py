@@ -44,6 +44,7 @@ from pipeline.text.folder import (
     count_tokens,
     damages,
     is_complete,
+    made_otherwise,
     read_evaluation_documents,
     read_manifest,
     refuse_damage,
@@ -201,12 +202,10 @@ def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished
 def remove_outputs(folder: Path, but: Sequence[str] = ()) -> None:
     """Remove all that a run writes, what a killed one left under temporary names too, but for some files."""
     (folder / MANIFEST_FILE).unlink(missing_ok=True)  # first: what it names is not whole from now on
-    patterns = (
-        f"{TRAIN_FOLDER}/part-?????.npy", EVALUATION_FILE, TOKENIZER_FILE, TOKEN_COUNTS_FILE, UNFINISHED_FILE,
-    )  # fmt: skip
-    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
-        if path.relative_to(folder).as_posix() not in but:
-            path.unlink()
+    names = [EVALUATION_FILE, TOKENIZER_FILE, TOKEN_COUNTS_FILE, UNFINISHED_FILE]
+    names += [f"{TRAIN_FOLDER}/{path.name}" for path in (folder / TRAIN_FOLDER).glob("part-?????.npy")]
+    for name in set(names) - set(but):
+        (folder / name).unlink(missing_ok=True)
     for below in (folder, (folder / EVALUATION_FILE).parent, folder / TRAIN_FOLDER):
         remove_leftovers(below)
 
@@ -223,7 +222,6 @@ class EvaluationSample:
         self._heap: list[tuple[int, EvaluationDocument]] = []  # the largest ID first, so it is negated
         self._kept_ids: set[int] = set()
         self.num_left_out = 0
-        """How often one had to be left out."""
 
     def add(self, document: EvaluationDocument) -> bool:
         """Take a document; whether its ID was not among those kept."""
@@ -340,12 +338,16 @@ class Tokenization:
             return Split(0.0, evaluation_ids=self._evaluation_ids)
         return Split(self._settings["evaluation_fraction"], self._settings["seed"])
 
-    def training_texts(self) -> Iterator[str]:
-        """The texts that train, for a tokenizer to be trained on; read once more when they are encoded."""
+    def training_texts(self, num_characters: int) -> Iterator[str]:
+        """The first texts that train, whole ones, for a tokenizer to be trained on."""
         split = self._split()
         documents = read_documents(self.sources, skip_malformed=self._settings["skip_malformed"])
         texts = (document.text for document in documents if split.kind_of(document.document_id) == "train")
-        return islice(texts, self.max_documents)
+        for text in islice(texts, self.max_documents):
+            yield text
+            num_characters -= len(text)
+            if num_characters <= 0:
+                return
 
     def write(
         self, tokenizer: DocumentTokenizer, unfinished: Unfinished, advance: Callable[[int, int], object]
@@ -444,10 +446,7 @@ def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping
     begun = next(filter(None, map(read_unfinished, others.values())), None)
     for made_by in filter(None, (read_manifest(out), finished, begun and begun[0])):
         if changes := _changes_between_tasks(made_by, configuration):
-            raise InputError(
-                f"{out} holds data made otherwise: {'; '.join(changes)};"
-                " choose another --out folder, or repeat the earlier command"
-            )
+            raise made_otherwise(out, changes)
 
 
 def _changes_between_tasks(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

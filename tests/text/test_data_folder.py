@@ -17,9 +17,7 @@ from pipeline.text.folder import (
     TokenizedData,
     UnigramDistribution,
     changed_settings,
-    name_files,
     read_evaluation_documents,
-    task_folders,
     write_evaluation_documents,
     write_token_counts,
 )
@@ -73,19 +71,6 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-
-
-def test_a_shortened_or_missing_file_is_refused(tmp_path: Path) -> None:
-    part = make_folder(tmp_path) / "train/part-00001.npy"
-    part.write_bytes(b"\x03\x00")
-    with pytest.raises(InputError, match=r"part-00001\.npy has 2 bytes, not 4"):
-        TokenizedData.open(tmp_path)
-    part.unlink()
-    with pytest.raises(InputError, match=r"part-00001\.npy is missing"):
-        TokenizedData.open(tmp_path)
-    (tmp_path / "manifest.json").unlink()
-    with pytest.raises(InputError, match="^no tokenized data in .*; run pipeline/tokenize_c4.py --out"):
-        TokenizedData.open(tmp_path)
 
 
 def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
@@ -170,17 +155,6 @@ def test_tasks_that_cannot_be_are_refused() -> None:
         TokenizationTask(0, 4).sources_of(sources(3))
     with pytest.raises(InputError, match="a limit of 3 cannot be shared by 4 tasks"):
         TokenizationTask(0, 4).share_of(3)
-
-
-def test_tasks_are_found_by_their_folders_and_share_a_list_of_files(tmp_path: Path) -> None:
-    for name in ("00001-of-00002", "00000-of-00002", "notes"):
-        (tmp_path / "tasks" / name).mkdir(parents=True)
-    found = task_folders(tmp_path)
-    assert list(found) == [TokenizationTask(0, 2), TokenizationTask(1, 2)]
-    assert all(task.folder(tmp_path) == folder for task, folder in found.items())
-    assert TokenizationTask(0, 1).folder(tmp_path) == tmp_path
-    assert name_files(sources(3)).startswith("3 files, ")
-    assert len({name_files(sources(3)), name_files(sources(3)[::-1]), name_files(sources(4)[1:])}) == 3
 
 
 def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

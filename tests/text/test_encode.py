@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from pipeline.text import sources
 from pipeline.text.encode import EvaluationSample, PackedShardWriter, encoded_documents
 from pipeline.text.folder import EvaluationDocument
-from pipeline.text.sources import Source, document_batches
-from pipeline.text.split import Split
+from pipeline.text.sources import Document, Source, document_batches
+from pipeline.text.split import SeenDocuments, Split, is_evaluation_document
 from pipeline.text.tokenizer import train_bpe
 
+IDS = [Document.from_record({"text": f"document {number}"}).document_id for number in range(1000)]
 TEXTS = [f"{'na' * (number % 5)} batman {number}" for number in range(60)]
 
 
@@ -78,26 +80,6 @@ def test_documents_stand_one_after_another_each_with_eos(tmp_path: Path) -> None
     assert write(tmp_path / "none", []) == [] and not (tmp_path / "none").exists()
 
 
-def test_a_part_ends_with_the_document_that_fills_it(tmp_path: Path) -> None:
-    paths = write(tmp_path, [[1], [2, 3], [4], [5], [6, 7, 8, 9]], per_part=4)
-    parts = [np.fromfile(path, dtype="<u2").tolist() for path in paths]
-    assert parts == [[1, 0, 2, 3, 0], [4, 0, 5, 0], [6, 7, 8, 9, 0]]
-    assert [path.name for path in paths] == ["part-00000.npy", "part-00001.npy", "part-00002.npy"]
-
-
-def test_an_error_leaves_whole_parts_only(tmp_path: Path) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        PackedShardWriter(tmp_path, np.dtype(np.uint16), eos_token_id=0, tokens_per_part=2) as writer,
-    ):
-        writer.add(np.array([1]))
-        writer.add(np.array([], dtype=np.int32))
-        begun, whole = sorted(path.name for path in tmp_path.iterdir())
-        assert (begun.startswith(".part-00001.npy."), whole) == (True, "part-00000.npy")
-        raise KeyboardInterrupt
-    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.npy"]
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_olmo_reads_the_same_integers(tmp_path: Path, dtype: type) -> None:
     data = pytest.importorskip("olmo.data")
@@ -117,3 +99,43 @@ def test_the_smallest_ids_are_kept_in_every_order_and_once() -> None:
         assert {kept.token_ids[0] for kept in sample.documents()} == {1, 3, 4}
         assert not sample.add(sample.documents()[0])
         assert sample.num_left_out == 2
+
+
+def kinds(split: Split, ids: list[str]) -> dict[str, str]:
+    return {document_id: split.kind_of(document_id) for document_id in ids}
+
+
+def test_the_decision_is_fixed_by_seed_and_content() -> None:
+    # sha256("0:00000000000000aa") begins with 0381, sha256("1:00000000000000aa") with e750
+    assert is_evaluation_document("00000000000000aa", 0.5, seed=0) is True
+    assert is_evaluation_document("00000000000000aa", 0.5, seed=1) is False
+    assert not is_evaluation_document("00000000000000aa", 0.0, seed=0)
+    assert is_evaluation_document("00000000000000aa", 1.0, seed=0)
+
+
+def test_parts_are_of_the_right_size_and_blind_to_order() -> None:
+    forward = kinds(Split(0.2, seed=3), IDS)
+    assert forward == kinds(Split(0.2, seed=3), IDS[::-1])
+    assert set(forward.values()) == {"train", "evaluation"}
+    assert 150 < list(forward.values()).count("evaluation") < 250
+    assert kinds(Split(0.2, seed=4), IDS) != forward
+
+
+def test_what_was_seen_is_exact_across_merges() -> None:
+    seen = SeenDocuments(documents_per_merge=7)
+    generator = Random(0)
+    known: set[str] = set()
+    for _ in range(2000):
+        document_id = f"{generator.randrange(2**64) // 2**55 * 2**55 + 2**55 - 1:016x}"  # one of 512, large
+        assert seen.is_new(document_id) == (document_id not in known)
+        known.add(document_id)
+    assert len(known) > 450
+
+
+def test_more_than_can_be_remembered_is_forgotten_at_once() -> None:
+    seen = SeenDocuments(max_documents=4, documents_per_merge=2)
+    ids = [f"{number:016x}" for number in range(6)]
+    assert [seen.is_new(document_id) for document_id in ids[:4]] == [True] * 4
+    assert [seen.is_new(document_id) for document_id in ids[:4]] == [False] * 4
+    # the fifth does not fit: it starts another run, in which the first four are new again
+    assert [seen.is_new(document_id) for document_id in (ids[4], ids[4], ids[0])] == [True, False, True]
