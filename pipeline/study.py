@@ -52,8 +52,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import shlex
-from collections.abc import Sequence
 
 from pipeline.cli import file_path, positive_float, positive_fraction, positive_int, stage_parser
 from pipeline.results.files import FolderLock
@@ -124,14 +122,13 @@ def main(arguments: argparse.Namespace) -> None:
         plan = lines_of_plan(commands, finished, checked, Machine(*speed))
         sys.stdout.writelines(f"{line}\n" for line in plan)
     elif arguments.dry_run:
-        submit_chain(commands, study, _print_job)
+        submit_chain(commands, study, None)
     # After the plan, so that a study can be planned where its text is not.
     check_text(study, to_run, is_on_slurm=arguments.slurm)
     if arguments.dry_run:
         return
     if arguments.slurm:
-        submit = sbatch(study)
-        submit_chain(commands, study, lambda name, words: _print_job(submit(name, words), words, "job {}: "))
+        submit_chain(commands, study, sbatch(study))
         return
     largest, gpus = 0.0, tuple[str, ...]()
     if checked is not None:
@@ -144,10 +141,3 @@ def main(arguments: argparse.Namespace) -> None:
             warn_of_other_code(run)
         places = workers(arguments.jobs, study.threads, PROCESS_BYTES + largest, gpus)
         sys.exit(run_all(commands, finished, places, logs_of(study)))
-
-
-def _print_job(job_id: str, words: Sequence[str], before: str = "") -> str:
-    """In a dry run the job's name stands for the ID that it will have."""
-    sys.stdout.write(f"{before.format(job_id)}sbatch {shlex.join(words)}\n")
-    sys.stdout.flush()
-    return job_id

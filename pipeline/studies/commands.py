@@ -226,10 +226,15 @@ class _EvaluationPlan:
 
     def _measured_models(self, stage: str) -> list[str]:
         """Those asked for that this size has."""
-        names = self.evaluation.models or list(self.trainings)
+        asked, field = self.evaluation.models or list(self.trainings), "models"
         if stage == "influential_tokens":
-            names = self.evaluation.influential_models
-        return [name for name in names if name in self.trainings]
+            asked, field = self.evaluation.influential_models, "influential_models"
+        if names := [name for name in asked if name in self.trainings]:
+            return names
+        some = ", ".join(self.trainings)
+        raise InputError(
+            f"{self._command_name(stage)} has no model to measure: name one of {some} in {field}"
+        )
 
     def _measure(self, stage: str) -> Command:
         evaluation, results = self.evaluation, self.folder("results")

@@ -368,8 +368,12 @@ def _refuse_names(study: TextStudy) -> None:
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
+        for names in (evaluation.models, evaluation.influential_models):
+            _refuse_unknown("model of an evaluation", names, study.models)
+        beside = [*evaluation.judge_with, *filter(None, [evaluation.reference_model])]
         for size_name, size in study.sizes.items():
-            _refuse_missing_models(study, size_name, size.models or list(study.models), evaluation)
+            kind = f"model of sizes.{size_name} for judge_with or reference_model"
+            _refuse_unknown(kind, beside, size.models or study.models)
         if evaluation.of_planted is not None:
             if study.planted is None or evaluation.data is not None:
                 raise InputError(
@@ -383,27 +387,3 @@ def _refuse_unknown(kind: str, names: Sequence[str] | None, known: Collection[st
     for name in names or ():
         if name not in known:
             raise unknown_name(kind, name, known)
-
-
-def _refuse_missing_models(
-    study: TextStudy, size: str, trained: Sequence[str], evaluation: Evaluation
-) -> None:
-    """What an evaluation cannot do without, in a size that trains only some of the study's models."""
-    if "influential_tokens" not in evaluation.stages:
-        influential = list(trained)
-    elif not (influential := evaluation.influential_models):
-        raise InputError(
-            "influential_tokens is to run, but influential_models names no model for it; name one of"
-            f" {', '.join(study.models)}"
-        )
-    reference = [evaluation.reference_model] if evaluation.reference_model else []
-    some = {"models": evaluation.models or trained, "influential_models": influential}
-    all_of = {"judge_with": evaluation.judge_with, "reference_model": reference}
-    for flag, names in (some | all_of).items():
-        _refuse_unknown("model of an evaluation", names, study.models)
-        missing = [name for name in names if name not in trained]
-        if missing and (flag in all_of or len(missing) == len(names)):
-            raise InputError(
-                f"{flag} names {', '.join(missing)}, which sizes.{size}.models leaves out; add it there, or"
-                f" name one of {', '.join(trained)}"
-            )

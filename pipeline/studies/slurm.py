@@ -4,7 +4,9 @@ A command is submitted as slurm/<stage>.sh, which asks Slurm for what the stage 
 arguments. Tokenizing in several tasks becomes two jobs, the array and the merge.
 """
 
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,23 +28,28 @@ class _Job(NamedTuple):
     """Of an array; None: no array."""
 
 
-def submit_chain(commands: Sequence[Command], study: Study, submit: Submit) -> None:
-    """Submit a job a command, in order, with the IDs of those it needs."""
+def submit_chain(commands: Sequence[Command], study: Study, submit: Submit | None) -> None:
+    """Submit a job a command, in order, with the IDs of those it needs, and print it.
+
+    Without `submit`, they are only printed, and a job's name stands for its ID.
+    """
     job_ids: dict[str, str] = {}
     for command in commands:
         needed = [job_ids[name] for name in command.needs]
         for job in _jobs_of(command):
-            job_id = "%j" if job.num_tasks is None else "%A_%a"
+            in_log = "%j" if job.num_tasks is None else "%A_%a"
             words = [
                 *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
-                f"--output={logs_of(study) / f'{job.name}-{job_id}.log'}",
+                f"--output={logs_of(study) / f'{job.name}-{in_log}.log'}",
                 *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
                 *([f"--dependency=afterok:{':'.join(needed)}"] if needed else []),
                 f"slurm/{job.script}.sh",
                 *job.arguments,
             ]
-            job_ids[job.name] = submit(job.name, words)
-            needed = [job_ids[job.name]]
+            job_id = job_ids[job.name] = submit(job.name, words) if submit else job.name
+            sys.stdout.write(f"{f'job {job_id}: ' if submit else ''}sbatch {shlex.join(words)}\n")
+            sys.stdout.flush()
+            needed = [job_id]
 
 
 def logs_of(study: Study) -> Path:

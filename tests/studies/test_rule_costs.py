@@ -79,9 +79,7 @@ def test_the_formulas_by_hand(make_olmo: Callable[..., OLMo]) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_background_costs_passes_that_serve_all_targets(
-    make_olmo: Callable[..., OLMo], number: int
-) -> None:
+def test_a_background_serves_all_targets(make_olmo: Callable[..., OLMo], number: int) -> None:
     backgrounds = np.random.default_rng(2).integers(0, 48, (number, 24))
     costs = replace(COSTS, intervention=BACKGROUND, num_backgrounds=number)
     for rule in ("leave_one_out", "add_one_in_divergence", "banzhaf", "surrogate", "context_length_probing"):

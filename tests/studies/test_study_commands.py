@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import InputError
 from pipeline.studies.commands import commands_of
 from pipeline.studies.file import load_study
 
@@ -68,6 +69,11 @@ def test_a_size_may_train_some_of_the_models_only(study_file: Callable[..., Path
     assert " --checkpoints run/models/large-long-seed1 --results" in commands["loss_differences-large"]
     assert "--short-models" not in commands["run_notebooks-large"]
     assert f" --checkpoints {BOTH} --results" in commands["loss_differences-tiny"]
+    for influential in ("[]", "[short-seed0]"):
+        with pytest.raises(InputError, match="influential_tokens-.* has no model to measure: name one of "):
+            typed(
+                study_file(("models:\n", f"{large}models:\n")), f"evaluation.influential_models={influential}"
+            )
 
 
 def test_models_beside_those_that_are_measured(study_file: Callable[..., Path]) -> None:

@@ -53,10 +53,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     write_text(folder / "evaluation.jsonl", 40, seed=1)
     refused = run(study)
     assert refused.returncode == 2
-    assert (
-        "tokenize_c4: run/data holds data made otherwise: evaluation source evaluation.jsonl"
-        in refused.stderr
-    )
+    assert "tokenize_c4: run/data holds data made otherwise: evaluation source" in refused.stderr
     shutil.rmtree(folder / "run")  # other text is another study
     # Two shards, which two processes measure, and one.
     measure = ["evaluation.max_documents=40"]

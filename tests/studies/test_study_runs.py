@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -216,16 +217,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def living(folder: Path) -> list[str]:
+def living(folder: Path) -> list[list[str]]:
     """The command lines of all processes that work in a folder."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdecimal() and (process / "cwd").readlink() == folder.resolve():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
+    processes = psutil.process_iter(["cwd", "cmdline"])
+    return [process.info["cmdline"] for process in processes if process.info["cwd"] == str(folder.resolve())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -243,9 +238,8 @@ def test_a_request_to_stop_reaches_every_command(
 def test_an_interrupt_ends_all_within_two_seconds(
     tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    study = started_study(
-        {"training": "saves", "measuring": "ends", "stubborn": "ignores", "notebooks": "starts"}
-    )
+    notebooks = {"stubborn": "ignores", "notebooks": "starts"}
+    study = started_study({"training": "saves", "measuring": "ends"} | notebooks)
     started = time.monotonic()
     study.send_signal(signal.SIGINT)
     _, said = study.communicate(timeout=60)
