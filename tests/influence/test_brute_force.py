@@ -301,9 +301,7 @@ def test_one_model_from_another_and_none_from_itself(
     assert (measured_in_sequence(model.lm, sequence, itself).divergences == 0).all()
 
 
-def test_divergences_are_not_below_0(
-    measured: tuple[dict[str, FarContext], list[np.ndarray]],
-) -> None:
+def test_divergences_are_not_below_0(measured: tuple[dict[str, FarContext], list[np.ndarray]]) -> None:
     for context in measured[0].values():
         for values_TF in (context.divergence_TF, context.first_additions.divergences):
             assert np.nanmin(values_TF) >= 0

@@ -29,12 +29,7 @@ from pipeline.measuring.contexts import (
     null_contexts,
     own_context,
 )
-from pipeline.measuring.far_context import (
-    far_contexts,
-    leave_each_out,
-    selected_positions,
-    sparse_contexts,
-)
+from pipeline.measuring.far_context import far_contexts, leave_each_out, selected_positions, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models import attention
 from pipeline.models.interface import NotFiniteLossError, Predictions
@@ -119,10 +114,7 @@ def test_one_sequence_too_large_is_said_in_a_sentence(lm: OLMoCausalLM) -> None:
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    with (
-        pytest.raises(RuntimeError, match="mat1 and mat2"),
-        Batching(100).halved_where_memory_runs_out(4, 5),
-    ):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), Batching(100).halved_where_memory_runs_out(4, 5):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 

@@ -12,13 +12,7 @@ from pipeline.measuring import methods
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import (
-    CONTROLS,
-    DEFAULT_RULES,
-    LEAVE_ONE_OUT_RULES,
-    RULES,
-    find_rule,
-)
+from pipeline.measuring.rules import CONTROLS, DEFAULT_RULES, LEAVE_ONE_OUT_RULES, RULES, find_rule
 from pipeline.measuring.sparsity import dependency_sparsity
 
 NAN = np.nan
