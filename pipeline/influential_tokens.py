@@ -70,17 +70,20 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 
 from pipeline.cli import finite_float, fraction, positive_int, random_seed, stage_parser, whole_number
-from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
-from pipeline.measuring.rules import (  # fmt: skip
+from pipeline.measuring.flags import (
+    KEPT_FRACTION,
+    LEARNING_CHUNKS,
+    MOST_SUBSETS,
+    NUM_SUBSETS,
+    ContextLengths,
+    add_evaluation_arguments,
+)
+from pipeline.measuring.rules import (
     BACKGROUND,
     DEFAULT_INTERVENTION,
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
-    KEPT_FRACTION,
-    LEARNING_CHUNKS,
-    MOST_SUBSETS,
-    NUM_SUBSETS,
     RULES,
     SUBSTITUTE,
     refuse_rules,

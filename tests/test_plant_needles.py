@@ -15,8 +15,9 @@ from analysis.tokens.needles import found_needles, retrieval_losses
 from pipeline import influential_tokens, loss_differences, plant_needles
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import far_contexts, selected_positions
+from pipeline.measuring.far_context import far_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.text.chunks import chunks_of
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
 from pipeline.text.planting import read_needles

@@ -36,7 +36,8 @@ from analysis.read import (
     sees_answer,
     summarized,
 )
-from pipeline.measuring.rules import NUM_SUBSETS, REMOVE, RULES, RuleCosts
+from pipeline.measuring.flags import NUM_SUBSETS
+from pipeline.measuring.rules import REMOVE, RULES, RuleCosts
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 REFERENCE_RULE = "leave_one_out"

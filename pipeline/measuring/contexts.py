@@ -22,8 +22,13 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import KEPT_FRACTION, NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
+from pipeline.measuring.flags import (
+    KEPT_FRACTION,
+    NUM_INTEGRATION_STEPS,
+    NUM_SAMPLED_ANSWERS,
+    NUM_SUBSETS,
+    ContextLengths,
+)
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,

@@ -49,7 +49,6 @@ from pipeline.measuring.contexts import (
     read_without_context,
 )
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import find_rule
 from pipeline.models.interface import (
     CausalLM,
     InspectableLM,
@@ -683,14 +682,6 @@ def far_contexts(
 
     own = context(OWN, chunk_L, None)
     return {OWN: own, OTHER_DOCUMENT: context(OTHER_DOCUMENT, null_chunk_L, own)}
-
-
-def selected_positions(far_context: FarContext, rule: str, max_k: int, seed: Sequence[int]) -> np.ndarray:
-    """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K].
-
-    The same seed draws the same positions in the own far context and in its null.
-    """
-    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
 
 
 def sparse_contexts(

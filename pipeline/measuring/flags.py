@@ -19,6 +19,14 @@ TARGETS_PER_CHUNK, DOCUMENTS_PER_SHARD = 16, 32
 """Where nothing else is asked for."""
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
+NUM_SUBSETS, MOST_SUBSETS = 64, 1 << 16
+"""Of rules banzhaf* and surrogate*: where nothing else is asked for, and at the most."""
+KEPT_FRACTION = 0.5
+"""Of rules surrogate*."""
+LEARNING_CHUNKS = 32
+"""Of rules learned_attention*."""
+NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
+"""Of rules gradient_divergence and integrated_gradients."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.measuring.flags import MOST_SUBSETS, NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
 from pipeline.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -35,15 +36,7 @@ CONTROLS = ("random", "nearest")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
 """First the one that stood the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16)
-"""Numbers of influential tokens studied, where nothing else is asked for; so are the following."""
-NUM_SUBSETS, MOST_SUBSETS = 64, 1 << 16
-"""Of rules banzhaf* and surrogate*."""
-KEPT_FRACTION = 0.5
-"""Of rules surrogate*."""
-LEARNING_CHUNKS = 32
-"""Of rules learned_attention*."""
-NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
-"""Of rules gradient_divergence and integrated_gradients."""
+"""Numbers of influential tokens studied, where nothing else is asked for."""
 
 _ADDING_ONE_BY_ONE = ("add_one_in", "add_one_in_divergence", "greedy", "greedy_divergence")
 """Of these the far tokens without context are read once, and the first round is shared."""
@@ -392,6 +385,14 @@ def find_rule(name: str) -> Rule:
             " brings it; or leave the rule out of --rules"
         )
     return RULES[name]
+
+
+def selected_positions(far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]) -> np.ndarray:
+    """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K].
+
+    The same seed draws the same positions in the own far context and in its null.
+    """
+    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
 
 
 def studied_numbers(rule: str, ks: Sequence[int], smallest_far_context: int) -> list[int]:

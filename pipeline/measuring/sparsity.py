@@ -13,9 +13,9 @@ from operator import attrgetter
 import numpy as np
 
 from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, measured_in_foreign_context
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import KEPT_FRACTION, NUM_SUBSETS, find_rule
+from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
+from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.rules import find_rule, selected_positions
 from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns

@@ -32,14 +32,8 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.rules import (
-    BACKGROUND,
-    DEFAULT_INTERVENTION,
-    NUM_SUBSETS,
-    SUBSTITUTE,
-    RuleCosts,
-    find_rule,
-)
+from pipeline.measuring.flags import NUM_SUBSETS
+from pipeline.measuring.rules import BACKGROUND, DEFAULT_INTERVENTION, SUBSTITUTE, RuleCosts, find_rule
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
 from pipeline.synthetic.config import TaskConfig

@@ -13,8 +13,9 @@ from test_quoted_numbers import REFERENCE, agree, by, interval
 
 from pipeline.measuring import methods, rules
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.olmo import OLMoCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -32,8 +32,9 @@ from matrix_product_peak import DTYPES, machine, use_threads
 
 from pipeline.cli import InputError, positive_int, progress, run_stage, stage_parser
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import find_checkpoint, load_olmo
 from pipeline.text.chunks import chunks_of, long_enough_documents

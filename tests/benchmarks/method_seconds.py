@@ -24,10 +24,10 @@ from matrix_product_peak import DTYPES
 
 from pipeline.cli import InputError, positive_int, progress, stage_parser
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions
+from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.methods import fitted_head_weights
-from pipeline.measuring.rules import RULES, RuleCosts
+from pipeline.measuring.rules import RULES, RuleCosts, selected_positions
 from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.results.schemas import OWN
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents

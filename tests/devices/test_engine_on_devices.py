@@ -15,14 +15,9 @@ from olmo.model import OLMo
 from on_devices import on_a_gpu, on_devices
 
 from pipeline.measuring.contexts import Batching, Measurement, PassQueue, full_pass, own_context
-from pipeline.measuring.far_context import (
-    FarContext,
-    _queue_removals,
-    far_contexts,
-    selected_positions,
-    sparse_contexts,
-)
+from pipeline.measuring.far_context import FarContext, _queue_removals, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.devices import usable_device
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
 from pipeline.models.interface import CausalLM

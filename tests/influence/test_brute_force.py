@@ -34,14 +34,9 @@ from pipeline.measuring.contexts import (
     measured_windows,
     own_context,
 )
-from pipeline.measuring.far_context import (
-    FarContext,
-    far_contexts,
-    random_subsets,
-    selected_positions,
-    sparse_contexts,
-)
+from pipeline.measuring.far_context import FarContext, far_contexts, random_subsets, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.interface import CausalLM
 
 S, L, M = 4, 24, 4

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers, selected_positions
+from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.methods import (
     attention_of_heads,
@@ -30,6 +30,7 @@ from pipeline.measuring.methods import (
     learned_attention,
     learned_attention_divergence,
 )
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, Predictions, attention_mass
 from pipeline.models.olmo import OLMoCausalLM

@@ -17,8 +17,9 @@ from olmo.model import OLMo
 from pipeline.cli import InputError
 from pipeline.measuring import methods
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts, selected_positions
+from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models.export import as_hugging_face
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM

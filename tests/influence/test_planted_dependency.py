@@ -13,9 +13,9 @@ from hand_made_models import EvidenceLM
 from olmo.model import OLMo
 
 from pipeline.measuring.contexts import Batching, Measured, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, RULES
+from pipeline.measuring.rules import BACKGROUND, RULES, selected_positions
 from pipeline.measuring.sparsity import dependency_sparsity
 from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN

@@ -29,8 +29,9 @@ from pipeline.measuring.contexts import (
     null_contexts,
     own_context,
 )
-from pipeline.measuring.far_context import far_contexts, leave_each_out, selected_positions, sparse_contexts
+from pipeline.measuring.far_context import far_contexts, leave_each_out, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import selected_positions
 from pipeline.models import attention
 from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.models.olmo import OLMoCausalLM

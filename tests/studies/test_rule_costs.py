@@ -14,9 +14,9 @@ from olmo.model import OLMo
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import far_contexts, selected_positions, sparse_contexts
+from pipeline.measuring.far_context import far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, RULES, RuleCosts, studied_numbers
+from pipeline.measuring.rules import BACKGROUND, RULES, RuleCosts, selected_positions, studied_numbers
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
