@@ -122,19 +122,11 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def explain(
-    text: str,
-    model: str,
-    *,
-    tokenizer: str | None = None,
-    short_context_length: int = SHORT_CONTEXT_LENGTH,
-    long_context_length: int | None = None,
-    num_targets: int | None = None,
-    rules: Sequence[str] = DEFAULT_RULES,
-    ks: Sequence[int] = DEFAULT_KS,
-    foreign_text: str | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
-) -> "pd.DataFrame":
+    text: str, model: str, *, tokenizer: str | None = None,
+    short_context_length: int = SHORT_CONTEXT_LENGTH, long_context_length: int | None = None,
+    num_targets: int | None = None, rules: Sequence[str] = DEFAULT_RULES, ks: Sequence[int] = DEFAULT_KS,
+    foreign_text: str | None = None, dtype: str = "auto", device: str | None = None,
+) -> "pd.DataFrame":  # fmt: skip
     """What each token of a text needs of those before it: a row a target and rule.
 
     Args:

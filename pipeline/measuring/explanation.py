@@ -195,9 +195,7 @@ def _tokenizer_file(checkpoint: Checkpoint, name: str | None) -> Path:
     for place in [folder, *(beside if checkpoint.is_olmo else [])]:
         if (place / TOKENIZER_FILE).is_file():
             return place / TOKENIZER_FILE
-    raise InputError(
-        f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one of its training: --tokenizer"
-    )
+    raise InputError(f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with --tokenizer")
 
 
 def _foreign_text(text: str | None, num_tokens: int, tokenizer_file: Path) -> TokenizedText:
@@ -359,13 +357,15 @@ def _marked(piece: str, gain: float, is_coloured: bool) -> str:
 
 def _recovered(rule: str, rows: pd.DataFrame, k: int) -> str:
     """What the largest studied k recovers, as sums: by the prediction, and by what came."""
+    names = ["sparse_context_divergences", "sparse_context_losses", "null_sparse_context_losses"]
+    left = {name: sum(values[-1] for values in rows[name] if values) for name in names}
     short, gain = rows["short_context_loss"].sum(), rows["loss_difference"].sum()
-    missing = rows["sparse_context_divergences"].str[-1].sum() / rows["short_context_divergence"].sum()
-    recovered = short - rows["sparse_context_losses"].str[-1].sum()
+    missing = left["sparse_context_divergences"] / rows["short_context_divergence"].sum()
+    recovered = short - left["sparse_context_losses"]
     line = f"{k} far tokens by {rule} bring back {1 - missing:.0%} of the expected gain, and"
     line += f" {recovered:.1f} of {gain:.1f} nats"
     if rows["null_sparse_context_losses"].notna().all():
-        recovered = short - rows["null_sparse_context_losses"].str[-1].sum()
+        recovered = short - left["null_sparse_context_losses"]
         line += f"; {k} of a foreign text, chosen in the same way, {recovered:.1f}"
     return line + ".\n"
 
