@@ -21,7 +21,6 @@ import stat
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -284,8 +283,6 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
         # Libraries log what only their authors need; warnings of theirs still pass.
         for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        # ai2-olmo's own use of OmegaConf; nothing a user of a stage could mend.
-        warnings.filterwarnings("ignore", message=r"register_new_resolver")
         from tqdm.contrib.logging import logging_redirect_tqdm  # late, for a --help at once
 
         with logging_redirect_tqdm():

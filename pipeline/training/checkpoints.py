@@ -50,11 +50,6 @@ class RunConfig(Protocol):
         """Write them as YAML."""
 
 
-def checkpoint_folder(run_folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` stands."""
-    return run_folder / f"step{step}-unsharded"
-
-
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
     """Step -> folder of every checkpoint that is whole by the sizes of its files, ascending."""
     return {
@@ -69,7 +64,7 @@ def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[
 
     `state` is file stem (`model`, `optim`, `train`) -> what that file holds.
     """
-    folder = checkpoint_folder(run_folder, step)
+    folder = run_folder / f"step{step}-unsharded"
     temporary = run_folder / f".{folder.name}.part"
     # Of a killed save or removal; and a folder of this very step is made again.
     for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
@@ -122,11 +117,7 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
 
 @contextmanager
 def refusing_another_state(run_folder: Path) -> Iterator[None]:
-    """Inside, a state that does not fit model or optimizer ends in a sentence.
-
-    Raises:
-        InputError: the newest checkpoint is not one of this run.
-    """
+    """Inside, a state that does not fit model or optimizer is an InputError: another run's checkpoint."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -179,28 +170,18 @@ def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     Raises:
         InputError: names every field that changed, or a record that cannot be read.
     """
-    changes = changed_settings(run_folder, config)
-    if changes:
+    folders = [*checkpoints_of(run_folder).values(), run_folder]
+    records = [path for folder in folders if (path := folder / CONFIG_FILE).is_file()]
+    if not records:
+        return
+    earlier = read_yaml(records[-1])
+    if not earlier:
+        raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
+    if changes := _differences(OmegaConf.to_container(earlier), plain_values(config)):
         raise InputError(
             f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
             " choose another --save-folder, or repeat the earlier settings"
         )
-
-
-def changed_settings(run_folder: Path, config: RunConfig) -> list[str]:
-    """One phrase for every setting that decides numbers and differs from the newest record of a run.
-
-    Raises:
-        InputError: that record cannot be read.
-    """
-    folders = [*checkpoints_of(run_folder).values(), run_folder]
-    records = [path for folder in folders if (path := folder / CONFIG_FILE).is_file()]
-    if not records:
-        return []
-    earlier = read_yaml(records[-1])
-    if not earlier:
-        raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
-    return _differences(OmegaConf.to_container(earlier), plain_values(config))
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:

@@ -9,7 +9,6 @@ unsharded.
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from olmo.config import DistributedStrategy, ModelConfig, SchedulerType, Schedul
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
 from olmo.optim import build_scheduler
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch.overrides import TorchFunctionMode
 
 from pipeline.cli import InputError, unknown_name
@@ -166,31 +165,21 @@ RANGES = {field: allowed for allowed, fields in _FIELDS.items() for field in fie
 """Field of a `PretrainConfig` -> where its number lies, or each number of its list."""
 
 RELATIONS: tuple[Relation, ...] = (
-    (
-        lambda config: config.model.d_model % (2 * config.model.n_heads) == 0,
-        "model.d_model {0.model.d_model} is not a multiple of twice model.n_heads, {0.model.n_heads}: RoPE"
-        " turns pairs within a head",
-    ),
-    (
-        lambda config: config.model.n_heads % (config.model.n_kv_heads or 1) == 0,
-        "model.n_heads {0.model.n_heads} is not divisible by model.n_kv_heads {0.model.n_kv_heads}",
-    ),
-    (
-        lambda config: config.model.n_layers % config.model.block_group_size == 0,
-        "model.n_layers {0.model.n_layers} is not divisible by model.block_group_size"
-        " {0.model.block_group_size}",
-    ),
-    (
-        lambda config: config.model.rope and not config.model.alibi,
-        "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models"
-        " with RoPE only",
-    ),
-    (
-        lambda config: config.model.init_device != "meta",
-        "model.init_device 'meta' leaves the weights unset, but this stage sets them before it shards them;"
-        " leave it out",
-    ),
-)
+    (lambda config: config.model.d_model % (2 * config.model.n_heads) == 0,
+     "model.d_model {0.model.d_model} is not a multiple of twice model.n_heads, {0.model.n_heads}: RoPE turns"
+     " pairs within a head"),
+    (lambda config: config.model.n_heads % (config.model.n_kv_heads or 1) == 0,
+     "model.n_heads {0.model.n_heads} is not divisible by model.n_kv_heads {0.model.n_kv_heads}"),
+    (lambda config: config.model.n_layers % config.model.block_group_size == 0,
+     "model.n_layers {0.model.n_layers} is not divisible by model.block_group_size"
+     " {0.model.block_group_size}"),
+    (lambda config: config.model.rope and not config.model.alibi,
+     "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models with"
+     " RoPE only"),
+    (lambda config: config.model.init_device != "meta",
+     "model.init_device 'meta' leaves the weights unset, but this stage sets them before it shards them;"
+     " leave it out"),
+)  # fmt: skip
 """Between the fields of a `PretrainConfig`."""
 
 
@@ -226,9 +215,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         InputError: one sentence naming the field and what would be right.
     """
     chosen = read_overrides(overrides)
-    with warnings.catch_warnings():  # OmegaConf 2.4 calls ai2-olmo 0.6's way of registering deprecated
-        warnings.simplefilter("ignore", UserWarning)
-        PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
+    PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
     file = PretrainConfig.update_legacy_settings(read_yaml(path))
     decided = {
         "train_data_sha256": data.train_sha256,
@@ -258,10 +245,9 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
     return config
 
 
-@cache
-def _schema() -> DictConfig:
-    """All fields with their types and defaults, built once: a study loads a dozen configurations."""
-    return OmegaConf.structured(PretrainConfig)
+# All fields with their types and defaults, built once: a study loads a dozen configurations.
+_schema = cache(lambda: OmegaConf.structured(PretrainConfig))
+_olmo_defaults = cache(lambda: plain_values(TrainConfig()))
 
 
 def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
@@ -272,20 +258,16 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
         if tokens is None:
             continue
         if tokens % length:
-            raise InputError(
+            sentence = (
                 f"{tokens_field} {tokens} is not a multiple of the train_context_length, {length} tokens"
             )
+            raise InputError(sentence)
         if sequences_field in given and num_sequences != tokens // length:
             raise InputError(
                 f"{tokens_field} {tokens} makes {tokens // length} sequences, but {sequences_field} is"
                 f" {num_sequences}; give one of the two"
             )
         setattr(config, sequences_field, tokens // length)
-
-
-@cache
-def _olmo_defaults() -> dict[str, Any]:
-    return plain_values(TrainConfig())
 
 
 def _refuse_bad_names(config: PretrainConfig) -> None:
@@ -378,14 +360,13 @@ def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_
 
 
 class Schedule:
-    """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does."""
+    """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does.
+
+    Raises:
+        InputError: the duration is not understood, or the warm-up is longer.
+    """
 
     def __init__(self, config: PretrainConfig, steps_per_epoch: int) -> None:
-        """Build OLMo's scheduler.
-
-        Raises:
-            InputError: the duration is not understood, or the warm-up is longer.
-        """
         self.num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
         self._config, self._scheduler = config, build_scheduler(config)
         self._unit = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1

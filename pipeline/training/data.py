@@ -128,26 +128,10 @@ class TrainingBatches:
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        token_dtype: np.dtype,
-        *,
-        train_context_length: int,
-        batch_size: int,
-        scheme: PositionScheme,
-        seed: int,
-        vocabulary_size: int | None = None,
-    ) -> None:
-        """Map the files.
-
-        Args:
-            paths: raw arrays of token IDs.
-            token_dtype: their unsigned integer type.
-            train_context_length: S.
-            batch_size: B.
-            scheme: draws the position IDs.
-            seed: of the order and of what the scheme draws.
-            vocabulary_size: tokens are below it; None: any is taken.
+        self, paths: Sequence[Path], token_dtype: np.dtype, *, train_context_length: int, batch_size: int,
+        scheme: PositionScheme, seed: int, vocabulary_size: int | None = None,
+    ) -> None:  # fmt: skip
+        """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused.
 
         Raises:
             InputError: the files hold fewer sequences than one step takes.
@@ -178,15 +162,12 @@ class TrainingBatches:
     @classmethod
     def from_config(cls, config: PretrainConfig, data: TokenizedData) -> Self:
         """The batches of the run that `config` describes, from its tokenized data."""
+        scheme = position_scheme(config.position_scheme, config.position_target_length)
         return cls(
-            data.train_paths,
-            data.token_dtype,
-            train_context_length=config.sequence_length,
-            batch_size=config.global_train_batch_size,
-            scheme=position_scheme(config.position_scheme, config.position_target_length),
-            seed=config.seed,
+            data.train_paths, data.token_dtype, train_context_length=config.sequence_length,
+            batch_size=config.global_train_batch_size, scheme=scheme, seed=config.seed,
             vocabulary_size=data.vocabulary_size,
-        )
+        )  # fmt: skip
 
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""

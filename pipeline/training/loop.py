@@ -49,11 +49,7 @@ class StopRequest:
 
 
 def train_or_exit(train: Callable[[StopRequest], bool]) -> None:
-    """Call `train`, which says whether it came to its end, under a request to stop.
-
-    Raises:
-        SystemExit: it stopped before its end; with EXIT_STOPPED.
-    """
+    """Call `train`, which says whether it came to its end; exit with EXIT_STOPPED where it did not."""
     with StopRequest() as stop_request:
         is_finished = train(stop_request)
     if not is_finished:
@@ -85,10 +81,7 @@ class TrainingLoop(ABC):
         self._num_steps, self._stop_request = num_steps, stop_request
 
     def run(self) -> Path:
-        """Train to the end, or until a stop is requested, and save then and every `save_interval` steps.
-
-        Returns:
-            The folder of the last checkpoint. `step` says whether it is the end.
+        """Train to the end or a requested stop, saving then and every `save_interval` steps; the last folder.
 
         Raises:
             InputError: the loss or the gradient stopped being finite; names the step.
@@ -112,9 +105,7 @@ class TrainingLoop(ABC):
     @property
     def checkpoint(self) -> Path:
         """The folder of the checkpoint of `step`, which is there once `run` has returned."""
-        from pipeline.training.checkpoints import checkpoint_folder
-
-        return checkpoint_folder(self._run_folder, self.step)
+        return self._run_folder / f"step{self.step}-unsharded"
 
     @property
     def has_finished(self) -> bool:

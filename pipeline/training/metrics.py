@@ -32,17 +32,24 @@ class MetricsLog:
     ) -> None:
         """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
 
-        Args:
-            path: made where it is missing.
-            step: finished steps.
-            num_steps: of the whole run.
-            flush_interval: steps after which lines reach the file.
-            track: called with each line's metrics and `step`.
+        Lines reach it every `flush_interval` steps; `track` is called with each line's metrics and `step`.
 
         Raises:
             InputError: the file is damaged, or lacks finished steps.
         """
-        _keep_lines_until(path, step)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            # One torn by a kill has no line end and can only be the last.
+            steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+        except (ValueError, TypeError, KeyError):
+            steps = None
+        if steps is None or steps[:step] != list(range(1, step + 1)):
+            raise InputError(
+                f"{path} is damaged: it does not hold the {step} steps before the newest checkpoint; put back"
+                " what was there, or choose another --save-folder"
+            )
+        kept = "".join(lines[:step])
+        write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
         self._file = path.open("a", encoding="utf-8")
         self._flush_interval, self._track = flush_interval, track
         self._bar = progress_bar(None, "pretrain", "steps", total=num_steps, initial=step)
@@ -72,32 +79,8 @@ class MetricsLog:
         os.fsync(self._file.fileno())
 
 
-def _keep_lines_until(path: Path, step: int) -> None:
-    """Drop the lines after `step`, and one torn by a kill, which has no line end and can only be the last."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        steps = [json.loads(line)["step"] for line in whole]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"{path} is damaged: a line of it is not a step's metrics; put back what was there, or choose"
-            " another --save-folder"
-        ) from error
-    if steps[:step] != list(range(1, step + 1)):
-        raise InputError(
-            f"{path} lacks some of the {step} steps that lead to the newest checkpoint; put back what was"
-            " there, or choose another --save-folder"
-        )
-    kept = "".join(whole[:step])
-    write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
-
-
 def refuse_missing_trackers(config: PretrainConfig) -> None:
-    """Refuse a tracker that is not installed.
-
-    Raises:
-        InputError: names it, and how it is installed.
-    """
+    """Refuse a tracker that is not installed (InputError)."""
     for tracker in config.trackers or ():
         if find_spec(tracker) is None:
             raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")

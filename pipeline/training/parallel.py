@@ -1,11 +1,8 @@
 """Several ranks: models and optimizers replicated (DDP) or sharded (torch's FSDP2), and saved whole.
 
 A checkpoint is the same whatever wrote it, so a run may go on with other ranks or another strategy. Sharding
-is called here and not through accelerate's plugin, which leaves it out on CPUs, where the tests run it.
-
-Each rank has its own stream of random numbers, which dropout draws from: ranks hold different sequences of
-one batch, and one stream for all would give one mask to the sequences at the same place of each rank's
-rows.
+is called here and not through accelerate's plugin, which leaves it out on CPUs, where the tests run it. Each
+rank has its own stream of random numbers: one for all would give one dropout mask to different sequences.
 """
 
 import logging
@@ -87,11 +84,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather(state: Any, is_kept: bool) -> Any:
-    """A state dict with its tensors whole and on the CPU; where they are sharded every rank must ask.
+    """Nested dicts and lists with their tensors whole and on the CPU; where sharded, every rank must ask.
 
-    Args:
-        state: nested dicts and lists.
-        is_kept: whether this rank will write it; the others get None for each tensor, and spend no memory.
+    A rank that will not write them, where not `is_kept`, gets None for each tensor, and spends no memory.
     """
     if isinstance(state, torch.Tensor):
         tensor = whole(state.detach())

@@ -31,14 +31,7 @@ def pose_position_ids(
     only their IDs do not. Over many draws every distance below `target_length` occurs, so a model sees
     all of them while it attends to S tokens only. With S = 4, cut 1 and skip 3: 0 4 5 6.
 
-    Args:
-        num_sequences: B.
-        train_context_length: S, at least 2.
-        generator: the source of cuts and skips; B of each are drawn, in that order.
-        target_length: position IDs stay below this number; at least S.
-
-    Returns:
-        position_ids_BS, int64, strictly increasing along S, starting at 0.
+    Returns position_ids_BS, int64, strictly increasing from 0. B cuts are drawn, then B skips.
     """
     assert 2 <= train_context_length <= target_length
     cuts_B1 = generator.integers(1, train_context_length, size=(num_sequences, 1))
@@ -69,12 +62,7 @@ POSITION_SCHEMES = ("contiguous", "pose", "randomized")
 
 
 def position_scheme(name: str, target_length: int | None = None) -> PositionScheme:
-    """The scheme called `name`, one of `POSITION_SCHEMES`.
-
-    Args:
-        name: of the scheme.
-        target_length: the length to generalize to in tokens, for PoSE and randomized positions; None for
-            contiguous ones.
+    """The scheme called `name`; `target_length` is the length to generalize to, None for contiguous IDs.
 
     Raises:
         InputError: no scheme has that name, or the target length is missing or would be ignored.
@@ -83,9 +71,7 @@ def position_scheme(name: str, target_length: int | None = None) -> PositionSche
         raise unknown_name("position_scheme", name, POSITION_SCHEMES)
     if name == "contiguous":
         if target_length is not None:
-            raise InputError(
-                "a target length is given, but position_scheme is 'contiguous' and would ignore it"
-            )
+            raise InputError("position_scheme 'contiguous' would ignore the target length that is given")
         return contiguous_position_ids
     if target_length is None:
         raise InputError(

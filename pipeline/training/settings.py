@@ -51,12 +51,7 @@ Relation = tuple[Callable[[Any], bool], str]
 
 
 def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Sequence[Relation]) -> None:
-    """Refuse a number outside of its range, and then fields that do not go together.
-
-    Args:
-        config: has the fields of `ranges`.
-        ranges: field -> where its number lies, or each number of its list.
-        relations: hold where the numbers are in range.
+    """Refuse a number, or a number of a list, outside of its range, and then fields that do not go together.
 
     Raises:
         InputError: names the field, its value and what would be right.
@@ -72,11 +67,7 @@ def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Seque
 
 
 def read_yaml(path: Path) -> DictConfig:
-    """What a configuration file says.
-
-    Raises:
-        InputError: there is none, or it does not hold fields.
-    """
+    """What a configuration file says; an InputError where there is none, or it does not hold fields."""
     try:
         file = OmegaConf.load(path)
     except FileNotFoundError as error:
@@ -89,11 +80,7 @@ def read_yaml(path: Path) -> DictConfig:
 
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
-    """What `field.subfield=value` words of a command line say.
-
-    Raises:
-        InputError: names the word that cannot be read.
-    """
+    """What `field.subfield=value` words of a command line say; an InputError names one that is not."""
     for override in overrides:
         if "=" not in override:
             raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")

@@ -30,22 +30,15 @@ _GIVING = {"bf16": "amp_bf16", "no": "fp32"}
 logger = logging.getLogger("pipeline")
 
 
-class Throughput:
-    """Turns tokens a second into model-FLOPs utilization, for one run on one kind of device."""
+def utilization_of_a_token(
+    config: PretrainConfig, num_devices: int, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Model-FLOPs utilization, a fraction, at one token a second over all `num_devices`, each like `device`.
 
-    def __init__(
-        self, config: PretrainConfig, num_devices: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        """Count the model's FLOPs and, where `config.peak_flops` is not given, measure what `device` can do.
-
-        All of the `num_devices` that train together are taken to be as fast, in products of `dtype`.
-        """
-        self._flops_per_token = flops_per_token(config.model, config.sequence_length)
-        self._peak_flops_of_all = (config.peak_flops or measured_peak_flops(device, dtype)) * num_devices
-
-    def utilization(self, tokens_per_second: float) -> float:
-        """Model-FLOPs utilization, a fraction, at so many tokens a second over all devices."""
-        return tokens_per_second * self._flops_per_token / self._peak_flops_of_all
+    Where `config.peak_flops` is not given, what `device` can do in products of `dtype` is measured.
+    """
+    peak_flops = config.peak_flops or measured_peak_flops(device, dtype)
+    return flops_per_token(config.model, config.sequence_length) / (peak_flops * num_devices)
 
 
 def flops_per_token(config: ModelConfig, context_length: int) -> int:
@@ -112,12 +105,8 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
 
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16. `auto` is
     `amp_bf16` where that is faster on the device and `fp32` elsewhere; a run that goes on keeps what it had.
-    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which the log then says.
-
-    Args:
-        precision: one of config.PRECISIONS, or None.
-        device: where the run trains.
-        saved: what the checkpoint that it goes on from was trained in; None: it starts.
+    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which the log then says. `saved` is what
+    the checkpoint that the run goes on from was trained in.
 
     Raises:
         InputError: the checkpoint was trained in another precision than the one asked for, or than this
@@ -172,11 +161,8 @@ class GPUPeaks(NamedTuple):
     """Whole products; TF32, which rounds them, is off here."""
 
 
-GPUS = {
-    "a100": GPUPeaks(312e12, 19.5e12),
-    "h100": GPUPeaks(989e12, 67e12),
-    "h200": GPUPeaks(989e12, 67e12),
-}
+_HOPPER = GPUPeaks(989e12, 67e12)
+GPUS = {"a100": GPUPeaks(312e12, 19.5e12), "h100": _HOPPER, "h200": _HOPPER}
 H100 = Device("H100", peak_flops=GPUS["h100"].bfloat16, utilization=0.40)
 
 
@@ -221,15 +207,10 @@ def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: in
     flops = num_tokens * flops_per_token(config.model, config.sequence_length)
     micro_batch_tokens = config.micro_batch_size(num_ranks=1) * config.sequence_length
     bytes_of_logits = _BYTES_PER_LOGIT * (config.model.embedding_size or config.model.vocab_size)
-    return Estimate(
-        num_parameters=num_parameters,
-        num_tokens=num_tokens,
-        num_steps=num_steps,
-        memory_bytes=_BYTES_PER_PARAMETER * num_parameters
-        + micro_batch_tokens * (layer_bytes_per_token(config) + bytes_of_logits),
-        flops=flops,
-        seconds=flops / (device.peak_flops * device.utilization),
-    )
+    activation_bytes = micro_batch_tokens * (layer_bytes_per_token(config) + bytes_of_logits)
+    memory_bytes = _BYTES_PER_PARAMETER * num_parameters + activation_bytes
+    seconds = flops / (device.peak_flops * device.utilization)
+    return Estimate(num_parameters, num_tokens, num_steps, memory_bytes, flops, seconds)
 
 
 def layer_bytes_per_token(config: PretrainConfig) -> int:

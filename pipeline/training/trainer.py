@@ -23,7 +23,6 @@ from olmo.config import DistributedStrategy, OptimizerType
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
-from torch.optim import Optimizer
 
 from pipeline.cli import InputError
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
@@ -51,7 +50,7 @@ from pipeline.training.parallel import (
     stream_states,
     whole,
 )
-from pipeline.training.speed import Throughput, mixed_precision_of
+from pipeline.training.speed import mixed_precision_of, utilization_of_a_token
 
 logger = logging.getLogger("pipeline")
 
@@ -61,22 +60,16 @@ _LOGITS_AT_ONCE = 2**20
 
 
 def next_token_loss(
-    logits_BSV: torch.Tensor,
-    token_ids_BS: torch.Tensor,
-    reduction: str = "mean",
+    logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor, reduction: str = "mean",
     behind: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Cross-entropy in nats of each sequence's tokens but the first, computed in float32.
 
     The one place in training where the one-position shift stands. EOS tokens are targets like any other, as
     in OLMo; so are the tokens after one, in the same sequence.
 
-    Args:
-        logits_BSV: what the model says at each token.
-        token_ids_BS: the tokens.
-        reduction: "mean" or "sum" over the B (S - 1) targets.
-        behind: token IDs; only the tokens that stand behind one of them are targets then, and the loss is 0
-            where none does. None: all are.
+    The `reduction` is "mean" or "sum" over the B (S - 1) targets. With token IDs `behind`, only the tokens
+    that stand behind one of them are targets, and the loss is 0 where none does.
     """
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
     targets = pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
@@ -86,11 +79,10 @@ def next_token_loss(
         logits, targets = logits[is_behind], targets[is_behind]
     on_cpu = logits.device.type == "cpu"
     tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
+    pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
     sums = [
         cross_entropy(piece.float(), piece_targets, ignore_index=_NO_TARGET, reduction="sum")
-        for piece, piece_targets in zip(
-            logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True
-        )
+        for piece, piece_targets in pieces
     ]
     total = torch.stack(sums).sum()
     return total if reduction == "sum" else total / (targets != _NO_TARGET).sum().clamp(min=1)
@@ -111,17 +103,12 @@ class HeldOutLoss:
     """
 
     def __init__(
-        self,
-        documents: Sequence[EvaluationDocument],
-        context_lengths: Sequence[int],
-        num_documents: int,
+        self, documents: Sequence[EvaluationDocument], context_lengths: Sequence[int], num_documents: int,
         tokens_per_batch: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Choose the tokens; `tokens_per_batch` is the most in one forward pass, one sequence at least."""
-        longest = max(context_lengths)
-        chosen = [
-            document.token_ids[:longest] for document in documents if len(document.token_ids) >= longest
-        ]
+        longest, texts = max(context_lengths), (document.token_ids for document in documents)
+        chosen = [text[:longest] for text in texts if len(text) >= longest]
         assert chosen, f"no document has {longest} tokens"
         self._token_ids_DL = torch.from_numpy(np.stack(chosen[:num_documents]).astype(np.int64))
         self._context_lengths = sorted(set(context_lengths))
@@ -173,16 +160,10 @@ def compose_short_attention(model: OLMo) -> None:
 
 
 def _attention(
-    fused: Callable[..., torch.Tensor],
-    query_BHSE: torch.Tensor,
-    key_BHSE: torch.Tensor,
-    value_BHSE: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **of_documents: object,
-) -> torch.Tensor:
+    fused: Callable[..., torch.Tensor], query_BHSE: torch.Tensor, key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor, *, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **of_documents: object,
+) -> torch.Tensor:  # fmt: skip
     """What `fused`, the block's own, returns: [B, H, S, E]; scores are rounded to bfloat16 where composed."""
     is_composed = (
         query_BHSE.device.type == "cpu"
@@ -232,15 +213,6 @@ def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Ac
     )
 
 
-def _build_model(config: PretrainConfig) -> OLMo:
-    """OLMo with its initial weights, on the CPU."""
-    torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
-    model = OLMo(config.model)
-    model.set_activation_checkpointing(config.activation_checkpointing)
-    compose_short_attention(model)
-    return model.train()
-
-
 def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
     """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
 
@@ -282,44 +254,19 @@ def _refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
         raise InputError(f"compile: torch.compile failed ({reason}); set compile to null") from error
 
 
-def _make_optimizer(config: PretrainConfig, model: OLMo) -> Optimizer:
-    """OLMo's optimizer over the parameters of a model that has been distributed.
-
-    AdamW's step is one fused kernel a device, unless OLMo's own variants (which record or mask the update)
-    are asked for.
-    """
-    optimizer = build_optimizer(config, model)
-    settings = config.optimizer
-    own_step = settings.selective_updates or settings.record_update_metrics
-    if settings.name == OptimizerType.adamw and not own_step:
-        for group in optimizer.param_groups:
-            group["fused"] = True
-    return optimizer
-
-
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
     learning_rate_field = "optimizer.learning_rate"
 
     def __init__(
-        self,
-        config: PretrainConfig,
-        batches: TrainingBatches,
-        schedule: Schedule,
-        held_out_loss: HeldOutLoss | None = None,
-        stop_request: StopRequest | None = None,
+        self, config: PretrainConfig, batches: TrainingBatches, schedule: Schedule,
+        held_out_loss: HeldOutLoss | None = None, stop_request: StopRequest | None = None,
         question_ids: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Build model and optimizer, at the run's newest checkpoint where it has one.
 
-        Args:
-            config: the run's configuration.
-            batches: what each step trains on.
-            schedule: how long, and how fast.
-            held_out_loss: None: never measured.
-            stop_request: None: the run goes to its end.
-            question_ids: tokens that planted answers stand behind, for `answer_loss_weight`.
+        Planted answers, which `answer_loss_weight` is of, stand behind the tokens `question_ids`.
 
         Raises:
             InputError: the batch does not divide over the ranks, the model does not fit the memory, or the
@@ -336,12 +283,21 @@ class Trainer(TrainingLoop):
         )
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(accelerator.num_processes)
-        self._olmo = _build_model(config)
+        torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
+        self._olmo = OLMo(config.model).train()
+        self._olmo.set_activation_checkpointing(config.activation_checkpointing)
+        compose_short_attention(self._olmo)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, accelerator)
-        self._optimizer = _make_optimizer(config, self._olmo)
+        self._optimizer, settings = build_optimizer(config, self._olmo), config.optimizer
+        own_step = settings.selective_updates or settings.record_update_metrics
+        if settings.name == OptimizerType.adamw and not own_step:
+            for group in self._optimizer.param_groups:
+                group["fused"] = True  # one kernel a device
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
-        self._throughput = Throughput(config, accelerator.num_processes, accelerator.device, dtype)
+        self._utilization_of_a_token = utilization_of_a_token(
+            config, accelerator.num_processes, accelerator.device, dtype
+        )
         self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=accelerator.device)
         seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
@@ -389,19 +345,15 @@ class Trainer(TrainingLoop):
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
             "tokens_per_second": tokens_per_second,
-            "model_flops_utilization": self._throughput.utilization(tokens_per_second),
+            "model_flops_utilization": tokens_per_second * self._utilization_of_a_token,
         }
         return metrics, is_stopping
 
     def _accumulate_gradients(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward and backward over this rank's micro-batches of the step.
+        """Forward and backward over this rank's micro-batches; the mean loss of all tokens, and of answers.
 
         Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
-        that of the whole batch.
-
-        Returns:
-            The mean loss of all tokens and that of planted answers, in nats; 0 where these have no weight of
-            their own.
+        that of the whole batch. The answers' is 0 where they have no weight of their own.
         """
         device = self._accelerator.device
         rank_batch_size = self._config.global_train_batch_size // self._accelerator.num_processes
@@ -450,20 +402,15 @@ class Trainer(TrainingLoop):
     def _save(self) -> None:
         is_main = self._accelerator.is_main_process
         train: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.step * self._config.tokens_per_step,
+            "step": self.step, "tokens": self.step * self._config.tokens_per_step,
             "random_states": stream_states(self._accelerator),
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
-            "git_commit": git_commit(),
-            "packages": package_versions(),
-        }
-        state = {
-            "model": gather(self._olmo.state_dict(), is_main),
-            "optim": gather(self._optimizer.state_dict(), is_main),
-            "train": train,
-        }
+            "git_commit": git_commit(), "packages": package_versions(),
+        }  # fmt: skip
+        model, optim = (gather(part.state_dict(), is_main) for part in (self._olmo, self._optimizer))
+        state = {"model": model, "optim": optim, "train": train}
         if is_main:
             save_checkpoint(self._run_folder, self.step, self._config, state)
             if self._config.save_num_unsharded_checkpoints_to_keep > 0:

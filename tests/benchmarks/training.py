@@ -36,7 +36,7 @@ from pipeline.models.devices import keep_freed_memory
 from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.positions import contiguous_position_ids
-from pipeline.training.speed import Throughput, measured_peak_flops, mixed_precision_of
+from pipeline.training.speed import measured_peak_flops, mixed_precision_of, utilization_of_a_token
 from pipeline.training.trainer import Trainer
 
 VOCABULARY = 50_280
@@ -192,7 +192,7 @@ def compare(
     dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float32
     name = str(dtype).removeprefix("torch.")
     config.peak_flops = measured_peak_flops(device, dtype) if peaks is None else peaks[name]
-    used = [Throughput(config, 1, device, dtype).utilization(rate) for rate in rates]
+    used = [rate * utilization_of_a_token(config, 1, device, dtype) for rate in rates]
     return Compared(name, *rates, rates[0] / rates[1], *used, config.peak_flops)
 
 

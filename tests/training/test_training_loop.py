@@ -226,11 +226,9 @@ def test_metrics_lead_to_the_checkpoint_that_is_gone_on_from(
         for step, num_lines in ((7, 6), (8, 8)):  # flushed every second step
             log.write({"step": step, "loss_nats": 1.5, "tokens_per_second": 10.0})
             assert len(metrics(tmp_path)) == num_lines
-    cases = {b"": "lacks some of the 6 steps", b"\xff\x00": "is damaged", b"[1]\n": "is damaged",
-             b'{"step": 1}\n{"step": 3}\n': "lacks some of the 6 steps"}  # fmt: skip
-    for content, sentence in cases.items():
+    for content in (b"", b"\xff\x00", b"[1]\n", b'{"step": 1}\n{"step": 3}\n'):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=f"metrics.jsonl {sentence}"):
+        with pytest.raises(InputError, match="metrics.jsonl is damaged: it does not hold the 6 steps"):
             make_trainer(tmp_path).run()
 
 

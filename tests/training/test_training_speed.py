@@ -15,11 +15,11 @@ from pipeline.training import speed
 from pipeline.training.config import AssumedData, load_config
 from pipeline.training.speed import (
     Device,
-    Throughput,
     estimate,
     flops_per_token,
     layer_bytes_per_token,
     measured_peak_flops,
+    utilization_of_a_token,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +36,8 @@ def test_flops_of_a_token_and_utilization_of_all_devices_by_hand() -> None:
         config = load_config(TINY, [*SHAPE, f"model.weight_tying={tied}", "peak_flops=1e6"], AssumedData(128))
         # The vocabulary projection multiplies, tied or not; the table that is only looked up does not.
         assert flops_per_token(config.model, 8) == 6 * (LAYER + ROWS) + 12 * 1 * 16 * 8
-        of_two = Throughput(config, 2, CPU, torch.float32)
-        assert of_two.utilization(10.0) == pytest.approx(10 * (6 * (LAYER + ROWS) + 12 * 16 * 256) / 2e6)
+        of_two = utilization_of_a_token(config, 2, CPU, torch.float32)
+        assert of_two == pytest.approx((6 * (LAYER + ROWS) + 12 * 16 * 256) / 2e6)
 
 
 def test_the_peak_is_of_the_fastest_product_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
