@@ -36,13 +36,7 @@ def tokenizer_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"weight_tying": False},
-        {"n_kv_heads": 2},
-        {"clip_qkv": 0.5},
-        {"embedding_size": 128},
-        {"rope_theta": 500},
-    ],
+    [{"weight_tying": False, "rope_theta": 500}, {"n_kv_heads": 2}, {"clip_qkv": 0.5, "embedding_size": 128}],
     ids=str,
 )
 def test_hugging_face_agrees_on_every_token_loss(

@@ -243,28 +243,14 @@ def test_tokens_of_another_content_are_refused_at_a_start_and_when_going_on(
     assert contents(tmp_path / "run") == before
 
 
-def test_what_a_kill_left_of_a_save_is_removed(data: Path, tmp_path: Path) -> None:
-    for name in (".step2-unsharded.part", ".step1-unsharded.old"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-        (tmp_path / "run" / name / "model.pt").write_bytes(b"half")
-    run_here(data, tmp_path / "run", "max_duration=2", "save_interval=2", "scheduler.t_warmup=1")
-    assert not list((tmp_path / "run").glob(".*"))
-
-
 def test_overrides_may_stand_before_and_after_flags() -> None:
     words = ["tiny.yaml", "seed=1", "--data", "d", "precision=fp32", "--save-folder", "s", "max_duration=9"]
     assert parser().parse_args(words).overrides == ["seed=1", "precision=fp32", "max_duration=9"]
 
 
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [("optimizer.lr=1", "optimizer.lr: Key 'lr' not in"), ("model=5", "model: Merge error: int is not")],
-)
-def test_a_bad_override_ends_with_one_line_and_exit_code_2(
-    override: str, sentence: str, data: Path, tmp_path: Path
-) -> None:
-    process = start(data, tmp_path / "run", override)
+def test_a_bad_override_ends_with_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> None:
+    process = start(data, tmp_path / "run", "optimizer.lr=1")
     _, said = process.communicate(timeout=120)
     assert (process.returncode, said.count("\n")) == (2, 1)
-    assert sentence in said
+    assert "optimizer.lr: Key 'lr' not in" in said
     assert not (tmp_path / "run").exists()

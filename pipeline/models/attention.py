@@ -45,22 +45,14 @@ def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, 
 
 
 def attention_and_log_sum_exp(
-    query_BHSE: torch.Tensor,
-    key_BHKE: torch.Tensor,
-    value_BHKE: torch.Tensor,
-    visible: torch.Tensor | None,
-    *,
-    is_causal: bool,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query_BHSE: torch.Tensor, key_BHKE: torch.Tensor, value_BHKE: torch.Tensor,
+    visible: torch.Tensor | None, *, is_causal: bool, scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
 
-    Args:
-        query_BHSE, key_BHKE, value_BHKE: of a kind that `tells_log_sum_exp` knows a kernel for.
-        visible: bool, which row sees which, or numbers added to the scores, [B or 1, H or 1, S, K]; None:
-            with `is_causal`, row s sees the rows up to s, else all.
-        is_causal: only where `visible` is None.
-        scale: of the scores; None: one over the square root of E.
+    Heads are of a kind that `tells_log_sum_exp` knows a kernel for. `visible` is bool, which row sees which,
+    or numbers added to the scores, [B or 1, H or 1, S, K]; where it is None, row s sees the rows up to s with
+    `is_causal`, else all. Scores are scaled by one over the square root of E, or by `scale`.
     """
     added = visible
     if visible is not None and visible.dtype == torch.bool:
@@ -102,21 +94,14 @@ def _has_flash(device: torch.device) -> bool:
 
 
 def attend(
-    query_BHSE: torch.Tensor,
-    key_BGSE: torch.Tensor,
-    value_BGSE: torch.Tensor,
-    past: KeysAndValues | None,
-    visible: torch.Tensor | None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """What each row gathers from the rows it sees: [B, H, S, E].
+    query_BHSE: torch.Tensor, key_BGSE: torch.Tensor, value_BGSE: torch.Tensor,
+    past: KeysAndValues | None, visible: torch.Tensor | None, scale: float | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
 
     Args:
-        query_BHSE, key_BGSE, value_BGSE: of the rows given, rotated; there may be fewer queries than keys.
-        past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E]; None:
-            there is none.
+        past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E].
         visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
-        scale: of the scores; None: one over the square root of E.
     """
     if past is not None:
         batch_size, num_rows, num_past = len(key_BGSE), key_BGSE.shape[2], past[0].shape[2]
@@ -148,12 +133,9 @@ def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tens
 
 
 def _attend_apart(
-    query_BHSE: torch.Tensor,
-    own: KeysAndValues,
-    past: KeysAndValues,
-    visible: torch.Tensor | None,
+    query_BHSE: torch.Tensor, own: KeysAndValues, past: KeysAndValues, visible: torch.Tensor | None,
     scale: float | None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
     num_groups = past[0].shape[1]
     num_sharing = num_heads // num_groups
@@ -175,12 +157,9 @@ def _attend_apart(
 
 
 def note_attention(
-    query_1HSE: torch.Tensor,
-    key_1GSE: torch.Tensor,
-    visible_1SS: torch.Tensor,
-    rows_T: torch.Tensor | slice,
-    note: Callable[[torch.Tensor], None],
-) -> None:
+    query_1HSE: torch.Tensor, key_1GSE: torch.Tensor, visible_1SS: torch.Tensor,
+    rows_T: torch.Tensor | slice, note: Callable[[torch.Tensor], None],
+) -> None:  # fmt: skip
     """Call `note` with the attention of some rows of one sequence in one layer: float32 [H, T, S].
 
     It is the softmax of query times key over the square root of E, over the rows seen.

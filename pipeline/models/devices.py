@@ -22,12 +22,8 @@ logger = logging.getLogger("pipeline")
 def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") -> torch.device:
     """The device that is asked for, or the best one here: a GPU, of several each process' own, or the CPU.
 
-    Args:
-        name: as --device takes it; None: the best one.
-        remedy: what the user may do where it cannot be used.
-
     Raises:
-        InputError: it cannot be computed on.
+        InputError: it cannot be computed on; ends with the `remedy`, what the user may do.
     """
     name, what = (name, f"--device {name}") if name else (best_device_type(), "the GPU")
     try:
@@ -39,7 +35,7 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
     if one.device.type == "cuda":
         # Products of rounded numbers, which some set-ups turn on, would move losses by 0.001.
         torch.set_float32_matmul_precision("highest")
-        _say(one.device)
+        _log_gpu(one.device)
     return one.device
 
 
@@ -54,7 +50,7 @@ def device_of_this_process(name: str) -> str:
 
 
 @lru_cache
-def _say(device: torch.device) -> None:
+def _log_gpu(device: torch.device) -> None:
     """Once a process, as another GPU is another speed, and may be another last digit."""
     logger.info(
         "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
@@ -92,13 +88,8 @@ def peak_bytes(device: torch.device) -> int:
 def refuse_beyond_memory(needed_bytes: float, device: torch.device, what: str, remedy: str) -> None:
     """Before a GPU is filled with the part of a model that fits.
 
-    Args:
-        needed_bytes: of what is to lie there.
-        what: what that is, such as "the model of runs/x".
-        remedy: what the user may do.
-
     Raises:
-        InputError: it does not fit; says how much it takes, and how much is free.
+        InputError: `what` does not fit; says how much it takes, how much is free, and the remedy.
     """
     if device.type == "cuda" and needed_bytes > (free := free_bytes(device)):
         raise InputError(
@@ -116,14 +107,7 @@ def refuse_model_beyond_memory(model: torch.nn.Module, device: torch.device, nam
 
 @contextmanager
 def out_of_memory_in_words(remedy: str) -> Iterator[None]:
-    """Turn an allocation that fails into a sentence.
-
-    Args:
-        remedy: what the user may do.
-
-    Raises:
-        InputError: what is inside does not fit the memory.
-    """
+    """Turn an allocation that fails inside into an InputError that ends with the remedy."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

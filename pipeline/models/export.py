@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers
-from olmo.config import ModelConfig
 from olmo.model import OLMo
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -47,30 +46,22 @@ def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
                 f"model.{name} is {value}, but Hugging Face's OlmoForCausalLM knows only {only}; this model"
                 " cannot be exported"
             )
-    twin = transformers.OlmoForCausalLM(_hugging_face_config(config))
-    missing, unexpected = twin.load_state_dict(_renamed_weights(model), strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    twin.tie_weights()
-    return twin.eval()
-
-
-def _hugging_face_config(config: ModelConfig) -> transformers.OlmoConfig:
-    return transformers.OlmoConfig(
+    twin_config = transformers.OlmoConfig(
         # All rows of the embedding, those that only pad it too: OLMo's softmax is over all of them.
-        vocab_size=config.embedding_size or config.vocab_size,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers,
-        num_attention_heads=config.n_heads,
+        vocab_size=config.embedding_size or config.vocab_size, hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers, num_attention_heads=config.n_heads,
         num_key_value_heads=config.effective_n_kv_heads,
         intermediate_size=(config.mlp_hidden_size or config.mlp_ratio * config.d_model) // 2,
         max_position_embeddings=config.max_sequence_length,
         rope_parameters={"rope_type": "default", "rope_theta": float(config.rope_theta)},
-        clip_qkv=config.clip_qkv,
-        tie_word_embeddings=config.weight_tying,
-        pad_token_id=config.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=config.eos_token_id,
-    )
+        clip_qkv=config.clip_qkv, tie_word_embeddings=config.weight_tying,
+        pad_token_id=config.pad_token_id, bos_token_id=None, eos_token_id=config.eos_token_id,
+    )  # fmt: skip
+    twin = transformers.OlmoForCausalLM(twin_config)
+    missing, unexpected = twin.load_state_dict(_renamed_weights(model), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    twin.tie_weights()
+    return twin.eval()
 
 
 def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
@@ -98,14 +89,8 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
 def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path) -> float:
     """Write config.json, model.safetensors, the tokenizer's files and their checksums; whole or absent.
 
-    Args:
-        model: the model, on the CPU.
-        tokenizer_file: the tokenizer.json that its training text was made with.
-        eos_token_id: of that tokenizer.
-        folder: where to; it must not exist.
-
-    Returns:
-        The largest difference, in nats, of the losses of a few tokens under what was written and `model`.
+    Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
+    which is on the CPU. `tokenizer_file` is the tokenizer.json that its training text was made with.
 
     Raises:
         InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the

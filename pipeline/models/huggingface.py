@@ -15,9 +15,8 @@ heads, E head width, V vocabulary, N any number of rows.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,7 @@ class PassCache(transformers.DynamicCache):
     """
 
     def __init__(
-        self,
-        prefix: Prefix | None,
-        visible_BSS: torch.Tensor | None = None,
-        goes_apart: bool = False,
+        self, prefix: Prefix | None, visible_BSS: torch.Tensor | None = None, goes_apart: bool = False
     ) -> None:
         super().__init__()
         self._prefix, self.goes_apart = prefix, goes_apart
@@ -86,32 +82,19 @@ class PassCache(transformers.DynamicCache):
         key, value = (part.expand(len(key_states), -1, -1, -1) for part in self.past(layer_idx))
         return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
 
-    @contextmanager
-    def shown_to_attention(self) -> Iterator[None]:
-        """Run the model inside: our attention finds the prefix here, which the library does not hand it."""
-        before = _RUNNING.set(self)
-        try:
-            yield
-        finally:
-            _RUNNING.reset(before)
-
     def read_rows(self) -> Prefix:
         """What the pass has read, as a prefix for others."""
         return Prefix(tuple(self._read[layer] for layer in range(len(self._read))))
 
 
 _RUNNING: ContextVar[PassCache | None] = ContextVar("the pass that our attention runs in", default=None)
+"""Our attention finds the prefix there, which the library does not hand it."""
 
 
 def _attend_with_shared_prefix(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **further: Any,
-) -> tuple[torch.Tensor, None]:
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, scaling: float | None = None, **further: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """The library's `sdpa`, save in passes that leave the prefix to us. What is returned is [B, S, H, E]."""
     running = _RUNNING.get()
     if running is None:
@@ -190,34 +173,27 @@ class HuggingFaceCausalLM(CausalLM):
         return self._model.get_input_embeddings()(token_ids_1S)
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
         """All rows are computed, in every layer."""
         sees_all_past = visible_BSK is None or visible_BSK.shape[-1] == tokens.shape[1]
         goes_apart = prefix is not None and sees_all_past and self.shares_prefix
         cache = None
         if keeps_rows or prefix is not None:
             cache = PassCache(prefix, visible_BSK if goes_apart else None, goes_apart)
-        with cache.shown_to_attention() if cache is not None and goes_apart else nullcontext():
+        before = _RUNNING.set(cache if goes_apart else None)
+        try:
             output = self._run_layers(tokens, position_ids_BS, visible_BSK, cache)
+        finally:
+            _RUNNING.reset(before)
         hidden_BTD = rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
         return hidden_BTD, cache.read_rows() if cache is not None and keeps_rows else None
 
     def _run_layers(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        cache: PassCache | None,
-        **options: bool,
-    ) -> Any:
+        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        cache: PassCache | None, **options: bool,
+    ) -> Any:  # fmt: skip
         """The library's output of all layers."""
         if visible_BSK is None:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
@@ -226,14 +202,11 @@ class HuggingFaceCausalLM(CausalLM):
         num_past = 0 if cache is None else cache.get_seq_length()
         given = {"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens}
         return self._model.base_model(
-            **given,
-            **{self._cache_argument: cache},
+            **given, **{self._cache_argument: cache}, **options,
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
             attention_mask=added_to_scores(visible_BSK, num_past, self.dtype),
-            use_cache=cache is not None,
-            return_dict=True,
-            **options,
-        )
+            use_cache=cache is not None, return_dict=True,
+        )  # fmt: skip
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scaled and soft-capped as the family does."""
@@ -260,13 +233,9 @@ class HuggingFaceCausalLM(CausalLM):
 
     @torch.inference_mode()
     def watch_attention(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        note: Callable[[torch.Tensor], None],
-    ) -> None:
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
         """See `CausalLM.watch_attention`; a layer may show none, or give a share to no token."""
         num_rows, device = token_ids_1S.shape[1], token_ids_1S.device
         if visible_1SS is None:
@@ -303,24 +272,15 @@ class HuggingFaceCausalLM(CausalLM):
 
 
 def load_hugging_face(
-    folder: Path,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    device_map: str | None = None,
-    trust_remote_code: bool = False,
-    num_positions: int,
-) -> HuggingFaceCausalLM:
+    folder: Path, *, device: torch.device, dtype: torch.dtype = torch.float32,
+    device_map: str | None = None, trust_remote_code: bool = False, num_positions: int,
+) -> HuggingFaceCausalLM:  # fmt: skip
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it.
 
     Weights are read as tensors only: safetensors, or older files with `weights_only`.
 
-    Args:
-        device: where the model goes, unless `device_map` says it.
-        dtype: of weights and computation.
-        device_map: as accelerate takes it, "auto" to spread the layers over all devices.
-        trust_remote_code: run the Python files in the folder, where the family is not the library's own.
-        num_positions: how many position IDs, from 0 on, will be used.
+    The model goes to `device`, unless a `device_map` as accelerate takes it ("auto" spreads the layers over
+    all devices) says otherwise. Position IDs from 0 to `num_positions`, exclusive, will be used.
 
     Raises:
         InputError: not a causal LM, incomplete, too large for the device, no place for so many positions, or
@@ -335,19 +295,19 @@ def load_hugging_face(
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
     limit = position_limit(model.config.get_text_config(), is_rotary)
-    if limit is not None and num_positions > limit.num_positions:
+    if limit is not None and num_positions > limit[0]:
         raise InputError(
-            f"{folder} {limit.reason}, so it can be measured up to --long-context-length"
-            f" {limit.num_positions}, not {num_positions}"
+            f"{folder} {limit[1]}, so it can be measured up to --long-context-length {limit[0]}, not"
+            f" {num_positions}"
         )
     lm = HuggingFaceCausalLM(model)
     lm.share_prefix(True)
     if lm.shares_prefix:
         with suppress(InputError):
-            check_model(lm, lm.stock_logits, str(folder), num_positions)
+            check_model(lm, str(folder), num_positions)
             return lm
         lm.share_prefix(False)
-    check_model(lm, lm.stock_logits, str(folder), num_positions)
+    check_model(lm, str(folder), num_positions)
     return lm
 
 
@@ -359,7 +319,7 @@ def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | Non
     """
     config = _config(folder, trust_remote_code).get_text_config()
     limit = position_limit(config, has_rotary_embedding=True)
-    numbers = (getattr(config, "max_position_embeddings", None), limit and limit.num_positions)
+    numbers = (getattr(config, "max_position_embeddings", None), limit and limit[0])
     return min((int(number) for number in numbers if number), default=None)
 
 
@@ -382,12 +342,9 @@ def _stock_model(
         )
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            device_map=device_map,
-            trust_remote_code=trust_remote_code,
+            folder, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
             output_loading_info=True,
-        )
+        )  # fmt: skip
     except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
         raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
@@ -417,23 +374,12 @@ def _reason(error: Exception) -> str:
 _LAYER_LIMITS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-@dataclass(frozen=True)
-class PositionLimit:
-    """Position IDs must be below `num_positions`."""
-
-    num_positions: int
-    reason: str
-
-
-def position_limit(config: Any, has_rotary_embedding: bool) -> PositionLimit | None:
-    """How far a model's position IDs may go before its predictions would mean something else; None: any ID.
+def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] | None:
+    """Below which number a model's position IDs must be, by the `config` of its text model, and why.
 
     With IDs below it, no two tokens are far enough apart for a sliding window to cut, no table of positions
-    runs out, and no RoPE changes its frequencies with the length of the input.
-
-    Args:
-        config: a Hugging Face configuration of a text model.
-        has_rotary_embedding: whether positions are rotations, and not a table of `max_position_embeddings`.
+    (where they are no rotations) runs out, and no RoPE changes its frequencies with the length of the input.
+    None: any ID may be used.
 
     Raises:
         InputError: a kind of layer that this project knows nothing about.
@@ -454,9 +400,7 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> PositionLimit | N
         names.append("window_size")
     for name in names:
         if width := getattr(config, name, None):
-            limits.append(
-                PositionLimit(width, f"has layers that look at only the last {width} tokens ({name})")
-            )
+            limits.append((width, f"has layers that look at only the last {width} tokens ({name})"))
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
         kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
@@ -466,11 +410,11 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> PositionLimit | N
                 f"has RoPE of the type {kind}, whose frequencies change with the length of the input beyond"
                 f" {longest} tokens"
             )
-            limits.append(PositionLimit(longest, reason))
+            limits.append((longest, reason))
     table_size = getattr(config, "max_position_embeddings", None)
     if not has_rotary_embedding and table_size:
-        limits.append(PositionLimit(table_size, f"has a table of {table_size} positions"))
-    return min(limits, key=lambda limit: limit.num_positions, default=None)
+        limits.append((table_size, f"has a table of {table_size} positions"))
+    return min(limits, key=lambda limit: limit[0], default=None)
 
 
 _NUM_TOKENS = 24
@@ -480,18 +424,11 @@ _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 5e-2
 
 
-def check_model(
-    lm: CausalLM, stock_logits: Callable[[torch.Tensor], torch.Tensor], name: str, num_positions: int
-) -> None:
+def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens.
 
     A family that this project has never seen may look away from the future, the mask, the position IDs or
     the prefix in its own way, and the numbers would be wrong without a sign of it.
-
-    Args:
-        stock_logits: int64 [1, S] -> logits [S, V] of the model left alone.
-        name: what messages call the model.
-        num_positions: position IDs that may be used.
 
     Raises:
         InputError: they differ; says in what.
@@ -500,7 +437,7 @@ def check_model(
     size = 1, min(_NUM_TOKENS, num_positions)
     token_ids_1S = torch.randint(lm.vocabulary_size, size, generator=generator).to(lm.device)
     try:
-        broken = next(_broken_promises(lm, stock_logits, token_ids_1S), None)
+        broken = next(_broken_promises(lm, token_ids_1S), None)
     except Exception as error:  # code of any family, met with arguments that it may not have been written for
         reason = (str(error).splitlines() or [""])[0][:300]
         raise InputError(
@@ -511,9 +448,7 @@ def check_model(
         raise InputError(f"{name} cannot be measured: {broken}")
 
 
-def _broken_promises(
-    lm: CausalLM, stock_logits: Callable[[torch.Tensor], torch.Tensor], token_ids_1S: torch.Tensor
-) -> Iterator[str]:
+def _broken_promises(lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor) -> Iterator[str]:
     def logits(
         rows: slice | torch.Tensor, visible: torch.Tensor | None = None, *past: Prefix
     ) -> torch.Tensor:
@@ -522,10 +457,10 @@ def _broken_promises(
 
     num_rows, device = token_ids_1S.shape[1], token_ids_1S.device
     rows_S, half = torch.arange(num_rows, device=device), num_rows // 2
-    stock_SV = stock_logits(token_ids_1S)
+    stock_SV = lm.stock_logits(token_ids_1S)
     if not stock_SV.isfinite().all():
         yield "its logits are not finite numbers"
-    if _differ(stock_logits(token_ids_1S[:, :-1]), stock_SV[:-1]):
+    if _differ(lm.stock_logits(token_ids_1S[:, :-1]), stock_SV[:-1]):
         yield "its prediction for a token changes with the tokens after it, so it is not causal (an encoder?)"
     full_SV = logits(slice(None))
     if _differ(full_SV, stock_SV):

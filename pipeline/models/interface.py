@@ -48,12 +48,9 @@ def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.T
 
 
 class NotFiniteLossError(ArithmeticError):
-    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where.
+    """A model gave a loss or a divergence (`what`) that is no number, or infinite; measuring code says where.
 
-    Args:
-        target_position: in the coordinates of the position IDs that the model was given.
-        sequence_index: which sequence of its batch, where each has position IDs of its own.
-        what: "loss" or "divergence".
+    The target's position is one of the position IDs that the model was given, in a sequence of its batch.
     """
 
     def __init__(
@@ -83,20 +80,16 @@ class Prefix:
 
     def first(self, num_rows: int) -> "Prefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        return Prefix(
-            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in self.keys_and_values)
-        )
+        layers = self.keys_and_values
+        return Prefix(tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in layers))
 
     @classmethod
     def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
         """The rows of several, one after another."""
-        of_layers = zip(*(part.keys_and_values for part in parts), strict=True)
-        return cls(
-            tuple(
-                (torch.cat([key for key, _ in layer], dim=2), torch.cat([value for _, value in layer], dim=2))
-                for layer in of_layers
-            )
+        of_layers = (
+            zip(*layer, strict=True) for layer in zip(*(p.keys_and_values for p in parts), strict=True)
         )
+        return cls(tuple((torch.cat(keys, dim=2), torch.cat(values, dim=2)) for keys, values in of_layers))
 
     def one_row_each(self, rows_B: torch.Tensor) -> "Prefix":
         """The prefixes of B sequences that begin with one row of this one each: [B, G, 1, E]."""
@@ -147,20 +140,12 @@ class CausalLM(ABC):
 
     @abstractmethod
     def _run(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
         """Hidden states as `hidden_states` says, and the rows given as a prefix where `keeps_rows`.
 
-        Args:
-            tokens: token IDs, or their embeddings [B, S, D].
-            visible_BSK: may also be numbers that are added to the scores, of the model's dtype.
+        Embeddings [B, S, D] may stand for `tokens`, and numbers added to the scores for visibility.
         """
 
     @abstractmethod
@@ -177,13 +162,9 @@ class CausalLM(ABC):
 
     @abstractmethod
     def watch_attention(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        note: Callable[[torch.Tensor], None],
-    ) -> None:
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
         """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
 
         It sums to 1 over the rows. Arguments are as in `hidden_states`, for one sequence without a prefix.
@@ -194,28 +175,20 @@ class CausalLM(ABC):
 
     @torch.inference_mode()
     def read(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
         query_rows_1T: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Prefix]:
+    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
         """`hidden_states` of one sequence, and what later rows need of it to read on."""
-        hidden_1TD, prefix = self._run(
-            token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True
-        )
+        inputs = token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T
+        hidden_1TD, prefix = self._run(*inputs, keeps_rows=True)
         assert prefix is not None
         return hidden_1TD, prefix
 
     @torch.inference_mode()
     def hidden_states(
-        self,
-        token_ids_BS: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-    ) -> torch.Tensor:
+        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Final hidden states of the query rows, after the last norm, before the projection: [B, T, D].
 
         Args:
@@ -237,13 +210,9 @@ class CausalLM(ABC):
 
     @torch.enable_grad()
     def gate_gradients(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor, target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
 
         The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
@@ -265,22 +234,16 @@ class CausalLM(ABC):
                 f"{type(self._model).__name__} cannot be looked into: its losses have no derivative by what"
                 " is added to its attention scores"
             )
-        gradients = [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
-        return torch.stack(gradients)
+        return torch.stack(
+            [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
+        )
 
     @torch.enable_grad()
     def losses_of_embeddings(
-        self,
-        embedded_BSD: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Each target's loss, given embeddings in the place of tokens: float32 [B, T], nats.
-
-        It has a derivative by the embeddings.
-        """
+        self, embedded_BSD: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor, target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Each target's loss by embeddings in the place of tokens, and derivable by them: [B, T], nats."""
         hidden_BTD, _ = self._run(embedded_BSD, position_ids_1S, visible_1SS, query_rows_T[None])
         return self._losses(hidden_BTD, target_ids_T)
 
@@ -315,12 +278,9 @@ def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> tor
 
 
 def attention_mass(
-    model: InspectableLM,
-    token_ids_1S: torch.Tensor,
-    position_ids_1S: torch.Tensor,
-    visible_1SS: torch.Tensor | None,
-    query_rows_T: torch.Tensor,
-) -> torch.Tensor:
+    model: InspectableLM, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor,
+    visible_1SS: torch.Tensor | None, query_rows_T: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Attention of each query row to each row, mean over layers and heads: float32 [T, S]; sums to 1."""
     of_layers: list[torch.Tensor] = []
     model.watch_attention(
@@ -344,12 +304,9 @@ def losses_of_hidden_states(
     The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
     is the loss; taking the softmax first would lose it to rounding where the model is sure.
     """
-    num_rows = rows_per_block(model, hidden_BTD.device)
-    blocks = zip(
-        hidden_BTD.flatten(0, 1).split(num_rows), target_ids_BT.reshape(-1).split(num_rows), strict=True
-    )
-    losses = []
-    for hidden_ND, target_ids_N in blocks:
+    num_rows, losses = rows_per_block(model, hidden_BTD.device), []
+    blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)))
+    for hidden_ND, target_ids_N in zip(*blocks, strict=True):
         logits_NV = model.logits(hidden_ND).float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
     return torch.cat(losses).reshape(target_ids_BT.shape)
@@ -389,21 +346,17 @@ class Predictions:
     @classmethod
     def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Those of several, one after another."""
-        return cls(
-            torch.cat([part.log_probs_TV for part in parts]),
-            torch.cat([part.probs_TV for part in parts]),
-        )
+        log_probs_TV = torch.cat([part.log_probs_TV for part in parts])
+        return cls(log_probs_TV, torch.cat([part.probs_TV for part in parts]))
 
     def at(self, places: slice) -> "Predictions":
         """Those at some of the places."""
         return Predictions(self.log_probs_TV[places], self.probs_TV[places])
 
     def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
-        """KL(reference || prediction) of N predictions, equal indices side by side: float32 [N], nats.
+        """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats.
 
-        Args:
-            log_probs_NV: float32.
-            index_N: int64, on the CPU; which reference each is compared with.
+        Indices are int64, on the CPU, equal ones side by side.
         """
         indices, counts = torch.unique_consecutive(index_N, return_counts=True)
         first, num_references, num_each = int(indices[0]), len(indices), int(counts[0])
@@ -430,28 +383,18 @@ class Predictions:
 
 
 def losses_and_divergences(
-    model: CausalLM,
-    token_ids_BS: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None,
-    query_rows_BT: torch.Tensor,
-    target_ids_BT: torch.Tensor,
-    reference: Predictions,
-    reference_index_BT: torch.Tensor | None = None,
-    prefix: Prefix | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: CausalLM, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor,
+    visible_BSK: torch.Tensor | None, query_rows_BT: torch.Tensor, target_ids_BT: torch.Tensor,
+    reference: Predictions, reference_index_BT: torch.Tensor | None = None, prefix: Prefix | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
     target. Predictions are compared block by block, so there is no [B, T, V] tensor. Whether the values are
     finite is not looked at (`refuse_not_finite` does): a GPU goes on, and nothing waits for it.
 
-    Args:
-        query_rows_BT: the row whose output predicts each target. The caller owns the shift by one.
-        target_ids_BT: int64; the tokens to be predicted.
-        reference: what the predictions are compared with.
-        reference_index_BT: int64, best on the CPU; the place among them for each target; None: target t's is
-            place t.
+    The row whose output predicts each target is `query_rows_BT`; the caller owns the shift by one. The place
+    of each target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
     """
     hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     shape, device = target_ids_BT.shape, hidden_BTD.device

@@ -63,13 +63,10 @@ def write_mark(folder: Path) -> None:
 
 
 def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | None:
-    """What is wrong with the named files of a model, as a phrase; None where nothing shows.
+    """What is wrong with the files that a model's folder must have, as a phrase; None where nothing shows.
 
-    Args:
-        folder: the model's.
-        names: files it must have.
-        reads_all: compare SHA-256 with the mark, not sizes alone. A folder of another program, or of an
-            earlier version of this one, has no mark; then its files must be there, and not empty.
+    Their sizes are compared with the mark, and with `reads_all` their SHA-256. A folder of another program,
+    or of an earlier version of this one, has no mark; then its files must be there, and not empty.
     """
     for name in names:
         if not (folder / name).is_file():
@@ -93,13 +90,8 @@ def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | N
 
 
 def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a model one of whose files is damaged, by size and content.
-
-    Raises:
-        InputError: names the file.
-    """
-    damage = damage_of(folder, names, reads_all=True)
-    if damage is not None:
+    """Refuse a model one of whose files is damaged, by size and content, in an InputError that names it."""
+    if damage := damage_of(folder, names, reads_all=True):
         raise InputError(f"the checkpoint {folder} is damaged: {damage}; {_HINT}")
 
 
@@ -115,10 +107,8 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
     for step, folder in reversed(step_folders(run_folder).items()):
         damage = damage_of(folder, RUN_FILES, reads_all=True)
         if damage is None:
-            for passed_over in damages:
-                logger.warning(
-                    "passed over a damaged checkpoint, %s; going on from step %d", passed_over, step
-                )
+            for found in damages:
+                logger.warning("passed over a damaged checkpoint, %s; going on from step %d", found, step)
             return step, folder
         damages.append(f"{folder}: {damage}")
     if damages:
@@ -149,9 +139,8 @@ def _holds_olmo(folder: Path) -> bool:
 def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     """Named tensors and plain values of a file of `torch.save`, on the CPU; never code.
 
-    Args:
-        is_mapped: they stay in the file, which takes no memory; for tensors that are copied at once, as a
-            network's file system cannot remove a file that is still in use.
+    Mapped, they stay in the file, which takes no memory; for tensors that are copied at once, as a network's
+    file system cannot remove a file that is still in use.
 
     Raises:
         InputError: the file is damaged, or holds something else.
@@ -203,19 +192,10 @@ def model_name(path: Path) -> str:
 
 
 def load_olmo(
-    checkpoint: Path,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32,
     num_positions: int | None = None,
-) -> OLMoCausalLM:
-    """Load an unsharded OLMo checkpoint to be measured.
-
-    Args:
-        num_positions: as of `OLMoCausalLM`.
-
-    Raises:
-        InputError: as `load_stock_olmo`, or it does not fit the device.
-    """
+) -> OLMoCausalLM:  # fmt: skip
+    """Load an unsharded OLMo checkpoint to be measured; an InputError where it does not fit the device."""
     model = load_stock_olmo(checkpoint).to(dtype)
     refuse_model_beyond_memory(model, device, str(checkpoint))
     return OLMoCausalLM(model.to(device), num_positions)
@@ -271,14 +251,8 @@ def weight_files(names: Iterable[str]) -> list[str]:
     return safetensors or [name for name in names if re.fullmatch(r"pytorch_model[^/]*\.bin", name)]
 
 
-def snapshot(name: str, revision: str | None, with_code: bool, patience_seconds: float | None = None) -> Path:
-    """The folder of the hub's model `name`, downloaded where it is not in the cache.
-
-    Args:
-        name: `owner/name`.
-        revision: branch, tag or commit; the main branch where None.
-        with_code: fetch its Python files too.
-        patience_seconds: how long the hub may take to answer; None: as long as ever.
+def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
+    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached.
 
     Raises:
         InputError: there is no such model or revision, or the hub cannot be reached and the cache has none.
@@ -286,7 +260,7 @@ def snapshot(name: str, revision: str | None, with_code: bool, patience_seconds:
     at = "" if revision is None else f" at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
-        found = hub_answer(lambda: HfApi().model_info(name, revision=revision), patience_seconds)
+        found = hub_answer(lambda: HfApi().model_info(name, revision=revision))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"
@@ -313,38 +287,25 @@ def snapshot(name: str, revision: str | None, with_code: bool, patience_seconds:
 
 
 def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
-    """What an OLMo checkpoint's own configuration says of its training, for the results.
-
-    Returns:
-        train_step (of the folder's name), train_context_length (tokens), position_scheme, seed; None where it
-        is not told, as in a Hugging Face model.
-    """
+    """What an OLMo checkpoint's name and configuration say of its training: `FACTS`, None where unknown."""
     if not is_olmo:
         return dict.fromkeys(FACTS)
     config = OmegaConf.load(folder / "config.yaml")
     step = re.fullmatch(r"step(\d+)(-unsharded)?", folder.resolve().name)
-    length = OmegaConf.select(config, "train_context_length")
-    if length is None:
-        length = OmegaConf.select(config, "model.max_sequence_length")
-    return {
-        "train_step": int(step[1]) if step else None,
-        "train_context_length": length,
-        "position_scheme": OmegaConf.select(config, "position_scheme"),
-        "seed": OmegaConf.select(config, "seed"),
-    }
+    facts = {name: OmegaConf.select(config, name) for name in FACTS}
+    if facts["train_context_length"] is None:
+        facts["train_context_length"] = OmegaConf.select(config, "model.max_sequence_length")
+    return facts | {"train_step": int(step[1]) if step else None}
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How models are loaded, whatever their kind."""
+    """How models are loaded; what stands last is for Hugging Face models (see `load_hugging_face`)."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
-    """Of weights and computation."""
     device_map: str | None = None
-    """Hugging Face models only: as accelerate takes it, instead of `device`."""
     trust_remote_code: bool = False
-    """Hugging Face models only: run the Python files that come with the model."""
 
 
 @dataclass(frozen=True)
@@ -375,13 +336,7 @@ class Checkpoint:
         return tokenizer_size <= model.vocabulary_size
 
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
-        """How many positions the model was made for; None where its configuration does not say.
-
-        RoPE can go beyond them, to what was not trained.
-
-        Raises:
-            InputError: the configuration cannot be used.
-        """
+        """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
             return int(_olmo_config(self.folder).max_sequence_length)
         from pipeline.models.huggingface import num_positions_of  # late, as below
@@ -409,10 +364,7 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
 
 
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:
-    """Load a model that was found.
-
-    Args:
-        num_positions: how many position IDs, from 0 on, will be used.
+    """Load a model that was found, to be given position IDs from 0 to `num_positions`, exclusive.
 
     Raises:
         InputError: it is broken, not a causal LM, or cannot take chosen position IDs.
@@ -427,11 +379,4 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 
-    return load_hugging_face(
-        checkpoint.folder,
-        device=loading.device,
-        dtype=loading.dtype,
-        device_map=loading.device_map,
-        trust_remote_code=loading.trust_remote_code,
-        num_positions=num_positions,
-    )
+    return load_hugging_face(checkpoint.folder, **vars(loading), num_positions=num_positions)

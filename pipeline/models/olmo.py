@@ -37,11 +37,8 @@ class RotaryTable:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sine and cosine of each position ID, for all heads: two float32 [B, 1, S, E].
 
-        The first half of the sines is negative, as the rotation takes it.
-
-        Args:
-            position_ids_BS: the IDs.
-            num_positions: the IDs are below it. None: it is looked up, for which a GPU must be waited for.
+        The first half of the sines is negative, as the rotation takes it. The IDs are below `num_positions`;
+        where it is None it is looked up, for which a GPU must be waited for.
         """
         num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
@@ -82,10 +79,7 @@ class PositionIDRotaryEmbedding(nn.Module):
         self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def set_position_ids(self, position_ids_BS: torch.Tensor, num_positions: int | None = None) -> None:
-        """Set the position IDs of the next forward pass: int64 [B, S], or [1, S] for all sequences, >= 0.
-
-        They are below `num_positions`; None: see `RotaryTable.at`.
-        """
+        """Set the IDs of the next forward pass, int64 [B, S] or [1, S], as `RotaryTable.at` takes them."""
         self._sine_and_cosine = self._table.at(position_ids_BS, num_positions)
 
     def forward(self, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,8 +94,6 @@ def use_position_ids(model: OLMo) -> PositionIDRotaryEmbedding:
 
     The parameters and their names are untouched, so checkpoints stay OLMo's.
     """
-    if not model.config.rope:
-        raise ValueError("position IDs can be chosen in models with RoPE only; this one has model.rope=false")
     rotary = PositionIDRotaryEmbedding(model.config)
     for block in blocks_of(model):
         block.rotary_emb = rotary
@@ -129,17 +121,12 @@ class Rows:
 
 
 def run_block(
-    block: OLMoSequentialBlock,
-    hidden_BSD: torch.Tensor,
-    rows: Rows,
-    past: KeysAndValues | None,
+    block: OLMoSequentialBlock, hidden_BSD: torch.Tensor, rows: Rows, past: KeysAndValues | None,
     query_rows_BT: torch.Tensor | None,
-) -> tuple[torch.Tensor, KeysAndValues]:
-    """The block's output, and the keys and values of the rows given.
+) -> tuple[torch.Tensor, KeysAndValues]:  # fmt: skip
+    """The block's output [B, S, D], of the query rows only [B, T, D], and the keys and values of all rows.
 
-    Args:
-        past: keys and values of the prefix, [1, G, P, E], shared by the batch.
-        query_rows_BT: the only rows whose output is wanted, which makes it [B, T, D]; None: all.
+    Those of the prefix, `past`, are [1, G, P, E], shared by the batch.
     """
     config = block.config
     normed_BSD = hidden_BSD if config.norm_after else block.attn_norm(hidden_BSD)
@@ -151,7 +138,11 @@ def run_block(
     if query_rows_BT is not None:
         query, hidden_BSD = _take_rows(query, query_rows_BT), _take_rows(hidden_BSD, query_rows_BT)
         query_sine, query_cosine = _take_rows(sine, query_rows_BT), _take_rows(cosine, query_rows_BT)
-        visible = _visible_from(visible, query_rows_BT, key.shape[1])
+        if visible is None:
+            rows_S = torch.arange(key.shape[1], device=key.device)
+            visible = (rows_S <= query_rows_BT[..., None])[:, None]
+        else:
+            visible = _take_rows(visible, query_rows_BT)
     else:
         query_sine, query_cosine = sine, cosine
     if block.q_norm is not None and block.k_norm is not None:
@@ -164,13 +155,9 @@ def run_block(
     attended_BHSE = attend(query, key, value, past, visible)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
-    return hidden_BSD + _feed_forward(block, hidden_BSD), (key, value)
-
-
-def _feed_forward(block: OLMoSequentialBlock, hidden_BSD: torch.Tensor) -> torch.Tensor:
-    normed = hidden_BSD if block.config.norm_after else block.ff_norm(hidden_BSD)
-    output = block.ff_out(block.act(block.ff_proj(normed)))
-    return block.ff_norm(output) if block.config.norm_after else output
+    normed_BSD = hidden_BSD if config.norm_after else block.ff_norm(hidden_BSD)
+    output_BSD = block.ff_out(block.act(block.ff_proj(normed_BSD)))
+    return hidden_BSD + (block.ff_norm(output_BSD) if config.norm_after else output_BSD), (key, value)
 
 
 def _heads(rows_BSD: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -187,24 +174,8 @@ def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
     return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
 
 
-def _visible_from(
-    visible_B1SK: torch.Tensor | None, query_rows_BT: torch.Tensor, num_rows: int
-) -> torch.Tensor:
-    """Whom the query rows see, [B, 1, T, K]."""
-    if visible_B1SK is None:
-        rows_S = torch.arange(num_rows, device=query_rows_BT.device)
-        return (rows_S <= query_rows_BT[..., None])[:, None]
-    return _take_rows(visible_B1SK, query_rows_BT)
-
-
 class OLMoCausalLM(CausalLM):
-    """An OLMo to be measured.
-
-    Args:
-        model: its weights are left as they are.
-        num_positions: position IDs are below it. None: each pass looks for the largest, for which a GPU must
-            be waited for.
-    """
+    """An OLMo to be measured; its weights are left as they are. `num_positions`: see `RotaryTable.at`."""
 
     _model: OLMo
 
@@ -238,16 +209,10 @@ class OLMoCausalLM(CausalLM):
         return self._model.transformer.wte(token_ids_1S)
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
+        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
         watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
         """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
         transformer, blocks = self._model.transformer, blocks_of(self._model)
         sine, cosine = self._table.at(position_ids_BS, self._num_positions)
@@ -273,13 +238,9 @@ class OLMoCausalLM(CausalLM):
 
     @torch.inference_mode()
     def watch_attention(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        note: Callable[[torch.Tensor], None],
-    ) -> None:
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
         """See `CausalLM.watch_attention`."""
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)

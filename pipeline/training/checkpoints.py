@@ -20,14 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, is_out_of_memory
-from pipeline.models.load import (
-    RUN_FILES,
-    damage_of,
-    newest_whole,
-    read_tensors,
-    step_folders,
-    write_mark,
-)
+from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import write_atomically
 from pipeline.training.settings import plain_values, read_yaml
 
@@ -103,11 +96,7 @@ def _sync(path: Path) -> None:
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
-    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; None without one.
-
-    Raises:
-        InputError: a file of it is damaged, or holds something else than tensors and plain values.
-    """
+    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; None: no such."""
     newest = newest_whole(run_folder)
     if newest is None:
         return None
@@ -165,11 +154,7 @@ _CHANGEABLE = {
 
 
 def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
-    """Refuse a folder whose run had another configuration, or other data, by the newest record it has.
-
-    Raises:
-        InputError: names every field that changed, or a record that cannot be read.
-    """
+    """Refuse a folder whose newest record is of another configuration or data; names what changed."""
     folders = [*checkpoints_of(run_folder).values(), run_folder]
     records = [path for folder in folders if (path := folder / CONFIG_FILE).is_file()]
     if not records:

@@ -117,17 +117,13 @@ class PretrainConfig(TrainConfig):
             InputError: the global batch does not divide into equal micro-batches.
         """
         if self.global_train_batch_size % num_ranks:
-            raise InputError(
-                f"global_train_batch_size {self.global_train_batch_size} (sequences) is not divisible by"
-                f" the {num_ranks} ranks"
-            )
+            size = f"global_train_batch_size {self.global_train_batch_size} (sequences)"
+            raise InputError(f"{size} is not divisible by the {num_ranks} ranks")
         rank_batch_size = self.global_train_batch_size // num_ranks
         micro_batch_size = min(self.device_train_microbatch_size, rank_batch_size)
         if rank_batch_size % micro_batch_size:
-            raise InputError(
-                f"the {rank_batch_size} sequences of a rank are not divisible by device_train_microbatch_size"
-                f" {micro_batch_size} (sequences)"
-            )
+            size = f"device_train_microbatch_size {micro_batch_size} (sequences)"
+            raise InputError(f"the {rank_batch_size} sequences of a rank are not divisible by {size}")
         return micro_batch_size
 
 
@@ -197,10 +193,6 @@ DataFacts = TokenizedData | AssumedData
 """What a configuration takes its vocabulary from."""
 
 _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
-_BATCH_FIELDS = {
-    "global_train_batch_tokens": "global_train_batch_size",
-    "device_train_microbatch_tokens": "device_train_microbatch_size",
-}
 
 
 def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> PretrainConfig:
@@ -253,7 +245,8 @@ _olmo_defaults = cache(lambda: plain_values(TrainConfig()))
 def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
     """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
     length = config.sequence_length
-    for tokens_field, sequences_field in _BATCH_FIELDS.items():
+    for kind in ("global_train_batch", "device_train_microbatch"):
+        tokens_field, sequences_field = f"{kind}_tokens", f"{kind}_size"
         tokens, num_sequences = getattr(config, tokens_field), getattr(config, sequences_field)
         if tokens is None:
             continue
@@ -273,10 +266,8 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
 def _refuse_bad_names(config: PretrainConfig) -> None:
     for name, value in plain_values(config).items():
         if name not in HONOURED_FIELDS and value is not None and value != _olmo_defaults()[name]:
-            raise InputError(
-                f"'{name}' is a field of OLMo's trainer that pretrain does not act on;"
-                " leave it out or set it to null"
-            )
+            sentence = f"'{name}' is a field of OLMo's trainer that pretrain does not act on"
+            raise InputError(f"{sentence}; leave it out or set it to null")
     if config.precision is not None and config.precision not in PRECISIONS:
         raise unknown_name("precision", config.precision, PRECISIONS)
     for tracker in config.trackers or ():
@@ -288,8 +279,7 @@ def _refuse_bad_lengths(config: PretrainConfig) -> None:
     length, longest = config.sequence_length, config.model.max_sequence_length
     if length > longest:
         raise InputError(
-            f"train_context_length is {length} tokens; it must be at most model.max_sequence_length,"
-            f" {longest}"
+            f"train_context_length is {length}; it must be at most model.max_sequence_length, {longest}"
         )
     position_scheme(config.position_scheme, config.position_target_length)
     for scheme in POSITION_SCHEMES:
@@ -298,8 +288,7 @@ def _refuse_bad_lengths(config: PretrainConfig) -> None:
             continue
         if scheme != config.position_scheme:
             raise InputError(
-                f"{name} is {target_length}, but position_scheme is '{config.position_scheme}' and would"
-                " ignore it"
+                f"{name} is {target_length}; position_scheme '{config.position_scheme}' would ignore it"
             )
         if target_length < length:
             raise InputError(
@@ -351,9 +340,8 @@ def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_
         else:
             num_steps = int(float(text))
     except (ValueError, OverflowError) as error:
-        raise InputError(
-            f"max_duration '{max_duration}' is not steps (1000), tokens ('2e6T') or epochs ('2ep')"
-        ) from error
+        sentence = f"max_duration '{max_duration}' is not steps (1000), tokens ('2e6T') or epochs ('2ep')"
+        raise InputError(sentence) from error
     if num_steps < 1:
         raise InputError(f"max_duration '{max_duration}' is less than one step")
     return num_steps
@@ -374,18 +362,15 @@ class Schedule:
         if warms_up and config.scheduler.t_warmup > self.num_steps * self._unit:
             raise InputError(
                 f"scheduler.t_warmup is {config.scheduler.t_warmup} {config.scheduler.units}, longer than"
-                f" max_duration '{config.max_duration}' ({self.num_steps} steps of"
-                f" {config.tokens_per_step} tokens)"
+                f" max_duration '{config.max_duration}' ({self.num_steps} steps of {config.tokens_per_step} tokens)"
             )
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of `step`."""
-        return self._scheduler.get_lr(
-            self._config.optimizer.learning_rate, step * self._unit, self.num_steps * self._unit
-        )
+        places = step * self._unit, self.num_steps * self._unit
+        return self._scheduler.get_lr(self._config.optimizer.learning_rate, *places)
 
     def max_grad_norm(self, step: int) -> float | None:
         """The norm to which the gradient of `step` is clipped; None: it is not clipped."""
-        return self._scheduler.get_max_grad_norm(
-            self._config.max_grad_norm, step * self._unit, self.num_steps * self._unit
-        )
+        places = step * self._unit, self.num_steps * self._unit
+        return self._scheduler.get_max_grad_norm(self._config.max_grad_norm, *places)

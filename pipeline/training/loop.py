@@ -154,11 +154,7 @@ _Loop = TypeVar("_Loop", bound=TrainingLoop)
 
 
 def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
-    """Whether a run has come to its end before; if so, the log says it.
-
-    Raises:
-        InputError: the folder holds another run.
-    """
+    """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
 
     refuse_another_run(run_folder, config)
@@ -169,12 +165,9 @@ def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
 
 
 def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callable[[], _Loop]) -> _Loop:
-    """Make a training and run it to its end, or to a request to stop, alone in its folder.
+    """Make a training and run it to its end, or to a requested stop; refused where another runs in its folder.
 
     `less_memory` says what the user may do where memory does not suffice.
-
-    Raises:
-        InputError: another program trains in the folder, or what `make` or the training refuses.
     """
     import torch
 

@@ -119,10 +119,10 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     if chosen == "bf16" and not supports_bfloat16(device):
         name = torch.cuda.get_device_name(device)
         if saved == "bf16":
-            raise InputError(
-                f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer GPU,"
-                " or choose another --save-folder"
+            sentence = (
+                f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer"
             )
+            raise InputError(f"{sentence} GPU, or choose another --save-folder")
         logger.warning("%s has no bfloat16; training in float32", name)
         chosen = "no"
     if saved is not None and chosen != saved:

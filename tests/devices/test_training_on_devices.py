@@ -55,13 +55,8 @@ def accelerate_is_told_anew() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
     """Tokens in which 2n is always followed by 2n + 1."""
-    folder = write_data(
-        tmp_path_factory.mktemp("data"),
-        train_token_ids=[
-            np.repeat(np.random.default_rng(0).integers(0, 20, 400) * 2, 2) + np.tile([0, 1], 400)
-        ],
-    )
-    return TokenizedData.open(folder)
+    tokens = np.repeat(np.random.default_rng(0).integers(0, 20, 400) * 2, 2) + np.tile([0, 1], 400)
+    return TokenizedData.open(write_data(tmp_path_factory.mktemp("data"), train_token_ids=[tokens]))
 
 
 def trainer_of(data: TokenizedData, folder: Path, *overrides: str) -> Trainer:
@@ -89,9 +84,8 @@ def test_a_resumed_training_goes_on_to_the_same_losses(
     resumed = trainer_of(data, tmp_path, f"precision={precision}")
     assert resumed.step == 4
     # To the byte on a CPU; a GPU's kernels may add up gradients in any order.
-    np.testing.assert_allclose(
-        losses_of(resumed, range(5, 9)), expected, rtol=1e-5 if device.type == "cuda" else 0
-    )
+    tolerance = 1e-5 if device.type == "cuda" else 0
+    np.testing.assert_allclose(losses_of(resumed, range(5, 9)), expected, rtol=tolerance)
     assert expected[-1] < before[0]
 
 
@@ -114,9 +108,8 @@ def test_the_first_loss_is_that_of_stock_olmo_on_the_cpu(
 @on_devices
 @pytest.mark.parametrize("positions", ["predicted", "contiguous"])
 def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_path: Path) -> None:
-    config = load_task_config(
-        ROOT / "olmo_configs" / "synthetic" / "small.yaml", TASK, task="copy", positions=positions
-    )
+    small = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
+    config = load_task_config(small, TASK, task="copy", positions=positions)
     first_losses = []
     for where in (device, torch.device("cpu")):
         folder = tmp_path / where.type if where is device else tmp_path / "witness"
@@ -160,9 +153,7 @@ def test_torchrun_measures_with_a_process_a_gpu(
 
 
 @on_a_gpu
-def test_torchrun_trains_with_a_process_a_gpu(
-    device: torch.device, data: TokenizedData, tmp_path: Path
-) -> None:
+def test_torchrun_trains_on_each_gpu(device: torch.device, data: TokenizedData, tmp_path: Path) -> None:
     config, folders = str(ROOT / "olmo_configs" / "tiny.yaml"), ["--data", str(data.folder)]
     words = [config, *folders, "--save-folder", str(tmp_path / "run"), *TINY]
     done = _torchrun(min(2, torch.cuda.device_count()), "pretrain.py", *words)

@@ -40,38 +40,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        (
-            "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
-            " by downloading and installing a new version from the URL: http://www.nvidia.com",
-            "The NVIDIA driver on your system is too old (found version 11040)",
-        ),
-        (
-            "CUDA error: no kernel image is available for execution on the device\nSearch for\nCompile with",
-            "CUDA error: no kernel image is available for execution on the device",
-        ),
-    ],
-)
-def test_a_gpu_that_cannot_be_used(message: str, told: str, gpu: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_used(gpu: pytest.MonkeyPatch) -> None:
     def ones(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError(message)
+        raise RuntimeError("The NVIDIA driver is too old (version 11040). Please update\nSearch for the URL")
 
     gpu.setattr(torch, "ones", ones)
     for name, what in (("cuda", "--device cuda"), (None, "the GPU")):
-        sentence = re.escape(f"{what} cannot be used here ({told}); say cpu")
-        with pytest.raises(InputError, match=rf"^{sentence}$"):
+        sentence = f"{what} cannot be used here (The NVIDIA driver is too old (version 11040)); say cpu"
+        with pytest.raises(InputError, match=rf"^{re.escape(sentence)}$"):
             devices.usable_device(name, "say cpu")
-
-
-def test_each_process_of_a_launcher_has_its_own_gpu(gpu: pytest.MonkeyPatch) -> None:
-    assert devices.device_of_this_process("cuda") == "cuda"
-    gpu.setenv("LOCAL_RANK", "1")
-    names = [devices.device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")]
-    assert names == ["cuda:1", "cuda:3", "cpu"]
-    gpu.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.usable_device(None) == torch.device("cpu")
 
 
 def test_a_model_larger_than_the_gpu_is_refused_with_both_numbers(

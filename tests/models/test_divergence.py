@@ -37,15 +37,10 @@ def reference_of(logits_TV: torch.Tensor) -> Predictions:
     return Predictions.of(LogitsAreStates(logits_TV), logits_TV)
 
 
-def found(
-    model: LogitsAreStates, reference: Predictions, index_BT: torch.Tensor | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    shape = model._logits_BTV.shape[:2]
-    rows = torch.zeros(shape, dtype=torch.int64)
-    both = losses_and_divergences(
-        model, rows[:, :1], rows[:, :1], None, rows, torch.full(shape, 3), reference, index_BT
-    )
-    return both[0].numpy(), both[1].numpy()
+def found(model: LogitsAreStates, reference: Predictions, *index_BT: torch.Tensor) -> list[np.ndarray]:
+    rows = torch.zeros(model._logits_BTV.shape[:2], dtype=torch.int64)
+    inputs = rows[:, :1], rows[:, :1], None, rows, torch.full_like(rows, 3)
+    return [part.numpy() for part in losses_and_divergences(model, *inputs, reference, *index_BT)]
 
 
 def exact(reference_V: torch.Tensor, logits_V: torch.Tensor) -> float:
@@ -53,7 +48,7 @@ def exact(reference_V: torch.Tensor, logits_V: torch.Tensor) -> float:
     return float((reference.exp() * (reference - prediction)).sum())
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.1, 5.0])
+@pytest.mark.parametrize("scale", [1e-3, 5.0])
 def test_large_and_small_divergences(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reference_TV = 4 * torch.randn(6, V, generator=generator)
@@ -79,11 +74,9 @@ def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: py
     index_BT = torch.randint(0, 4, (7, 3), generator=generator)
     model = LogitsAreStates(logits_BTV)
     losses_BT, divergences_BT = found(model, reference_of(reference_TV), index_BT)
-    expected = [
-        [exact(reference_TV[index], row) for index, row in zip(indices, rows, strict=True)]
-        for indices, rows in zip(index_BT, logits_BTV, strict=True)
-    ]
-    np.testing.assert_allclose(divergences_BT, expected, atol=1e-6)
+    pairs = zip(index_BT.flatten(), logits_BTV.flatten(0, 1), strict=True)
+    expected = [exact(reference_TV[index], row) for index, row in pairs]
+    np.testing.assert_allclose(divergences_BT.ravel(), expected, atol=1e-6)
     np.testing.assert_allclose(losses_BT, -logits_BTV.log_softmax(-1)[..., 3], atol=1e-6)
     assert max(model.rows_at_a_time) <= rows_per_block and sum(model.rows_at_a_time) == 21
 
@@ -114,9 +107,8 @@ def test_no_tensor_holds_a_vocabulary_for_every_context(
     tokens_BS = torch.randint(0, vocabulary_size, (num_contexts, 9), generator=generator)
     rows_BT = torch.arange(4, 9).expand(num_contexts, -1)
     inputs = lm, tokens_BS, torch.arange(9)[None], None, rows_BT, tokens_BS[:, :num_targets]
-    reference = Predictions.of(
-        lm, lm.hidden_states(tokens_BS[:1], torch.arange(9)[None], None, rows_BT[:1])[0]
-    )
+    hidden_1TD = lm.hidden_states(tokens_BS[:1], torch.arange(9)[None], None, rows_BT[:1])
+    reference = Predictions.of(lm, hidden_1TD[0])
     with LargestTensor() as largest:
         losses_BT, divergences_BT = losses_and_divergences(*inputs, reference)
     assert losses_BT.shape == divergences_BT.shape == (num_contexts, num_targets)

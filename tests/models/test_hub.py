@@ -14,7 +14,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from pipeline.cli import InputError
 from pipeline.models import load as hub
-from pipeline.models.load import find_model, is_hub_name, snapshot, weight_files
+from pipeline.models.load import find_model, snapshot, weight_files
 from pipeline.text import sources as hub_answer
 
 FILES = [
@@ -63,11 +63,7 @@ def test_only_what_a_model_is_loaded_from_is_fetched(downloads: list[dict[str, A
 def test_results_are_filed_by_the_last_part_and_the_revision(
     downloads: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    for word, revision, name in (
-        ("gpt2", None, "gpt2"),
-        ("EleutherAI/pythia-70m", "step1000", "pythia-70m-step1000"),
-        ("owner/x", "refs/pr/1", "x-refs-pr-1"),
-    ):
+    for word, revision, name in (("gpt2", None, "gpt2"), ("owner/x", "refs/pr/1", "x-refs-pr-1")):
         found = find_model(word, revision)
         assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
 
@@ -115,10 +111,9 @@ def test_a_download_that_breaks_off_can_be_taken_up(
         raise httpx.ReadTimeout("The read operation timed out")
 
     monkeypatch.setattr(hub, "snapshot_download", stall)
-    sentence = (
-        r"the download of owner/x broke off \(The read operation timed out\); run the same command again"
-    )
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(
+        InputError, match=r"owner/x broke off \(The read .* out\); run the same command again"
+    ):
         snapshot("owner/x", None, with_code=False)
 
 
@@ -128,14 +123,11 @@ def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RepositoryNotFoundError("404 Client Error", response=response)
 
     answer(monkeypatch, not_found)
-    with pytest.raises(
-        InputError, match="no folder runs/lnog here, and no model runs/lnog on the Hugging Face"
-    ):
+    with pytest.raises(InputError, match="no folder runs/lnog here, and no model runs/lnog on the Hugging"):
         find_model("runs/lnog")
 
 
-@pytest.mark.parametrize("path", ["/runs/x", "./x", "runs/demo/models/x", "x y"])
-def test_paths_are_no_hub_names(path: str) -> None:
-    assert not is_hub_name(path)
-    with pytest.raises(InputError, match="no OLMo checkpoint at"):
-        find_model(path)
+def test_paths_are_no_hub_names() -> None:
+    for path in ("/runs/x", "./x", "runs/demo/models/x", "x y"):
+        with pytest.raises(InputError, match="no OLMo checkpoint at"):
+            find_model(path)

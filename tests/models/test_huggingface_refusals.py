@@ -1,6 +1,5 @@
 """Models that cannot be measured are refused when they are loaded, in a sentence that says why."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from hugging_face_families import VOCABULARY_SIZE, make_model
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     BloomConfig,
@@ -43,10 +41,6 @@ def _vision() -> PreTrainedModel:
     return AutoModel.from_config(config)
 
 
-def _mamba() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SMALL))
-
-
 def _no_numbers() -> PreTrainedModel:
     model = make_model("llama")
     model.lm_head.weight.data[3] = float("nan")
@@ -56,26 +50,17 @@ def _no_numbers() -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (
-            lambda: BertLMHeadModel(BertConfig(**SMALL, intermediate_size=48, initializer_range=0.2)),
-            "it is not causal",
-        ),
+        (lambda: BertLMHeadModel(BertConfig(**SMALL, intermediate_size=48, initializer_range=0.2)),
+         "it is not causal"),
         (_t5, "encoder-decoder"),
-        (
-            lambda: BloomForCausalLM(
-                BloomConfig(vocab_size=VOCABULARY_SIZE, hidden_size=32, n_layer=1, n_head=4)
-            ),
-            "BloomForCausalLM in .* takes no position IDs",
-        ),
-        (_mamba, "MambaForCausalLM in .* takes no position IDs"),
-        (
-            lambda: AutoModel.from_config(make_model("llama").config),
-            "lacks 1 of the weights of a LlamaForCausalLM, such as lm_head.weight",
-        ),
+        (lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)),
+         "BloomForCausalLM in .* takes no position IDs"),
+        (lambda: AutoModel.from_config(make_model("llama").config),
+         "lacks 1 of the weights of a LlamaForCausalLM, such as lm_head.weight"),
         (_vision, "cannot be loaded as a causal LM: Unrecognized configuration class"),
         (_no_numbers, "its logits are not finite numbers"),
     ],
-)
+)  # fmt: skip
 def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
@@ -93,21 +78,10 @@ def _pickle_code(folder: Path) -> None:
     torch.save({"model.norm.weight": print}, folder / "pytorch_model.bin")
 
 
-def _configure(**fields: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | fields))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (_cut, "cannot be loaded as a causal LM"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded .*no file named"),
-        (_configure(model_type="lamma"), "config.json cannot be used: .*lamma"),
-        (_configure(intermediate_size=40), "cannot be loaded as a causal LM"),
         (_pickle_code, "cannot be loaded as a causal LM"),
         (lambda folder: (folder / "config.json").write_text("]["), "config.json cannot be used"),
     ],
@@ -137,9 +111,7 @@ def test_positions_that_a_model_has_no_place_for(
 ) -> None:
     model = make_model(family, attention="eager", **fields)
     model.save_pretrained(tmp_path)
-    with pytest.raises(
-        InputError, match=f"{reason}.*up to --long-context-length {longest}, not {longest + 1}"
-    ):
+    with pytest.raises(InputError, match=f"{reason}.*to --long-context-length {longest}, not {longest + 1}"):
         load(tmp_path, longest + 1)
     lm = load(tmp_path, longest)
     token_ids, ids = torch.arange(longest)[None] % VOCABULARY_SIZE, torch.arange(longest)[None]
@@ -200,4 +172,4 @@ class _Fails(HuggingFaceCausalLM):
 def test_a_model_that_disobeys_is_refused(kind: type[HuggingFaceCausalLM], sentence: str) -> None:
     lm = kind(make_model("llama"))
     with pytest.raises(InputError, match=sentence):
-        check_model(lm, lm.stock_logits, "m", 64)
+        check_model(lm, "m", 64)

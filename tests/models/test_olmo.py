@@ -27,16 +27,13 @@ def _tokens(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"rope_full_precision": False},
-        {"n_kv_heads": 2},
-        {"block_group_size": 2},
+        {}, {"rope_full_precision": False}, {"n_kv_heads": 2}, {"block_group_size": 2},
         {"weight_tying": False, "scale_logits": True, "embedding_layer_norm": True},
         {"attention_layer_norm": True, "norm_after": True, "layer_norm_type": "rms"},
     ],
-)
+)  # fmt: skip
 def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
-    make_olmo: MakeOLMo, fields: dict[str, object]
+    make_olmo: MakeOLMo, fields: dict[str, Any]
 ) -> None:
     token_ids = _tokens(2, 40)
     with torch.inference_mode():
@@ -53,8 +50,6 @@ def test_training_forward_reads_the_ids_too(make_olmo: MakeOLMo) -> None:
     assert torch.equal(model(token_ids).logits, stock)
     rotary.set_position_ids(2 * ROWS)
     assert (model(token_ids).logits - stock).abs().max() > 1e-3
-    with pytest.raises(ValueError, match="RoPE only"):
-        use_position_ids(make_olmo(rope=False))
 
 
 def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
@@ -68,16 +63,6 @@ def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
     for row in (0, 1):
         alone = lm.hidden_states(token_ids[row : row + 1], both[row : row + 1], None, None)
         assert (together[row] - alone[0]).abs().max() < 1e-5, "IDs may differ within a batch"
-
-
-def test_leaving_a_token_out_equals_masking_every_edge_into_it(make_olmo: MakeOLMo) -> None:
-    token_ids, lm, left_out = _tokens(1, 24), OLMoCausalLM(make_olmo()), 7
-    kept = torch.tensor([i for i in range(24) if i != left_out])
-    gathered = lm.hidden_states(token_ids[:, kept], kept[None], None, None)
-    visible = torch.ones(24, 24, dtype=torch.bool).tril()
-    visible[:, left_out] = False
-    masked = lm.hidden_states(token_ids, torch.arange(24)[None], visible[None], None)
-    assert (lm.logits(gathered[0]) - lm.logits(masked[0, kept])).abs().max() < 1e-5
 
 
 @pytest.fixture
@@ -128,10 +113,6 @@ class Hostile:
         return os.system, ("exit 1",)
 
 
-def _write(text: str) -> Callable[[Path, MakeOLMo], object]:
-    return lambda folder, make_olmo: (folder / "config.yaml").write_text(text)
-
-
 def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
     return lambda folder, make_olmo: torch.save(content, folder / "model.pt")
 
@@ -144,15 +125,8 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
         (_hold([1, 2]), "holds a list, not named tensors"),
         (_hold({"a": 3}), "is not the weights of its config.yaml"),
         (_hold(Hostile()), "is refused: to load it could run code"),
-        (
-            lambda folder, make_olmo: torch.save(make_olmo(d_model=16).state_dict(), folder / "model.pt"),
-            "not the weights of its config.yaml",
-        ),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
-        (_write("hello: world\n"), "config.yaml is not an OLMo configuration"),
-        (_write("model: 3\n"), "config.yaml is not an OLMo configuration"),
-        (_write("model:\n  d_modle: 32\n"), "config.yaml is not an OLMo configuration"),
-        (_write("]["), "config.yaml is not an OLMo configuration"),
+        (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_said(

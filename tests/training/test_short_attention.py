@@ -11,14 +11,12 @@ from pipeline.models.olmo import blocks_of
 from pipeline.training.trainer import compose_short_attention
 
 
-def new_model(is_composed: bool) -> OLMo:
-    torch.manual_seed(0)
-    fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 32, "embedding_size": 32}
-    without = {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0}
-    model = OLMo(ModelConfig.new(**fields, **without, rope=True, init_device="cpu")).train()
+def new_block(is_composed: bool) -> torch.nn.Module:
+    fields = {"d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 32, "embedding_size": 32}
+    model = OLMo(ModelConfig.new(**fields, attention_dropout=0.0, rope=True, init_device="cpu")).train()
     if is_composed:
         compose_short_attention(model)
-    return model
+    return blocks_of(model)[0]
 
 
 def heads(num_tokens: int, dtype: torch.dtype, num_key_heads: int = 4) -> list[torch.Tensor]:
@@ -35,7 +33,7 @@ def with_gradients(attended: torch.Tensor, parts: list[torch.Tensor]) -> list[to
 
 
 def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels() -> None:
-    block = blocks_of(new_model(is_composed=True))[0]
+    block = new_block(is_composed=True)
     for num_tokens in (1, 2, 64, 300):
         parts = heads(num_tokens, torch.bfloat16)
         exact_parts = [part.detach().double().requires_grad_() for part in parts]
@@ -46,10 +44,11 @@ def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels() -> None:
             assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
             error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
             assert error <= 5 * its_error, num_tokens
+    assert not torch.equal(fused[0], ours[0])
 
 
 def test_all_else_is_left_to_the_block() -> None:
-    own, changed = (blocks_of(new_model(is_composed))[0] for is_composed in (False, True))
+    own, changed = (new_block(is_composed) for is_composed in (False, True))
     cases: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {
         "float32": (heads(64, torch.float32), {"is_causal": True}),
         "long": (heads(513, torch.bfloat16), {"is_causal": True}),
@@ -60,14 +59,3 @@ def test_all_else_is_left_to_the_block() -> None:
     for name, (parts, settings) in cases.items():
         ours, its = (block._scaled_dot_product_attention(*parts, **settings) for block in (changed, own))
         assert torch.equal(ours, its), name
-
-
-def test_a_composed_model_keeps_its_names_and_is_as_exact() -> None:
-    own, composed = new_model(is_composed=False), new_model(is_composed=True)
-    assert own.state_dict().keys() == composed.state_dict().keys()
-    token_ids_BS = torch.arange(48).view(2, 24) % 32
-    exact = own(token_ids_BS).logits
-    with torch.autocast("cpu", torch.bfloat16):
-        fused, ours = (model(token_ids_BS).logits.float() for model in (own, composed))
-    assert not torch.equal(fused, ours)
-    assert (ours - exact).norm() <= 1.5 * (fused - exact).norm()
