@@ -74,12 +74,10 @@ def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
         InputError: names the field and what would be right.
     """
     from pipeline.training.config import Schedule, counts_epochs, load_config
-    from pipeline.training.metrics import refuse_missing_trackers
 
     config = load_config(arguments.config, arguments.overrides, data)
     if data.num_train_tokens is not None or not counts_epochs(config.max_duration):
         Schedule(config, steps_per_epoch=(data.num_train_tokens or 0) // config.tokens_per_step)
-    refuse_missing_trackers(config)
     return config
 
 
@@ -117,23 +115,20 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     # Imported late, for a --help at once.
     from pipeline.text.planting import question_ids
     from pipeline.training.data import refuse_damaged_tokens
-    from pipeline.training.metrics import refuse_missing_trackers
     from pipeline.training.trainer import Trainer, held_out_loss_of
 
     questions = [] if config.answer_loss_weight is None else question_ids(data)
     passes = schedule.num_steps / batches.steps_per_epoch
     if passes > 1:
         logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
-    refuse_missing_trackers(config)
     # torchrun and accelerate both number the processes so.
     refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     trainer = train(
-        arguments.save_folder,
-        config,
+        arguments.save_folder, config,
         "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
         " activation_checkpointing=whole_layer",
         lambda: Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request, questions),
-    )
+    )  # fmt: skip
     logger.info("%s: %s", "finished" if trainer.has_finished else "saved", trainer.checkpoint)
     return trainer.has_finished
 

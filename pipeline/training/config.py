@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,8 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
     for tracker in config.trackers or ():
         if tracker not in TRACKERS:
             raise unknown_name("tracker", tracker, TRACKERS)
+        if find_spec(tracker) is None:
+            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
 
 
 def _refuse_bad_lengths(config: PretrainConfig) -> None:
@@ -362,7 +365,8 @@ class Schedule:
         if warms_up and config.scheduler.t_warmup > self.num_steps * self._unit:
             raise InputError(
                 f"scheduler.t_warmup is {config.scheduler.t_warmup} {config.scheduler.units}, longer than"
-                f" max_duration '{config.max_duration}' ({self.num_steps} steps of {config.tokens_per_step} tokens)"
+                f" max_duration '{config.max_duration}' ({self.num_steps} steps of"
+                f" {config.tokens_per_step} tokens)"
             )
 
     def learning_rate(self, step: int) -> float:

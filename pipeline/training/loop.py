@@ -165,7 +165,7 @@ def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
 
 
 def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callable[[], _Loop]) -> _Loop:
-    """Make a training and run it to its end, or to a requested stop; refused where another runs in its folder.
+    """Make a training and run it to its end, or a requested stop; refused where another runs in its folder.
 
     `less_memory` says what the user may do where memory does not suffice.
     """

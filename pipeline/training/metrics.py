@@ -6,7 +6,6 @@ Trackers run through accelerate; neither needs a network.
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -77,13 +76,6 @@ class MetricsLog:
         """Hand all lines to the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def refuse_missing_trackers(config: PretrainConfig) -> None:
-    """Refuse a tracker that is not installed (InputError)."""
-    for tracker in config.trackers or ():
-        if find_spec(tracker) is None:
-            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
 
 
 def start_trackers(accelerator: Accelerator, config: PretrainConfig) -> None:

@@ -24,7 +24,6 @@ from pipeline.training import speed
 from pipeline.training import trainer as trainer_module
 from pipeline.training.config import load_config
 from pipeline.training.loop import StopRequest, train
-from pipeline.training.metrics import refuse_missing_trackers
 from pipeline.training.speed import mixed_precision_of
 from pipeline.training.trainer import HeldOutLoss, Trainer, held_out_loss_of, next_token_loss
 
@@ -298,10 +297,9 @@ def test_adamw_is_fused_unless_olmos_own_step_is_asked_for(make_trainer: MakeTra
 def test_a_tracker_that_is_not_installed_is_refused(
     data: TokenizedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(TINY, ["trackers=[wandb]"], data)
-    monkeypatch.setattr("pipeline.training.metrics.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.training.config.find_spec", lambda name: None)
     with pytest.raises(InputError, match="wandb, which is not installed: pip install wandb"):
-        refuse_missing_trackers(config)
+        load_config(TINY, ["trackers=[wandb]"], data)
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
