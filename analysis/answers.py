@@ -25,7 +25,7 @@ from analysis.losses.token_worth import (
 )
 from analysis.read import (
     PREFERRED_RULES,
-    Row,
+    interval_cell,
     interval_of,
     interval_over_documents,
     needs_null,
@@ -81,11 +81,7 @@ def chosen_measure(results: Path) -> Chosen | None:
 
 
 def answers(results: Path) -> Iterator[str]:
-    """What the far context is worth, what of it is its own, who carries it, who loses without training on it.
-
-    Raises:
-        InputError: no loss differences.
-    """
+    """What the far context is worth, what of it is its own, who carries it, who loses without it."""
     losses = read_artefact(results, "loss_differences")
     chosen = chosen_measure(results)
     model = str(losses.groupby("model")["loss_difference"].mean().idxmax())
@@ -103,12 +99,7 @@ def answers(results: Path) -> Iterator[str]:
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> Iterator[str]:
-    """What the far context is worth, actually and expected; and how much only this document's own gives.
-
-    Args:
-        targets: rows of loss_differences, one model.
-        model: its name.
-    """
+    """What the far context is worth to one model, actually and expected, and how much is its own."""
     documents, gains = targets["document_id"], targets["loss_difference"]
     gain = interval_over_documents(documents, gains)
     means = {
@@ -184,13 +175,9 @@ def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | N
     measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
     measured = measured[measured["measure"] == measure]
     targets = gap_targets(
-        losses,
-        short_models=group.short_models,
-        reference_model=reference,
-        difficulty_model=reference,
-        gain_model=chosen.model,
-        token_counts_V=None,
-    )
+        losses, short_models=group.short_models, reference_model=reference, difficulty_model=reference,
+        gain_model=chosen.model, token_counts_V=None,
+    )  # fmt: skip
     for model, of_model in targets.groupby("model", sort=False):
         gap = interval_over_documents(of_model["document_id"], of_model["generalization_gap"])
         slope = slope_with_gain(of_model, measured, int(sparse["k"].max()))
@@ -209,11 +196,7 @@ def _change(slope: Interval) -> str:
 
 
 def models_table(results: Path) -> str:
-    """A row a model: contexts, sample size, mean losses, and what the far context is worth, with intervals.
-
-    That is the mean loss difference; the mean divergence of the short context, which is what the model
-    expects of it; and what is lost where another document's far context stands in its place.
-    """
+    """A row a model: contexts, sample size, mean losses, and what the far context is worth (`_NOTES`)."""
     settings = read_settings(results, "loss_differences")
     rows = []
     for row in summarize_models(read_artefact(results, "loss_differences")).to_dict("records"):
@@ -221,7 +204,7 @@ def models_table(results: Path) -> str:
         lengths = [of_model.get(name, _ABSENT) for name in ("short_context_length", "long_context_length")]
         counts = [f"{row[f'num_{kind}']:,}" for kind in ("targets", "documents")]
         losses = [f"{row[f'{kind}_context_loss']:.3f}" for kind in ("short", "long")]
-        worth = [_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
+        worth = [interval_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
         rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
     header = [
         "model", "context short / long", "targets", "documents", "short loss", "long loss",
@@ -231,11 +214,7 @@ def models_table(results: Path) -> str:
 
 
 def recovered_table(results: Path, rule: str) -> str:
-    """A row a model and k: recovered fraction beside its null's, and the excess in nats.
-
-    Raises:
-        InputError: no results of influential tokens, or none of this rule.
-    """
+    """A row a model and k: recovered fraction beside its null's, and the excess in nats."""
     losses = read_sparse_losses(results)
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
@@ -250,10 +229,13 @@ def recovered_table(results: Path, rule: str) -> str:
         if far_context == OWN:
             null = recovered.get((OTHER_DOCUMENT, model, k))
             fractions = [
-                _NO_GAIN if row and not row["is_gain_clear"] else _cell(row, "recovered_fraction")
+                _NO_GAIN if row and not row["is_gain_clear"] else interval_cell(row, "recovered_fraction")
                 for row in (own, null)
             ]
-            in_nats = [_cell(own, "recovered_loss"), _cell(excess.get((model, k)), "excess_loss")]
+            in_nats = [
+                interval_cell(own, "recovered_loss"),
+                interval_cell(excess.get((model, k)), "excess_loss"),
+            ]
             rows.append([model, str(k), *fractions, *in_nats])
     models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
     rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - set(losses["model"]))]
@@ -261,25 +243,12 @@ def recovered_table(results: Path, rule: str) -> str:
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
-def _cell(row: Row | None, column: str) -> str:
-    return _ABSENT if row is None or pd.isna(row[column]) else str(interval_of(row, column))
-
-
 def page(results: Path, figures: Path, rule: str | None = None) -> str:
-    """The whole page.
-
-    Args:
-        results, figures: their folders.
-        rule: of which what k tokens recover is shown too; None: of none.
-    """
+    """The whole page; what k tokens of `rule` recover is shown too, where one is given."""
     artefacts, losses = artefacts_in(results), models_table(results)
-    in_words = [
-        textwrap.fill(
-            sentence, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for sentence in answers(results)
-    ]  # fmt: skip
+    indents: dict[str, Any] = {"initial_indent": "  - ", "subsequent_indent": "    "}
+    unbroken: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    in_words = [textwrap.fill(sentence, 110, **indents, **unbroken) for sentence in answers(results)]
     recovered = []
     if rule is not None and "sparse_context_losses" not in artefacts:
         recovered = ["not measured: no influential tokens", ""]

@@ -137,9 +137,6 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
 
     Of models not trained with PoSE, those are trained long that saw as many tokens as any model here. A model
     whose training is not known has its own name and style.
-
-    Raises:
-        InputError: the artefact's files are damaged or not complete.
     """
     facts = read_model_facts(results, artefact)
     longest = max((of_model.get("train_context_length") or 0 for of_model in facts.values()), default=0)
@@ -191,11 +188,6 @@ def is_above(low: float, bound: float = 0.0) -> bool:
     return bool(low > bound)
 
 
-def lie_apart(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether two intervals (low, high) do not touch; False where an end is not known."""
-    return bool(first[0] > second[1] or second[0] > first[1])
-
-
 def counted(number: int, noun: str) -> str:
     """A number and its noun: "1 token", "2,560 targets"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
@@ -211,8 +203,8 @@ def sample_size(rows: pd.DataFrame) -> str:
     """The n of a subtitle: targets and documents, from the fewest to the most where the rows drawn differ."""
     counts = []
     for kind in ("targets", "documents"):
-        low, high = int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())
-        counts.append(f"{low:,} {kind}" if low == high else f"{low:,} to {high:,} {kind}")
+        ends = sorted({int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())})
+        counts.append(" to ".join(f"{end:,}" for end in ends) + f" {kind}")
     return f"n = {', '.join(counts)}"
 
 
@@ -228,11 +220,10 @@ def put_title(figure: Figure, title: str, *parts: str) -> None:
     Empty parts are left out. Call it last; names at line ends (`label_line_ends`) may come before or after.
     """
     shared: dict[str, Any] = {"ha": "left", "va": "top", "linespacing": _LEADING}
+    below = "; ".join(filter(None, parts))
     texts = [
         figure.text(0, 1, title, gid=TITLE, fontsize=_TITLE_SIZE, weight="bold", **shared),
-        figure.text(
-            0, 1, "; ".join(filter(None, parts)), gid=SUBTITLE, fontsize=_SUBTITLE_SIZE, color=GREY, **shared
-        ),
+        figure.text(0, 1, below, gid=SUBTITLE, fontsize=_SUBTITLE_SIZE, color=GREY, **shared),
     ]
     width, height = figure.get_size_inches()
     for text in texts:
@@ -284,15 +275,10 @@ def draw_line(
     ax: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, style: Mapping[str, Any], name: str = "",
     *, ends: tuple[str, str] = ("low", "high"), band: bool = False,
 ) -> LineEnd:  # fmt: skip
-    """A line of means with the bars, or the band, of their intervals.
+    """A line of means, one of `rows` at each x, ascending, with the bars, or the band, of their intervals.
 
-    Args:
-        ax, x: where; one x a row, ascending.
-        rows, value: the column drawn, and the ends of its interval as `<value>_<end>`.
-        style: of matplotlib's line, such as `Style.measured`.
-        name: of the line, for `label_line_ends`.
-        ends: names of the ends, lower first.
-        band: shade the interval, instead of a bar a point.
+    The interval is in the columns `<value>_<end>`, lower first; `style` is matplotlib's, such as
+    `Style.measured`.
     """
     places, values = np.asarray(list(x), dtype=float), rows[value].to_numpy(dtype=float)
     low, high = (rows[f"{value}_{end}"].to_numpy(dtype=float) for end in ends)
@@ -308,13 +294,9 @@ def draw_points(
     ax: Axes, heights: Iterable[float], rows: pd.DataFrame, value: str, styles: Iterable[Mapping[str, Any]],
     *, ends: tuple[str, str] = ("low", "high"),
 ) -> None:  # fmt: skip
-    """Points in rows, each with the horizontal bar of its interval; none where the value is NaN.
+    """Points at heights, each with the horizontal bar of its interval; none where the value is NaN.
 
-    Args:
-        ax, heights: where; one height a row.
-        rows, value: the column drawn, and the ends of its interval as `<value>_<end>`.
-        styles: of each row, such as `Style.measured`.
-        ends: names of the ends, lower first.
+    Columns and styles as of `draw_line`, one of each a row.
     """
     for height, row, style in zip(heights, rows.to_dict("records"), styles, strict=True):
         if not pd.isna(row[value]):
@@ -426,8 +408,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     paths = [folder / f"{name}.{suffix}" for suffix in undated]
-    note = partial_note()
-    if note:  # below the figure, which grows by it
+    if note := partial_note():  # below the figure, which grows by it
         figure.text(0.01, -0.02, note, color="red", va="top")
     for path, metadata in zip(paths, undated.values(), strict=True):
         figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata, bbox_inches="tight" if note else None)

@@ -24,8 +24,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 
@@ -33,11 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _KINDS = {
-    "text": ("results", "text_*/results"),
-    "foreign": ("foreign*/results",),
-    "planted": ("planted*/results",),
-}
-
+    "text": ("results", "text_*/results"), "foreign": ("foreign*/results",), "planted": ("planted*/results",),
+}  # fmt: skip
 _INTERVALS = ("excess", "foreign_excess", "found", "right_sparsity", "agreement")
 
 
@@ -52,18 +48,22 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print the table, write it and draw it.
-
-    Raises:
-        InputError: one of the three kinds of text was not measured, or not at this k.
-    """
+    """Print the table, write it and draw it."""
     # Imported late, for a --help at once.
     from analysis.drawing import save
     from analysis.read import write_derived_table
     from analysis.rules.trial import MeasuredText, agreement_of_gains, compared_measures, measures_figure
     from pipeline.text.planting import read_planted
 
-    of_kind = {kind: MeasuredText.of(_folders(arguments.run, kind)) for kind in _KINDS}
+    of_kind = {}
+    for kind, patterns in _KINDS.items():
+        folders = [folder for pattern in patterns for folder in sorted(arguments.run.glob(pattern))]
+        if not folders:
+            raise InputError(
+                f"{arguments.run} holds no results of {' or '.join(patterns)}; run the study first, as in"
+                f" python pipeline/study.py olmo_configs/studies/measures.yaml run={arguments.run}"
+            )
+        of_kind[kind] = MeasuredText.of(folders)
     signs = read_planted(arguments.run / "signs" / "planted" / "data")
     table = compared_measures(**of_kind, signs=signs, k=arguments.k)
     if table.empty:
@@ -77,18 +77,9 @@ def main(arguments: argparse.Namespace) -> None:
     save(measures_figure(table), arguments.figures, "measures")
 
 
-def _folders(run: Path, kind: str) -> list[Path]:
-    folders = [folder for pattern in _KINDS[kind] for folder in sorted(run.glob(pattern))]
-    if not folders:
-        raise InputError(
-            f"{run} holds no results of {' or '.join(_KINDS[kind])}; run the study first, as in"
-            f" python pipeline/study.py olmo_configs/studies/measures.yaml run={run}"
-        )
-    return folders
-
-
 def lines_of(table: "pd.DataFrame") -> str:
     """The table as text, a line a measure."""
+    from analysis.read import interval_cell
     from pipeline.results.table import as_table
 
     header = [
@@ -98,15 +89,9 @@ def lines_of(table: "pd.DataFrame") -> str:
     rows = [
         [
             row["rule"], row["intervention"], row["judge"], row["criterion"],
-            *(_interval(row, name) for name in _INTERVALS),
+            *(interval_cell(row, name) for name in _INTERVALS),
             f"{row['documents_of_the_old']:.0f}", f"{row['token_forwards_per_target']:,.0f}",
         ]
         for row in table.to_dict("records")
     ]  # fmt: skip
     return as_table(header, rows, widest_cell=None, num_left_columns=4)
-
-
-def _interval(row: Mapping[Hashable, Any], name: str) -> str:
-    if row[name] != row[name]:
-        return "-"
-    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"

@@ -22,8 +22,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, file_path, folder_path, stage_parser
 
@@ -50,11 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print the table, write it and draw it.
-
-    Raises:
-        InputError: no text was measured, or that judge tried nothing.
-    """
+    """Print the table, write it and draw it."""
     # Imported late, for a --help at once.
     from analysis.drawing import save
     from analysis.read import write_derived_table
@@ -68,11 +63,12 @@ def main(arguments: argparse.Namespace) -> None:
     if not text:
         raise InputError(f"{run} holds no influential tokens in {' or '.join(_TEXT)}; run a study first")
     truth = run / "signs" / "planted" / "data"
+    is_planted = (truth / PLANTED_FILE).is_file()
     table = methods_table(
         text,
         judge=OTHER if arguments.other_judge else SAME,
-        planted=sorted(run.glob(_PLANTED)) if (truth / PLANTED_FILE).is_file() else (),
-        signs=read_planted(truth) if (truth / PLANTED_FILE).is_file() else (),
+        planted=sorted(run.glob(_PLANTED)) if is_planted else (),
+        signs=read_planted(truth) if is_planted else (),
         synthetic=arguments.synthetic,
         seconds=read_seconds(arguments.seconds) if arguments.seconds else None,
     )
@@ -85,6 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def lines_of(table: "pd.DataFrame") -> str:
     """The table of one intervention as text, a line a method: what 1, 4 and 16 tokens are worth."""
+    from analysis.read import interval_cell
     from pipeline.results.table import as_table
 
     ks = [k for k in _SHOWN_KS if k in set(table["k"])]
@@ -99,27 +96,12 @@ def lines_of(table: "pd.DataFrame") -> str:
         of_k = {row["k"]: row for row in of_method.to_dict("records")}
         first = next(iter(of_k.values()))
         cost = of_k.get(4, first)
-        effects = [
-            _interval(of_k.get(k, {}), f"{criterion}_effect")
-            for criterion in ("divergence", "loss")
-            for k in ks
-        ]
-        behind = _interval(cost, "behind_first")
-        found = [_interval(first, name) for name in ("found_dependencies", "found_signs")]
-        spent = [
-            f"{cost['token_forwards_per_target']:,.0f}",
-            f"{cost['backward_tokens_per_target']:,.0f}",
-            _number(cost["seconds_per_target"]),
-        ]
+        names = [f"{criterion}_effect" for criterion in ("divergence", "loss")]
+        effects = [interval_cell(of_k.get(k), name) for name in names for k in ks]
+        behind = interval_cell(cost, "behind_first")
+        found = [interval_cell(first, name) for name in ("found_dependencies", "found_signs")]
+        spent = [f"{cost[f'{name}_per_target']:,.0f}" for name in ("token_forwards", "backward_tokens")]
+        seconds = cost["seconds_per_target"]
+        spent.append("-" if seconds != seconds else f"{seconds:.4f}")
         rows.append([first["rule"], first["intervention"], first["sees"], *effects, behind, *found, *spent])
     return as_table(header, rows, widest_cell=None, num_left_columns=3)
-
-
-def _interval(row: Mapping[Any, Any], name: str) -> str:
-    if name not in row or row[name] != row[name]:
-        return "-"
-    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
-
-
-def _number(value: float) -> str:
-    return "-" if value != value else f"{value:.4f}"

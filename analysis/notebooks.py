@@ -47,12 +47,7 @@ _FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError"
 
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
-    """What the notebook of this name needs and the results lack; None where it can be executed.
-
-    Args:
-        notebook: its name.
-        arguments: of run_notebooks.py.
-    """
+    """What the notebook of this name needs and the results lack; None where it can be executed."""
     results, present = arguments.results, artefacts_in(arguments.results)
     for artefact in _NEEDED_ARTEFACTS.get(notebook, ()):
         if artefact not in present:
@@ -84,10 +79,7 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
 def fingerprint(inputs: Iterable[Path], parameters: Mapping[str, Any], figures: Path) -> str:
     """SHA-256 of the parameters and of the name, size and time of all code and of every file of the inputs.
 
-    Args:
-        inputs: folders that notebooks read.
-        parameters: what notebooks get.
-        figures: where notebooks write, which is no input even if it lies in a folder that is.
+    The folder `figures`, where notebooks write, is no input even if it lies in a folder that is.
     """
     digest = hashlib.sha256(repr(sorted(parameters.items())).encode())
     files = [path for code in ("analysis", "pipeline") for path in (ROOT / code).rglob("*.py")]
@@ -109,21 +101,15 @@ def is_fresh(executed: Path, made_from: str) -> bool:
 
 
 def execute_all(
-    notebooks: Sequence[Path],
-    figures: Path,
-    parameters: Mapping[str, Any],
-    made_from: str = "",
-    *,
-    num_at_once: int = 1,
-    allow_partial: bool = False,
-) -> Iterator[Path]:
+    notebooks: Sequence[Path], figures: Path, parameters: Mapping[str, Any], made_from: str = "",
+    *, num_at_once: int = 1, allow_partial: bool = False,
+) -> Iterator[Path]:  # fmt: skip
     """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
 
     The first failure, or an interruption, ends the other notebooks too.
 
     Args:
-        notebooks: their paths.
-        figures: where the copies, their figures and tables go.
+        notebooks, figures: their paths; where the copies, their figures and tables go.
         parameters: name -> value, set after the cell tagged "parameters", which holds the defaults.
         made_from: the fingerprint of what they read.
         num_at_once: kernels, each of one thread, so that no figure depends on it.
@@ -164,17 +150,12 @@ def _execute(
     if allow_partial:
         lines += ["from analysis.read import note_below_every_cell", "note_below_every_cell()"]
     tags = {"tags": ["injected-parameters"]}
-    notebook.cells.insert(
-        place + 1, nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
-    )
+    cell = nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
+    notebook.cells.insert(place + 1, cell)
     client = NotebookClient(
-        notebook,
-        timeout=None,
-        kernel_name="python3",
-        shutdown_kernel="immediate",
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        resources={"metadata": {"path": str(ROOT)}},
-    )
+        notebook, timeout=None, kernel_name="python3", shutdown_kernel="immediate",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"], resources={"metadata": {"path": str(ROOT)}},
+    )  # fmt: skip
     failed = figures / f"{path.stem}.failed.ipynb"
     try:
         client.execute()
@@ -183,9 +164,8 @@ def _execute(
         if error.ename in _FOR_THE_USER:
             raise InputError(f"{path.name}: {text}") from None
         nbformat.write(notebook, failed)
-        raise SystemExit(
-            f"{path.name}: a cell failed: {error.ename}: {text}; its traceback is in {failed}"
-        ) from None
+        reason = f"{error.ename}: {text}; its traceback is in {failed}"
+        raise SystemExit(f"{path.name}: a cell failed: {reason}") from None
     except DeadKernelError:
         raise InputError(f"{path.name}: its kernel ended by itself, mostly for want of memory") from None
     notebook.metadata["made_from"] = made_from

@@ -38,21 +38,16 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--run", type=folder_path, required=True, help="the study's run folder")
     add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
-    add(
-        "--without-chance-signs",
-        action="store_true",
-        help="leave out texts in which another sign of the same number stands by chance: their answers are"
-        " ambiguous, the more often the longer the text",
+    ambiguous = (
+        "leave out texts in which another sign of the same number stands by chance: their answers are"
+        " ambiguous, the more often the longer the text"
     )
+    add("--without-chance-signs", action="store_true", help=ambiguous)
     return program
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print the table, write it, and draw what was learnt.
-
-    Raises:
-        InputError: no planted answer was measured.
-    """
+    """Print the table, write it, and draw what was learnt."""
     # Imported late, for a --help at once.
     from analysis.drawing import save
     from analysis.read import write_derived_table
@@ -79,7 +74,13 @@ def main(arguments: argparse.Namespace) -> None:
     known = learnt(answers)
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(answers, "planted_lengths", arguments.figures)
-    sys.stdout.write(f"{lines_of(answers)}\n{_not_learnt(answers, known)}")
+    sys.stdout.write(f"{lines_of(answers)}\n")
+    for num_planted, of_number in answers.groupby("num_planted"):
+        those = set(of_number["model"]) - set(known.loc[known["num_planted"] == num_planted, "model"])
+        if those:
+            names = ", ".join(sorted(those))
+            sys.stdout.write(f"\nNot learnt, and left out of the figure: {num_planted} deciding, {names}")
+    sys.stdout.write("\n")
     if not known.empty:
         which_texts = " without a sign by chance" if is_without else ""
         save(planted_lengths_figure(over_models(known), which_texts), arguments.figures, "planted_lengths")
@@ -87,24 +88,14 @@ def main(arguments: argparse.Namespace) -> None:
 
 def lines_of(answers: "pd.DataFrame") -> str:
     """The table as text."""
+    from analysis.read import interval_cell
     from pipeline.results.table import as_table
 
     header = ["model", "deciding tokens", "document tokens", "texts", "right", "loss (nats)"]
+    counts = ("num_planted", "test_length", "num_documents")
     rows = [
-        [row["model"], str(row["num_planted"]), str(row["test_length"]), str(row["num_documents"]),
-         *(f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
-           for name in ("right_share", "loss"))]
+        [row["model"], *(str(row[name]) for name in counts),
+         *(interval_cell(row, name) for name in ("right_share", "loss"))]
         for row in answers.to_dict("records")
     ]  # fmt: skip
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
-
-
-def _not_learnt(answers: "pd.DataFrame", known: "pd.DataFrame") -> str:
-    """A sentence for each number of tokens whose answers some models have not learnt."""
-    lines = []
-    for num_planted, of_number in answers.groupby("num_planted"):
-        those = set(of_number["model"]) - set(known.loc[known["num_planted"] == num_planted, "model"])
-        if those:
-            names = ", ".join(sorted(those))
-            lines.append(f"\nNot learnt, and left out of the figure: {num_planted} deciding, {names}")
-    return "".join(lines) + "\n"

@@ -52,10 +52,7 @@ def note_below_every_cell() -> None:
 
 
 def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
-    """Write the artefact's columns as `<folder>/<artefact>.parquet`; its path.
-
-    Where results were read in part, the file's metadata says so as `note`, as that of a query's Parquet does.
-    """
+    """Write the artefact's columns as `<folder>/<artefact>.parquet`; its `note`: what was read in part."""
     path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
     if note := partial_note():
         schema = schema.with_metadata({"note": note})
@@ -66,12 +63,10 @@ def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Pat
 def models_by_training(
     results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """The measured models trained at the long context, and those trained at a shorter one.
+    """The measured models trained at the long context, and those trained at a shorter one; of those given.
 
-    Args:
-        results: their folder, with loss differences.
-        long_models, short_models: only these. Where neither is given, a model is trained short that saw fewer
-            tokens at once than the long context and than another model; those that chose tokens come first.
+    Where none is given, a model is trained short that saw fewer tokens at once than the long context and than
+    another model; those that chose tokens come first.
 
     Raises:
         InputError: none of the given models trained at the long context was measured.
@@ -91,11 +86,7 @@ def models_by_training(
 
 
 def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    """The rows of one model.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The rows of one model; an InputError where there are none."""
     rows = frame[frame["model"] == model]
     if rows.empty:
         raise unknown_name("model", model, frame["model"].unique())
@@ -103,22 +94,12 @@ def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def joined_on_common(
-    left: pd.DataFrame,
-    right: pd.DataFrame,
-    on: Sequence[str],
-    what: str,
-    suffixes: tuple[str, str] = ("", "_"),
-    *,
-    may_right_have_more: bool = False,
-) -> pd.DataFrame:
-    """The rows of both tables whose keys both have; a warning says how many keys only one has.
+    left: pd.DataFrame, right: pd.DataFrame, on: Sequence[str], what: str,
+    suffixes: tuple[str, str] = ("", "_"), *, may_right_have_more: bool = False,
+) -> pd.DataFrame:  # fmt: skip
+    """The rows of both tables whose keys `on` both have; a warning says how many of `what` only one has.
 
-    Args:
-        left, right: tables with the columns `on`.
-        on: what names a target, or whatever is paired.
-        what: is paired, for the warning, such as "targets of the generalization gap".
-        suffixes: of columns that both have.
-        may_right_have_more: keys that `right` alone has do not count, as where it covers all targets.
+    With `may_right_have_more` keys that `right` alone has do not count, as where it covers all targets.
     """
     keys = list(on)
     sides: Any = left[keys].drop_duplicates().merge(
@@ -137,11 +118,8 @@ def of_common_groups(
     left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows of each table in the groups, such as model and k, that both measured at all."""
-    keys = list(groups)
-    return (
-        left.merge(right[keys].drop_duplicates(), on=keys),
-        right.merge(left[keys].drop_duplicates(), on=keys),
-    )
+    of_left, of_right = (table[list(groups)].drop_duplicates() for table in (left, right))
+    return left.merge(of_right), right.merge(of_left)
 
 
 def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
@@ -162,31 +140,19 @@ def warn_of_left_out(num_left_out: int, num_all: int, what: str) -> None:
 def interval_over_documents(
     document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None = None
 ) -> Interval:
-    """sum(numerators) / sum(denominators) over targets, with its interval over documents.
+    """sum(numerators) / sum(denominators) over targets, or the mean of `numerators`; interval over documents.
 
-    Args:
-        document_ids: the document of each target.
-        numerators, denominators: one value a target, same index; the mean of `numerators` where
-            `denominators` is None.
-
-    Returns:
-        The ends are NaN for fewer than two documents, which say nothing about other documents.
+    All have one value a target and the same index. The ends are NaN for fewer than two documents, which say
+    nothing about other documents.
     """
     sums_D = _sums(document_ids, numerators, denominators)
     return ratio_of_sums(*sums_D) if len(sums_D[0]) else NO_INTERVAL
 
 
 def paired_difference(
-    document_ids: pd.Series,
-    first: tuple[pd.Series, pd.Series | None],
-    second: tuple[pd.Series, pd.Series | None],
+    document_ids: pd.Series, first: tuple[pd.Series, pd.Series], second: tuple[pd.Series, pd.Series]
 ) -> Interval:
-    """The second number less the first, both of the same targets, with its interval over documents.
-
-    Args:
-        document_ids: the document of each target.
-        first, second: numerators and denominators, as of `interval_over_documents`.
-    """
+    """The second ratio less the first, each (numerators, denominators), both of the same targets."""
     ratios = _sums(document_ids, *first), _sums(document_ids, *second)
     return difference_of_ratios(*ratios) if len(ratios[0][0]) else NO_INTERVAL
 
@@ -211,6 +177,11 @@ def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
 def interval_of(row: Row | pd.Series, name: str) -> Interval:
     """The interval that a row's columns `name`, `name`_low and `name`_high hold."""
     return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def interval_cell(row: Row | None, name: str) -> str:
+    """The same in a printed table; "-" where there is none."""
+    return "-" if row is None or name not in row or pd.isna(row[name]) else str(interval_of(row, name))
 
 
 def mean_columns(targets: pd.DataFrame, *names: str) -> dict[Hashable, float]:
@@ -271,11 +242,9 @@ def read_sparse_losses(
 
     Args:
         results, columns, only: as `read_artefact` takes them.
-        every_judge: the rows of other judges too.
-        every_k: the controls' further k too, up to the whole far context.
+        every_judge, every_k: rows of other judges too, and the controls' further k, up to all far tokens.
     """
-    further = [] if columns is None else ["judge", "k"]
-    rows = read_artefact(results, "sparse_context_losses", _with(columns, further), only)
+    rows = read_artefact(results, "sparse_context_losses", _with(columns, ["judge", "k"]), only)
     is_wanted = pd.Series(True, index=rows.index) if every_judge else is_own(rows)
     for model, ks in {} if every_k else requested_ks(results).items():
         if ks:
@@ -291,9 +260,7 @@ def read_sparsity(
 ) -> pd.DataFrame:
     """Rows of dependency_sparsity: k* of each target by one criterion, for the model that chose.
 
-    Args:
-        results, columns, only: as `read_artefact` takes them.
-        criterion: of `pipeline.results.schemas`; rows of before there were two are of the loss.
+    Rows of before there were two criteria are of the loss.
     """
     rows = read_artefact(results, "dependency_sparsity", _with(columns, ["judge", "criterion"]), only)
     return _only(rows[is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)], columns)
@@ -309,10 +276,9 @@ def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
 
 
 def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
-    """Rows of dependency_sparsity as another model judges, by the divergence: what stood the trial.
+    """Rows of dependency_sparsity as the first other model judges, by the divergence: what stood the trial.
 
-    Returns:
-        Rows of the first other judge of each model, of rules that choose and never see the answer.
+    Of rules that choose and never see the answer.
     """
     rows = read_artefact(results, "dependency_sparsity", None, only)
     chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
@@ -327,8 +293,8 @@ def is_own(rows: pd.DataFrame) -> pd.Series:
 
 def requested_ks(results: Path) -> dict[str, list[int]]:
     """Model -> the numbers of tokens that influential_tokens was run for; [] where that is not known."""
-    settings = read_settings(results, "influential_tokens")
-    return {model: sorted(of_model.get("k") or []) for model, of_model in settings.items()}
+    of_models = read_settings(results, "influential_tokens").items()
+    return {model: sorted(settings.get("k") or []) for model, settings in of_models}
 
 
 def sees_answer(rule: str) -> bool:
@@ -348,24 +314,20 @@ def shown_rule(rules: Iterable[str]) -> str:
     return next((rule for rule in chosen if rule not in CONTROLS), chosen[0])
 
 
-_LENGTHS = (
-    "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
-    "max_chunks_per_document",
-)  # fmt: skip
-
-
 def data_of(results: Path, data: Path | None) -> TokenizedData:
-    """The tokenized data of a results folder: that in `data`, or the folder `data` beside it where None.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The tokenized data of a results folder: that in `data`, or the folder `data` beside it where None."""
     beside = results.parent / "data"
     if data is None and not beside.is_dir():
         raise InputError(
             f"there is no folder {beside}; name the tokenized data that {results} was measured on with --data"
         )
     return TokenizedData.open(data or beside)
+
+
+_LENGTHS = (
+    "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
+    "max_chunks_per_document",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -378,12 +340,7 @@ class MeasuredText:
 
     @classmethod
     def open(cls, results: Path, stage: str, data: Path | None = None) -> "MeasuredText":
-        """The text behind a stage's results.
-
-        Args:
-            results: the results folder.
-            stage: "loss_differences" or "influential_tokens".
-            data: the folder of tokenize_c4; that beside the results where None.
+        """The text behind the results of a stage, "loss_differences" or "influential_tokens".
 
         Raises:
             InputError: there is no data, it is not that which was measured, or models were measured with
@@ -398,8 +355,7 @@ class MeasuredText:
             if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
                 raise InputError(
                     f"{stage} of model '{model}' in {results} was not measured on the evaluation documents"
-                    f" of {opened.folder}: their SHA-256 differs; name the folder that was its --data with"
-                    " --data"
+                    f" of {opened.folder}: their SHA-256 differs; give the folder that was measured as --data"
                 )
             if setting != settings[0]:
                 raise InputError(
@@ -427,9 +383,8 @@ class MeasuredText:
         """Every measured chunk, with its null and its document, in the stage's own order."""
         documents = long_enough_documents(self.data, self.chunk_length, self.settings["num_documents"])
         for index, document in enumerate(documents):
-            limits = self.chunk_length, self.settings["max_chunks_per_document"]
-            for chunk in chunks_of(documents, index, *limits):
-                yield document, chunk
+            most = self.settings["max_chunks_per_document"]
+            yield from ((document, chunk) for chunk in chunks_of(documents, index, self.chunk_length, most))
 
     def targets_of(self, chunk: Chunk) -> list[int]:
         """Positions in the document of the chunk's targets."""

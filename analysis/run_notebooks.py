@@ -30,6 +30,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
+from typing import Any
 
 from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
 from pipeline.results.files import add_partial_flag
@@ -81,10 +82,8 @@ def main(arguments: argparse.Namespace) -> None:
                 logger.info("%s.ipynb: %s, skipped", name, missing)
             else:
                 stale.append(paths[name])
-        executed = execute_all(
-            stale, figures, parameters, made_from, num_at_once=arguments.jobs,
-            allow_partial=arguments.allow_partial,
-        )  # fmt: skip
+        how: dict[str, Any] = {"num_at_once": arguments.jobs, "allow_partial": arguments.allow_partial}
+        executed = execute_all(stale, figures, parameters, made_from, **how)
         for _ in progress(executed, "notebooks", "notebook", len(stale)):
             pass
 
@@ -100,58 +99,24 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
+    # fmt: off
+    models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
-    add(
-        "--long-models",
-        nargs="+",
-        default=(),
-        metavar="MODEL",
-        help="models trained at the long context; k* from the first, gap from the last; those that the"
-        " results name if not given",
-    )
-    add(
-        "--short-models",
-        nargs="+",
-        default=(),
-        metavar="MODEL",
-        help="models trained at a short context; likewise",
-    )
-    add(
-        "--train-context-lengths",
-        nargs="*",
-        type=_model_and_length,
-        default=(),
-        metavar="MODEL=TOKENS",
-        help="training lengths, marked in the figure of losses by length",
-    )
+    add("--long-models", **models, help="models trained at the long context; k* from the first, gap from the"
+        " last; those that the results name if not given")
+    add("--short-models", **models, help="models trained at a short context; likewise")
+    add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
+        help="training lengths, marked in the figure of losses by length")
     add("--needles", type=folder_path, help="a folder of plant_needles.py, measured")
-    add(
-        "--also-results",
-        nargs="+",
-        type=folder_path,
-        default=(),
-        metavar="FOLDER",
-        help="further results folders, of other sizes or steps, for the notebook model_scale",
-    )
-    add(
-        "--data",
-        type=folder_path,
-        help="folder of tokenize_c4.py that was measured, for its text and the counts of its tokens; data"
-        " beside --results where not given, and no control for token frequency where there is none",
-    )
-    add(
-        "--notebooks",
-        nargs="+",
-        default=(),
-        metavar="NAME",
-        help="the notebooks to execute; all if not given",
-    )
-    add(
-        "--jobs",
-        type=positive_int,
-        default=len(os.sched_getaffinity(0)),
-        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given",
-    )
+    add("--also-results", nargs="+", type=folder_path, default=(), metavar="FOLDER",
+        help="further results folders, of other sizes or steps, for the notebook model_scale")
+    add("--data", type=folder_path, help="folder of tokenize_c4.py that was measured, for its text and the"
+        " counts of its tokens; data beside --results where not given, and no control for token frequency"
+        " where there is none")
+    add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; all if not given")
+    add("--jobs", type=positive_int, default=len(os.sched_getaffinity(0)),
+        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given")
+    # fmt: on
     add_partial_flag(program)
     return program

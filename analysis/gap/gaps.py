@@ -14,7 +14,8 @@ top bin would hold the targets on which the measured model was lucky. For the sa
 gain falls back there (regression to the mean): both are shown.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -60,17 +61,9 @@ def generalization_gaps(
 ) -> pd.DataFrame:
     """Per token, how much worse a short-trained model is at the long context than a long-trained one.
 
-    Args:
-        loss_differences: the artefact.
-        short_models: models trained at a short context.
-        reference_model: the model trained at the long context.
-
     Returns:
         model (each of `short_models`), document_id, chunk_index, target_position, generalization_gap:
         L_long of the short-trained model - L_long of the reference, nats. Targets both have, no others.
-
-    Raises:
-        InputError: no results of one of the models.
     """
     columns = [*TARGET, "long_context_loss"]
     reference = rows_of(loss_differences, reference_model)[columns]
@@ -104,9 +97,6 @@ def generalization_gap_by_sparsity(
     Returns:
         model, category (see `sparsity_categories`), num_targets, num_documents, generalization_gap with
         its interval (nats); NaN where a class is empty.
-
-    Raises:
-        InputError: no results of one of the models, or no target that all of them measured.
     """
     sparsity = sparsity[TARGET].assign(category=sparsity_category(sparsity, studied_ks))
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
@@ -136,28 +126,21 @@ def floor_models(loss_differences: pd.DataFrame, long_models: Sequence[str]) -> 
 def expected_gaps(
     loss_differences: pd.DataFrame, *, short_models: Sequence[str], floor_model: str
 ) -> pd.DataFrame:
-    """Both gaps of every target, to the same long-trained seed.
+    """Both gaps of every target, to the same long-trained seed, which is not the reference.
 
-    Args:
-        loss_differences: the artefact, measured with --reference-model.
-        short_models: models trained at a short context; those that were not compared are left out.
-        floor_model: a long-trained seed that is not the reference.
+    Short-trained models that were not compared with the reference (--reference-model) are left out.
 
     Returns:
         model, document_id, chunk_index, target_position, generalization_gap (of the drawn token, to
         `floor_model`), reference_divergence, floor_divergence and expected_gap, nats.
-
-    Raises:
-        InputError: no results of one of the models.
     """
     drawn = generalization_gaps(loss_differences, short_models=short_models, reference_model=floor_model)
     compared = loss_differences.dropna(subset=[_REFERENCE])
     floor = rows_of(compared, floor_model)[[*TARGET, _REFERENCE]]
     shorts = compared.loc[compared["model"].isin(short_models), [*_KEYS, _REFERENCE]]
-    both = joined_on_common(
-        shorts, floor.rename(columns={_REFERENCE: "floor_divergence"}), TARGET,
-        f"targets compared with the reference, and those of {floor_model}",
-    )  # fmt: skip
+    floor = floor.rename(columns={_REFERENCE: "floor_divergence"})
+    what = f"targets compared with the reference, and those of {floor_model}"
+    both = joined_on_common(shorts, floor, TARGET, what)
     both["expected_gap"] = both[_REFERENCE] - both["floor_divergence"]
     drawn = drawn[drawn["model"].isin(set(both["model"]))]
     return joined_on_common(drawn, both, _KEYS, "targets with a drawn and an expected gap")
@@ -186,18 +169,10 @@ GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)
 def gain_bins(
     loss_differences: pd.DataFrame, binning_model: str, edges: Sequence[float] = GAIN_EDGES
 ) -> pd.DataFrame:
-    """The bin of every target.
-
-    Args:
-        loss_differences: the artefact.
-        binning_model: whose gain decides; not the model that is measured in the bins.
-        edges: ascending, nats.
+    """The bin of every target, by the gain of another model than is measured in the bins.
 
     Returns:
         document_id, chunk_index, target_position, gain_bin (ordered categorical), binning_gain (nats).
-
-    Raises:
-        InputError: no results of the model.
     """
 
     def name(low: float, high: float) -> str:
@@ -214,11 +189,6 @@ def gain_bins(
 def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str) -> pd.DataFrame:
     """Mean gain in each bin, of the seed that binned and of the one measured: how far the latter falls back.
 
-    Args:
-        loss_differences: the artefact.
-        bins: of `gain_bins`.
-        model: the one measured.
-
     Returns:
         gain_bin, num_targets, num_documents, then with intervals binning_gain and loss_difference (nats).
     """
@@ -230,36 +200,23 @@ def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str)
 def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> pd.DataFrame:
     """What k tokens recover in each bin: beyond the null by rules that need one, plainly by others.
 
-    Args:
-        sparse_context_losses: the artefact, any models.
-        bins: of `gain_bins`.
-
     Returns:
         model, rule, gain_bin, k, num_targets, num_documents, then with intervals effect_loss,
         loss_difference (nats) and effect_fraction (of the gain; NaN where that is not clear).
     """
-    amounts = [
-        f"{name}{end}" for name in ("effect_loss", "loss_difference", "effect_fraction")
-        for end in ("", "_low", "_high")
-    ]  # fmt: skip
-    columns = ["model", "rule", "gain_bin", "k", "num_targets", "num_documents", *amounts]
-
-    def tables(losses: pd.DataFrame, table_of: Callable[[pd.DataFrame], pd.DataFrame], name: str) -> list:
-        return [
-            table_of(of_bin.drop(columns="gain_bin"))
-            .assign(gain_bin=str(gain_bin))
-            .rename(columns=lambda column: column.replace(f"{name}_", "effect_"))[columns]
-            for gain_bin, of_bin in losses.groupby("gain_bin", observed=True)
-        ]
-
+    amounts = ("effect_loss", "loss_difference", "effect_fraction")
+    intervals = [f"{name}{end}" for name in amounts for end in ("", "_low", "_high")]
+    columns = ["model", "rule", "gain_bin", "k", "num_targets", "num_documents", *intervals]
     of_target = bins[[*TARGET, "gain_bin"]]
     losses = joined_on_common(sparse_context_losses, of_target, TARGET, "targets of k tokens and of the bins")
     has_null = losses["rule"].map(needs_null).astype(bool)
     own = losses[~has_null & (losses["far_context"] == OWN)]
-    found = [
-        *tables(losses[has_null], excess_over_null, "excess"),
-        *tables(own, recovered_losses, "recovered"),
-    ]
+    found = []
+    for rows, table_of in ((losses[has_null], excess_over_null), (own, recovered_losses)):
+        for gain_bin, of_bin in rows.groupby("gain_bin", observed=True):
+            table = table_of(of_bin.drop(columns="gain_bin")).assign(gain_bin=str(gain_bin))
+            names = {name: re.sub("^(excess|recovered)_", "effect_", str(name)) for name in table}
+            found.append(table.rename(columns=names)[columns])
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
 
 
@@ -267,11 +224,6 @@ def sparsity_distribution(
     measured: pd.DataFrame, studied_ks: Sequence[int], bins: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """Share of the targets in each class of k*, censored targets and those without a gain among them.
-
-    Args:
-        measured: of `gap.sparsity.sparsity_measures`.
-        studied_ks: every k that was studied.
-        bins: of `gain_bins`; all targets together where None.
 
     Returns:
         measure, gain_bin ("all" without bins), category (see `sparsity_categories`), num_targets and
@@ -285,17 +237,13 @@ def sparsity_distribution(
     for measure, of_measure in targets.groupby("measure", sort=False):
         for gain_bin, of_bin in of_measure.groupby("gain_bin", observed=True):
             for category in sparsity_categories(studied_ks):
-                numbers: dict[Hashable, Any] = {**sample_counts(of_bin)}
-                numbers |= _share(of_bin, of_bin["category"] == category)
-                rows.append({"measure": measure, "gain_bin": str(gain_bin), "category": category} | numbers)
+                key = {"measure": measure, "gain_bin": str(gain_bin), "category": category}
+                rows.append(key | _share(of_bin, of_bin["category"] == category))
     return pd.DataFrame(rows)
 
 
 def shares_of_gaining_targets(measured: pd.DataFrame, studied_ks: Sequence[int]) -> pd.DataFrame:
     """Of the targets that gain enough to have a k*, the share that needs at most so many far tokens.
-
-    Args:
-        measured, studied_ks: as `sparsity_distribution` takes them.
 
     Returns:
         measure, k (each studied one), num_targets, num_documents, share of them with k* <= k, with interval;
@@ -306,11 +254,12 @@ def shares_of_gaining_targets(measured: pd.DataFrame, studied_ks: Sequence[int])
     rows = []
     for measure, targets in gaining.groupby("measure", sort=False):
         for k in sorted(studied_ks):
-            share = _share(targets, targets["dependency_sparsity"] <= k)
-            rows.append({"measure": measure, "k": k, **sample_counts(targets), **share})
+            is_enough = targets["dependency_sparsity"] <= k
+            rows.append({"measure": measure, "k": k, **_share(targets, is_enough)})
     return pd.DataFrame(rows, columns=columns)
 
 
-def _share(targets: pd.DataFrame, is_counted: pd.Series) -> dict[Hashable, float]:
+def _share(targets: pd.DataFrame, is_counted: pd.Series) -> dict[Hashable, Any]:
+    """The sample, and the share of it that is counted with its interval."""
     interval = interval_over_documents(targets["document_id"], is_counted.astype("float64"))
-    return interval_columns("share", interval)
+    return {**sample_counts(targets), **interval_columns("share", interval)}

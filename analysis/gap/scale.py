@@ -20,25 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    POSE,
-    TRAINED_CONTIGUOUS,
-    TRAINED_LONG,
-    TRAINED_POSE,
-    Style,
-    beside,
-    draw_line,
-    label_line_ends,
-    name_level,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-    size_text,
-)
+from analysis import drawing
 from analysis.gap.gaps import generalization_gaps, shares_of_gaining_targets
 from analysis.gap.slopes import cluster_robust_slope
 from analysis.gap.sparsity import read_sparsity_measures, shown_measure
@@ -155,10 +137,7 @@ def _facts(results: Path) -> Iterator[dict[str, Any]]:
 
 
 def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """What the long context gains, and how few far tokens carry it, at every size and step.
-
-    Args:
-        compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
+    """What the long context gains, and how few far tokens carry it, where influential tokens were chosen.
 
     Returns:
         num_parameters, train_step, model, measure (see `sparsity_measures`), k (the middle one of
@@ -180,14 +159,9 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
 
 
 def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """What the long context gains the first long-trained model of every size and step.
+    """What the long context gains the first long-trained model of every size and step that has one.
 
-    Args:
-        compared: of `compared_models`; those without a long-trained model are left out.
-
-    Returns:
-        num_parameters, train_step, model, num_targets, num_documents, loss_difference (nats) with its
-        interval.
+    Columns num_parameters, train_step, model, num_targets, num_documents, loss_difference (nats), interval.
     """
     rows: list[dict[Hashable, Any]] = []
     for group in compared:
@@ -207,7 +181,7 @@ def carried_by_scale(
     only of rules that need no null.
 
     Args:
-        compared: of `compared_models`; those without influential tokens of a long-trained model are left out.
+        compared: of `compared_models`; those without influential tokens are left out.
         k: None is the largest that was studied.
         targets: those that are meant, by the columns of `TARGET`; None is all.
 
@@ -259,14 +233,9 @@ def gaps_by_scale(compared: Sequence[ComparedModels], measure: str | None = None
         for model, kind in zip(group.short_models, group.kinds, strict=True):
             targets = gaps[gaps["model"] == model]
             rise = NO_INTERVAL if found is None else dense_minus_sparse(targets, found, measure)
-            rows.append(
-                {
-                    **group.labels, "model": model, "kind": kind, **sample_counts(targets),
-                    **mean_columns(targets, GAP),
-                    **interval_columns("dense_minus_sparse", rise),
-                    "is_one_seed": found is not None and found.model == reference,
-                }
-            )  # fmt: skip
+            labels = {**group.labels, "model": model, "kind": kind, **sample_counts(targets)}
+            numbers = mean_columns(targets, GAP) | interval_columns("dense_minus_sparse", rise)
+            rows.append({**labels, **numbers, "is_one_seed": found is not None and found.model == reference})
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -284,15 +253,7 @@ def dense_minus_sparse(targets: pd.DataFrame, found: MeasuredSparsity, measure: 
 
 
 def trend_sentences(table: pd.DataFrame, by: str, line: str, value: str, what: str) -> list[str]:
-    """From the smallest or earliest to the largest or latest: a sentence a line of a figure.
-
-    Args:
-        table: of `sparsity_by_scale` or `gaps_by_scale`.
-        by: num_parameters or train_step.
-        line: the column that tells lines apart.
-        value: the column with the intervals.
-        what: what it is, in words.
-    """
+    """From the least to the largest `by`, a size or step: a sentence a line, the intervals of `value`."""
     sentences = []
     for name, rows in table.dropna(subset=f"{value}_low").groupby(line, sort=False):
         rows = rows.sort_values(by)
@@ -352,66 +313,57 @@ def _effects(group: ComparedModels) -> pd.DataFrame:
 
 def _change(paired: pd.DataFrame, numerator: str, denominator: str | None) -> dict[Hashable, Any]:
     """of_smaller, of_larger and difference: of the means of `numerator`, or of the ratios of sums."""
+    ones = pd.Series(1, paired.index, dtype=paired[numerator].dtype)
     first, second = (
-        (paired[f"{numerator}{end}"], None if denominator is None else paired[f"{denominator}{end}"])
+        (paired[f"{numerator}{end}"], ones if denominator is None else paired[f"{denominator}{end}"])
         for end in ("", _LARGER)
     )
-    of_smaller, of_larger = (
-        float(numerators.sum() / (len(numerators) if denominators is None else denominators.sum()))
-        for numerators, denominators in (first, second)
-    )
+    of_smaller, of_larger = (float(above.sum() / below.sum()) for above, below in (first, second))
     difference = paired_difference(paired["document_id"], first, second)
     means: dict[Hashable, Any] = {"of_smaller": of_smaller, "of_larger": of_larger}
     return {**sample_counts(paired), **means, **interval_columns("difference", difference)}
 
 
-_Line = tuple[pd.DataFrame, str, Style, str]  # rows, the column drawn, style, name
+_Line = tuple[pd.DataFrame, str, drawing.Style, str]  # rows, the column drawn, style, name
 
 
 def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) -> Figure:
     """Two panels against size: what the far context is worth and short training loses; who carries it.
 
-    Args:
-        gains: `gains_by_scale`, of one step a size.
-        shares: `carried_by_scale`, likewise.
-        gaps: `gaps_by_scale`, likewise.
+    Tables of `gains_by_scale`, `carried_by_scale` and `gaps_by_scale`, of one step a size.
     """
-    figure, (nats_ax, share_ax) = panels(2, 3.2)
-    lines: list[_Line] = [(gains, GAIN, TRAINED_LONG, "gain of the\nlong context")]
+    figure, (nats_ax, share_ax) = drawing.panels(2, 3.2)
+    lines: list[_Line] = [(gains, GAIN, drawing.TRAINED_LONG, "gain of the\nlong context")]
     for kind, rows in gaps.groupby("kind", sort=False):
-        is_pose = str(kind).endswith(POSE)
+        is_pose = str(kind).endswith(drawing.POSE)
         name = f"gap, trained\nat {str(kind).partition(' tokens')[0]}" + (", PoSE" if is_pose else "")
         of_a_seed = rows.drop_duplicates(SIZE)  # of several, the first
-        style = TRAINED_POSE if is_pose else TRAINED_CONTIGUOUS
+        style = drawing.TRAINED_POSE if is_pose else drawing.TRAINED_CONTIGUOUS
         lines.append((of_a_seed, GAP, style, name))
     _lines_by_size(lines, nats_ax, "nats")
     _draw_shares(shares, share_ax)
     title = "What changes with a model's size?"
-    put_title(figure, title, sample_size(gains), _judge(shares), BARS)
+    drawing.put_title(figure, title, drawing.sample_size(gains), _judge(shares), drawing.BARS)
     return figure
 
 
 def carried_figure(shares: Mapping[str, pd.DataFrame]) -> Figure:
-    """A panel a kind of targets: the share that k tokens carry against size, a line a rule.
-
-    Args:
-        shares: kind -> `carried_by_scale` of its targets, of one step a size.
-    """
-    figure, axes = panels(len(shares), 3.2)
+    """A panel a kind of targets: its `carried_by_scale`, of one step a size; a line a rule."""
+    figure, axes = drawing.panels(len(shares), 3.2)
     for ax, (kind, rows) in zip(axes, shares.items(), strict=True):
         _draw_shares(rows, ax)
         ax.set_title(f"{kind} ({rows['num_targets'].max():,} targets)")
     every = pd.concat(shares.values())
     title = "Which share of the gain do few tokens carry, by size?"
-    put_title(figure, title, sample_size(every), _judge(every), BARS)
+    drawing.put_title(figure, title, drawing.sample_size(every), _judge(every), drawing.BARS)
     return figure
 
 
 def _draw_shares(shares: pd.DataFrame, ax: Axes) -> None:
-    name_level(ax, 1, "the whole gain", "left")
+    drawing.name_level(ax, 1, "the whole gain", "left")
     ax.set_ylim(min(0, shares[f"{SHARE}_low"].min() - 0.02), 1.1)
     lines = [
-        (rows, SHARE, rule_style(str(rule)), rule_text(str(rule)).replace(", ", ",\n"))
+        (rows, SHARE, drawing.rule_style(str(rule)), drawing.rule_text(str(rule)).replace(", ", ",\n"))
         for rule, rows in shares.groupby("rule", sort=False)
     ]
     _lines_by_size(lines, ax, f"share of the gain carried by {int(shares['k'].iloc[0])} tokens")
@@ -428,12 +380,13 @@ def _lines_by_size(lines: Sequence[_Line], ax: Axes, label: str) -> None:
     ends = []
     for place, (rows, value, style, name) in enumerate(lines):
         rows = rows.sort_values(SIZE)
-        x = np.array([sizes.index(size) for size in rows[SIZE]]) + 0.03 * beside(place, len(lines))
-        ends.append(draw_line(ax, x, rows, value, style.measured, name))
-    ax.set_xticks(range(len(sizes)), [size_text(int(size)).removesuffix(" parameters") for size in sizes])
+        x = np.array([sizes.index(size) for size in rows[SIZE]]) + 0.03 * drawing.beside(place, len(lines))
+        ends.append(drawing.draw_line(ax, x, rows, value, style.measured, name))
+    names = [drawing.size_text(int(size)).removesuffix(" parameters") for size in sizes]
+    ax.set_xticks(range(len(sizes)), names)
     ax.set_xlabel("parameters")
-    ax.axhline(0, color=BLACK, linewidth=0.6)
+    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_xlim(-0.3, len(sizes) - 0.8)
     ax.set_ylabel(label)
     ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
-    label_line_ends(ax, ends)
+    drawing.label_line_ends(ax, ends)

@@ -25,20 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    FEWEST_TARGETS,
-    ModelLabel,
-    beside,
-    common_size,
-    draw_line,
-    draw_points,
-    label_line_ends,
-    panels,
-    put_title,
-    sample_size,
-)
+from analysis import drawing
 from analysis.gap.gaps import NO_GAIN, generalization_gaps
 from analysis.gap.sparsity import (
     ALL_TARGETS,
@@ -51,7 +38,6 @@ from analysis.gap.sparsity import (
 from analysis.read import (
     NO_INTERVAL,
     TARGET,
-    Row,
     interval_columns,
     joined_on_common,
     rows_of,
@@ -66,25 +52,14 @@ _ROUNDING = 1e-9  # of the statistic: sums in another order must still count as 
 
 
 def permutation_p_value(
-    gaps_T: np.ndarray,
-    sparsity_T: np.ndarray,
-    strata_T: np.ndarray,
-    *,
-    seed: int = 0,
-    num_permutations: int = NUM_PERMUTATIONS,
-) -> float:
+    gaps_T: np.ndarray, sparsity_T: np.ndarray, strata_T: np.ndarray,
+    *, seed: int = 0, num_permutations: int = NUM_PERMUTATIONS,
+) -> float:  # fmt: skip
     """Two-sided p-value of the hypothesis that within a stratum the gap does not depend on sparsity.
 
     Sparsity is permuted among the targets of a stratum, so what differs between strata (documents, how hard
     a target is) can make no difference. The statistic is the sum of products of both, each less its
     stratum's mean: the slope within strata, but for a factor that permuting does not move.
-
-    Args:
-        gaps_T: generalization gap of each target, nats.
-        sparsity_T: the coded k*.
-        strata_T: the stratum of each target, any labels; one of a single target says nothing.
-        seed: of the permutations.
-        num_permutations: drawn at random.
 
     Returns:
         (1 + permutations at least as extreme) / (1 + permutations) (Phipson and Smyth 2010), which is never
@@ -160,12 +135,8 @@ def random_effects_slope(
 ) -> RandomEffects:
     """Slope of the gap on sparsity where every document has a random intercept, by restricted likelihood.
 
-    Args:
-        gaps_T, sparsity_T, controls_TC, documents_T: as `cluster_robust_slope` takes them.
-
-    Returns:
-        NaN where that is, and where the likelihood's maximum was not found. A document variance of 0 is a
-        result: the documents differ no more than their targets do.
+    NaN where `cluster_robust_slope` is, and where the likelihood's maximum was not found. A document variance
+    of 0 is a result: the documents differ no more than their targets do.
     """
     from statsmodels.regression.mixed_linear_model import MixedLM
     from statsmodels.tools.sm_exceptions import ConvergenceWarning
@@ -221,14 +192,9 @@ NUM_DIFFICULTY_STRATA = 3
 
 
 def gap_targets(
-    loss_differences: pd.DataFrame,
-    *,
-    short_models: Sequence[str],
-    reference_model: str,
-    difficulty_model: str,
-    gain_model: str,
-    token_counts_V: np.ndarray | None,
-) -> pd.DataFrame:
+    loss_differences: pd.DataFrame, *, short_models: Sequence[str], reference_model: str,
+    difficulty_model: str, gain_model: str, token_counts_V: np.ndarray | None,
+) -> pd.DataFrame:  # fmt: skip
     """The generalization gap of every target beside what it is to be controlled for.
 
     Args:
@@ -245,9 +211,6 @@ def gap_targets(
         model, document_id, chunk_index, target_position, generalization_gap (nats), log_token_count (of the
         target's token: natural log of count + 1), num_long_context_tokens, short_context_loss and
         loss_difference (nats).
-
-    Raises:
-        InputError: no results of one of the models, or token IDs beyond the counts.
     """
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
     columns = [*TARGET, "target_token_id", POSITION, DIFFICULTY]
@@ -268,12 +231,7 @@ def gap_targets(
 
 
 def of_expected_gap(targets: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
-    """The same targets with the expected gap in the place of the sampled one; those without one are left out.
-
-    Args:
-        targets: of `gap_targets`.
-        expected: of `gap.gaps.expected_gaps`.
-    """
+    """The targets that have an expected gap, with it in the place of the sampled one."""
     gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
     return targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
 
@@ -293,16 +251,11 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
     """
     rows = []
     for labels, chosen in _regressions(targets, measured, largest_k):
-        gaps, sparsity, documents = (
-            chosen[name].to_numpy() for name in ("generalization_gap", "sparsity", "document_id")
-        )
         labels |= sample_counts(chosen)
         for adjustment, names in ADJUSTMENTS.items():
-            controls = _controls(chosen, names)
-            slope = cluster_robust_slope(gaps, sparsity, controls, documents)
+            slope = cluster_robust_slope(*_variables(chosen, names))
             rows.append({**labels, "adjustment": adjustment, **interval_columns("slope", slope)})
-        controls = _controls(chosen, ADJUSTMENTS[ALL_CONTROLS])
-        found = random_effects_slope(gaps, sparsity, controls, documents)
+        found = random_effects_slope(*_variables(chosen, ADJUSTMENTS[ALL_CONTROLS]))
         columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
         rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})
     return pd.DataFrame(rows)
@@ -313,15 +266,8 @@ def permutation_tests(
 ) -> pd.DataFrame:
     """Whether gap and k* go together within documents and among targets about as hard.
 
-    k* is permuted among the targets of a document that lie in the same third by L_short.
-
-    Args:
-        targets, measured, largest_k: as `gap_slopes` takes them.
-        seed: of the permutations.
-
-    Returns:
-        model, measure, coding, num_targets, num_documents, p_value (two-sided; NaN where nothing can be
-        permuted).
+    k* is permuted among the targets of a document that lie in the same third by L_short. Columns model,
+    measure, coding, num_targets, num_documents, p_value (two-sided; NaN where nothing can be permuted).
     """
     rows = []
     for labels, chosen in _regressions(targets, measured, largest_k):
@@ -339,21 +285,15 @@ def slope_with_gain(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: in
     """The slope of `gap_slopes` with all controls and the gain: one model, measure and the first coding."""
     sparsity = measured[TARGET].assign(sparsity=coded_sparsity(measured, CODINGS[0], largest_k))
     chosen = targets.merge(sparsity.dropna(), on=TARGET)
-    return cluster_robust_slope(
-        chosen["generalization_gap"].to_numpy(),
-        chosen["sparsity"].to_numpy(),
-        _controls(chosen, ADJUSTMENTS[WITH_GAIN]),
-        chosen["document_id"].to_numpy(),
-    )
+    return cluster_robust_slope(*_variables(chosen, ADJUSTMENTS[WITH_GAIN]))
 
 
 def _regressions(
     targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int
 ) -> Iterator[tuple[dict[Hashable, Any], pd.DataFrame]]:
     """What each regression is of, and its targets with the column `sparsity`."""
-    if joined_on_common(
-        targets, measured[TARGET].drop_duplicates(), TARGET, "targets of the gap and of k*"
-    ).empty:
+    of_k = measured[TARGET].drop_duplicates()
+    if joined_on_common(targets, of_k, TARGET, "targets of the gap and of k*").empty:
         raise InputError(
             "no target is common to the gaps and the dependency sparsity; measure them on the same documents"
         )
@@ -366,31 +306,22 @@ def _regressions(
                 yield {"model": str(model), "measure": measure, "coding": coding}, chosen
 
 
-def _controls(chosen: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-    present = [name for name in names if name in chosen]
-    return chosen[present].to_numpy(dtype="float64").reshape(len(chosen), len(present))
-
-
-def direction(row: Row) -> str:
-    """What the interval of a slope says of the gap: it rises with k*, falls, or neither clearly."""
-    if row["slope_low"] > 0:
-        return "rises"
-    return "falls" if row["slope_high"] < 0 else "not clear"
+def _variables(chosen: pd.DataFrame, controls: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Gap, sparsity, those controls that are known, and document of each target."""
+    present = [name for name in controls if name in chosen]
+    controls_TC = chosen[present].to_numpy(dtype="float64").reshape(len(chosen), len(present))
+    gaps_T, sparsity_T = chosen["generalization_gap"].to_numpy(), chosen["sparsity"].to_numpy()
+    return gaps_T, sparsity_T, controls_TC, chosen["document_id"].to_numpy()
 
 
 def slope_sentences(slopes: pd.DataFrame) -> list[str]:
-    """A sentence a short model: in how many readings of k*, a measure and a coding each, the gap rises.
-
-    Args:
-        slopes: of `gap_slopes`.
-    """
+    """A sentence a short model: in how many readings of k*, a measure and a coding each, the gap rises."""
     sentences = []
     for model, of_model in slopes.groupby("model", sort=False):
         parts = []
         for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
-            rows = of_model[of_model["adjustment"] == adjustment].to_dict("records")
-            found = [direction(row) for row in rows]
-            rises, falls = found.count("rises"), found.count("falls")
+            rows = of_model[of_model["adjustment"] == adjustment]
+            rises, falls = (rows["slope_low"] > 0).sum(), (rows["slope_high"] < 0).sum()
             parts.append(f"clearly rises with k* in {rises} and falls in {falls} ({adjustment})")
         sentences.append(f"{model}, of {len(rows)} readings of k* the gap {'; '.join(parts)}.")
     return sentences
@@ -400,24 +331,20 @@ _ASIDE = 0.24  # between models, of a row or class
 
 
 def gap_figure(
-    gaps: pd.DataFrame,
-    slopes: pd.DataFrame,
-    labels: Mapping[str, ModelLabel],
-    held: str,
+    gaps: pd.DataFrame, slopes: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], held: str,
     expected: pd.DataFrame | None = None,
-) -> Figure:
+) -> Figure:  # fmt: skip
     """The gap of each class of k*, and beside it how a doubling of k* changes it, other things held constant.
 
     Args:
-        gaps: `gap.gaps.generalization_gap_by_sparsity`.
-        slopes: `gap_slopes`, of the measure behind the classes.
+        gaps, slopes: `gap.gaps.generalization_gap_by_sparsity` and `gap_slopes` of one measure.
         labels: of the models.
         held: what the slopes hold constant beside the gain, in words.
         expected: as `slopes`, of the expected gap; None: it was not measured.
     """
-    figure, (gap_ax, slope_ax) = panels(2, 3.1)
+    figure, (gap_ax, slope_ax) = drawing.panels(2, 3.1)
     among = slopes[slopes["coding"] == AMONG_REACHED]
-    is_large = gaps.groupby("category")["num_targets"].transform("min") >= FEWEST_TARGETS
+    is_large = gaps.groupby("category")["num_targets"].transform("min") >= drawing.FEWEST_TARGETS
     _draw_gaps_by_class(gaps[is_large], gap_ax, labels)
     adjustments = {"nothing": NO_CONTROLS, held: ALL_CONTROLS, f"{held}\nand the gain": WITH_GAIN}
     rows = {name: among[among["adjustment"] == adjustment] for name, adjustment in adjustments.items()}
@@ -427,62 +354,56 @@ def gap_figure(
     _draw_slopes(list(rows.values()), list(rows), slope_ax, labels)
     slope_ax.set_title("held constant:", loc="left")
     measure = measure_text(str(among["measure"].iloc[0]))
-    left_out = "" if is_large.all() else f"classes of fewer than {FEWEST_TARGETS} left out"
-    put_title(
-        figure, "Does the generalization gap rise with k*?", sample_size(among), _size(among, labels),
-        f"k* by {measure}", BARS, left_out,
+    left_out = "" if is_large.all() else f"classes of fewer than {drawing.FEWEST_TARGETS} left out"
+    drawing.put_title(
+        figure, "Does the generalization gap rise with k*?", drawing.sample_size(among), _size(among, labels),
+        f"k* by {measure}", drawing.BARS, left_out,
     )  # fmt: skip
     return figure
 
 
-def _draw_gaps_by_class(gaps: pd.DataFrame, ax: Axes, labels: Mapping[str, ModelLabel]) -> None:
+def _draw_gaps_by_class(gaps: pd.DataFrame, ax: Axes, labels: Mapping[str, drawing.ModelLabel]) -> None:
     """Mean generalization gap of each class of k*, short-trained models beside each other, n below."""
     categories, models = (list(dict.fromkeys(gaps[name])) for name in ("category", "model"))
     ends, is_class = [], np.array([category != NO_GAIN for category in categories], dtype=bool)
     for place, model in enumerate(models):
         rows = gaps[gaps["model"] == model].set_index("category").loc[categories]
-        x = np.arange(len(categories)) + _ASIDE * beside(place, len(models))
+        x = np.arange(len(categories)) + _ASIDE * drawing.beside(place, len(models))
         style, name = labels[model].style, labels[model].text.replace(", ", ",\n")
         points = style.measured | {"linestyle": "none"}
-        ends.append(draw_line(ax, x, rows, "generalization_gap", points, name))
+        ends.append(drawing.draw_line(ax, x, rows, "generalization_gap", points, name))
         ax.plot(x[is_class], rows["generalization_gap"][is_class], color=style.color, linewidth=0.8)
     counts = gaps.groupby("category")["num_targets"].min()
     shorter = [name.replace("more than ", ">").replace(NO_GAIN, "none") for name in categories]
     names = [f"{name}\n{counts[category]:,}" for name, category in zip(shorter, categories, strict=True)]
     ax.set_xticks(range(len(categories)), names)
-    ax.axhline(0, color=BLACK, linewidth=0.6)
+    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_xlabel("k*: tokens needed for 0.9 of the gain\nand number of targets (none: no gain)")
     ax.set_ylabel("generalization gap (nats)")
-    label_line_ends(ax, ends)
+    drawing.label_line_ends(ax, ends)
 
 
 def _draw_slopes(
-    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, labels: Mapping[str, ModelLabel]
+    rows: Sequence[pd.DataFrame], names: Sequence[str], ax: Axes, labels: Mapping[str, drawing.ModelLabel]
 ) -> None:
     """Slopes in rows from above, a table of `gap_slopes` a row, models below each other in it."""
     for height, of_row in enumerate(rows):
-        heights = height + _ASIDE * beside(np.arange(len(of_row)), len(of_row))
+        heights = height + _ASIDE * drawing.beside(np.arange(len(of_row)), len(of_row))
         styles = [labels[model].style.measured for model in of_row["model"]]
-        draw_points(ax, heights, of_row, "slope", styles)
-    ax.axvline(0, color=BLACK, linewidth=0.6)
+        drawing.draw_points(ax, heights, of_row, "slope", styles)
+    ax.axvline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_yticks(range(len(rows)), names)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.set_xlabel("nats a doubling of k*")
 
 
-def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel], held: str) -> Figure:
-    """Slopes by every measure of k*, with nothing held constant and with everything, on one scale.
-
-    Args:
-        slopes: of `gap_slopes`.
-        labels: of the models.
-        held: what is held constant beside the gain, in words.
-    """
+def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], held: str) -> Figure:
+    """Slopes by every measure of k*; nothing held constant, or `held` and the gain; on one scale."""
     measures = list(dict.fromkeys(slopes["measure"]))
-    drawn = slopes[slopes["num_targets"] >= FEWEST_TARGETS]
+    drawn = slopes[slopes["num_targets"] >= drawing.FEWEST_TARGETS]
     blocks = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
-    figure, axes = panels(2, 0.9 + 0.3 * len(blocks) * (len(measures) + 1))
+    figure, axes = drawing.panels(2, 0.9 + 0.3 * len(blocks) * (len(measures) + 1))
     titles = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
     for ax, (adjustment, title) in zip(axes, titles.items(), strict=True):
         rows, names = [], []
@@ -492,7 +413,7 @@ def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel], held: 
             for measure in measures:
                 is_row = (drawn["measure"] == measure) & (drawn["coding"] == coding)
                 rows.append(drawn[is_row & (drawn["adjustment"] == adjustment)])
-                few = f"fewer than {FEWEST_TARGETS}"
+                few = f"fewer than {drawing.FEWEST_TARGETS}"
                 count = f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else few
                 names.append(f"{measure_text(measure)} ({count})")
         _draw_slopes(rows, names if ax is axes[0] else [""] * len(rows), ax, labels)
@@ -507,12 +428,12 @@ def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel], held: 
     handles = [Line2D([], [], **labels[model].style.measured) for model in models]
     texts = [labels[model].text for model in models]
     figure.legend(handles, texts, loc="outside lower right", ncols=2)
-    put_title(
-        figure, "How does a doubling of k* change the generalization gap?", sample_size(drawn),
-        _size(slopes, labels), "targets in brackets", BARS,
+    drawing.put_title(
+        figure, "How does a doubling of k* change the generalization gap?", drawing.sample_size(drawn),
+        _size(slopes, labels), "targets in brackets", drawing.BARS,
     )  # fmt: skip
     return figure
 
 
-def _size(slopes: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> str:
-    return common_size(labels[model] for model in slopes["model"].unique())
+def _size(slopes: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> str:
+    return drawing.common_size(labels[model] for model in slopes["model"].unique())

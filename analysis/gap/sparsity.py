@@ -12,19 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    ModelLabel,
-    common_size,
-    draw_line,
-    label_line_ends,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-    tokens_axis,
-)
+from analysis import drawing
 from analysis.losses.token_worth import with_recovered_losses
 from analysis.read import (
     TARGET,
@@ -37,7 +25,6 @@ from analysis.read import (
     shown_rule,
 )
 from analysis.rules.selection import compared_rules
-from pipeline.cli import unknown_name
 from pipeline.results.read import read_settings_of
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
@@ -52,11 +39,7 @@ them, as 0 far tokens and as twice the largest studied k."""
 
 
 def read_sparsity_measures(results: Path, model: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`sparsity_measures` of one model, also as another judged, and its rows of sparse_context_losses.
-
-    Raises:
-        InputError: as `read_artefact`; or the folder does not say how the model was measured.
-    """
+    """`sparsity_measures` of one model, also as another judged, and its rows of sparse_context_losses."""
     only = {"model": [model]}
     losses = read_sparse_losses(results, only=only)
     settings = read_settings_of(results, "influential_tokens", model)
@@ -81,11 +64,9 @@ def sparsity_measures(
     """
     columns = [*TARGET, "measure", "dependency_sparsity", "is_censored"]
     of_rules = dependency_sparsity.rename(columns={"rule": "measure"})[columns]
-    beyond = sparsity_beyond_null(
-        sparse_context_losses[sparse_context_losses["rule"].map(needs_null).astype(bool)],
-        recovery_fraction=settings["recovery_fraction"],
-        minimum_gain=settings["minimum_gain"],
-    )
+    fitted = sparse_context_losses[sparse_context_losses["rule"].map(needs_null).astype(bool)]
+    required = {name: settings[name] for name in ("recovery_fraction", "minimum_gain")}
+    beyond = sparsity_beyond_null(fitted, **required)
     measures = pd.concat([of_rules, beyond[columns]], ignore_index=True)
     return measures.astype({"dependency_sparsity": "float64", "is_censored": bool})
 
@@ -128,31 +109,18 @@ def sparsity_beyond_null(
 
 
 def coded_sparsity(measured: pd.DataFrame, coding: str, largest_k: int) -> pd.Series:
-    """k* as a number that doubles evenly, one unit a doubling; NaN where the coding leaves the target out.
-
-    Args:
-        measured: rows of `sparsity_measures`.
-        coding: one of `CODINGS`.
-        largest_k: the largest studied k.
-
-    Raises:
-        InputError: no such coding.
-    """
+    """k* as a number, one unit a doubling; NaN where the coding, one of `CODINGS`, leaves the target out."""
     k_star = measured["dependency_sparsity"]
     if coding == AMONG_REACHED:
         return np.log2(k_star)
-    if coding != ALL_TARGETS:
-        raise unknown_name("coding", coding, CODINGS)
     return np.log2(k_star.fillna(0).mask(measured["is_censored"], 2 * largest_k) + 1)
 
 
 def measures_in_order(measured: pd.DataFrame) -> list[str]:
     """The measures present: rules in the order of all tables, each followed by its other readings."""
     rules = compared_rules(pd.DataFrame({"rule": measured["measure"].map(rule_of)}))
-    present = set(measured["measure"])
-    return [
-        rule + suffix for rule in rules for suffix in ("", JUDGED, BEYOND_NULL) if rule + suffix in present
-    ]
+    present, suffixes = set(measured["measure"]), ("", JUDGED, BEYOND_NULL)
+    return [rule + suffix for rule in rules for suffix in suffixes if rule + suffix in present]
 
 
 def rule_of(measure: str) -> str:
@@ -170,17 +138,14 @@ def shown_measure(measures: Iterable[str]) -> str:
 def measure_text(measure: str) -> str:
     """A measure in words: `leave_one_out beyond its null` is "leave one out, beyond its null"."""
     rule = rule_of(measure)
-    return rule_text(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")
+    return drawing.rule_text(rule) + measure.removeprefix(rule).replace(" beyond", ", beyond")
 
 
-def sparsity_figure(needed: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
+def sparsity_figure(needed: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
     """Share of the targets that gain for which k tokens suffice: a panel a measure, a line a model.
 
-    The measures are the rule that is trusted most, and beyond its null the first that needs one.
-
-    Args:
-        needed: `gap.gaps.shares_of_gaining_targets` of every model, with the column `model`.
-        labels: of the models.
+    The measures are the rule that is trusted most, and beyond its null the first that needs one. `needed` is
+    `gap.gaps.shares_of_gaining_targets` of every model, with the column `model`.
     """
     present, models = list(dict.fromkeys(needed["measure"])), list(dict.fromkeys(needed["model"]))
     trusted, beyond = shown_measure(present), [name for name in present if name.endswith(BEYOND_NULL)]
@@ -189,20 +154,20 @@ def sparsity_figure(needed: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> F
     names = {model: labels[model].text.replace(", ", ",\n") for model in models}
     if len(set(sizes.values())) == len(models) > 1:
         names = {model: size.replace(" parameters", "\nparameters") for model, size in sizes.items()}
-    figure, axes = panels(len(measures), 3.1)
+    figure, axes = drawing.panels(len(measures), 3.1)
     for measure, ax in zip(measures, axes, strict=True):
         rows, ends = needed[needed["measure"] == measure], []
         for place, (model, line) in enumerate(rows.groupby("model", sort=False)):
             # Models of one kind differ by the weight of their lines.
-            style = rule_style(rule_of(measure)).measured | {"linewidth": 1.0 + 0.8 * place}
-            ends.append(draw_line(ax, line["k"], line, "share", style, names[str(model)]))
-        tokens_axis(ax, rows["k"].unique())
+            style = drawing.rule_style(rule_of(measure)).measured | {"linewidth": 1.0 + 0.8 * place}
+            ends.append(drawing.draw_line(ax, line["k"], line, "share", style, names[str(model)]))
+        drawing.tokens_axis(ax, rows["k"].unique())
         ax.set_ylim(0, 1)
         ax.set_title(measure_text(measure), loc="left")
-        label_line_ends(ax, ends)
+        drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("share of targets with k* of at most k")
-    size = common_size(labels[model] for model in models)
-    drawn = sample_size(needed[needed["measure"].isin(measures)])
+    size = drawing.common_size(labels[model] for model in models)
+    drawn = drawing.sample_size(needed[needed["measure"].isin(measures)])
     title = "How many far tokens does a prediction need that gains from its long context?"
-    put_title(figure, title, drawn, "of targets that gain", size, BARS)
+    drawing.put_title(figure, title, drawn, "of targets that gain", size, drawing.BARS)
     return figure

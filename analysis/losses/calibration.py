@@ -12,20 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    FEWEST_TARGETS,
-    GREY,
-    LineEnd,
-    ModelLabel,
-    draw_line,
-    label_line_ends,
-    panels,
-    put_title,
-    sample_size,
-    share_scale,
-)
+from analysis import drawing
 from analysis.gap.slopes import cluster_robust_slope
 from analysis.read import interval_columns, interval_of, interval_over_documents, mean_columns, summarized
 
@@ -46,12 +33,7 @@ def measured_expectations(loss_differences: pd.DataFrame) -> list[str]:
 
 
 def calibration_bins(loss_differences: pd.DataFrame, expected: str, num_bins: int = NUM_BINS) -> pd.DataFrame:
-    """Mean actual gain over equal numbers of targets, by their expected gain.
-
-    Args:
-        loss_differences: the artefact, any number of models; targets without the two columns are left out.
-        expected: a key of `EXPECTED_AND_ACTUAL`.
-        num_bins: of each model; as many as there are targets where these are fewer.
+    """Mean actual gain over equal numbers of targets, by their expected gain; a key of `EXPECTED_AND_ACTUAL`.
 
     Returns:
         model, expected (the column's name), bin (from 0, least expected first), num_targets, num_documents,
@@ -61,17 +43,12 @@ def calibration_bins(loss_differences: pd.DataFrame, expected: str, num_bins: in
     targets["bin"] = targets.groupby("model")["expected_gain"].transform(
         lambda gains: pd.qcut(gains.rank(method="first"), min(num_bins, len(gains)), labels=False)
     )
-    return summarized(
-        targets, ["model", "expected", "bin"],
-        lambda of_bin: mean_columns(of_bin, "expected_gain", "actual_gain"),
-    )  # fmt: skip
+    keys, means = ["model", "expected", "bin"], ("expected_gain", "actual_gain")
+    return summarized(targets, keys, lambda of_bin: mean_columns(of_bin, *means))
 
 
 def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
     """How actual gains follow expected ones: a row a model and expected gain that results have.
-
-    Args:
-        loss_differences: the artefact, any number of models.
 
     Returns:
         model, expected (the column's name), num_targets, num_documents, then with intervals expected_gain
@@ -116,29 +93,25 @@ def _gains(loss_differences: pd.DataFrame, expected: str) -> pd.DataFrame:
     return targets.astype(dict.fromkeys(columns.values(), "float64")).assign(expected=expected)
 
 
-def calibration_figure(bins: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
-    """A panel an expected gain, on one scale: mean actual gain of each bin of it, a line a model.
-
-    Args:
-        bins: `calibration_bins` of one or more expected gains.
-        labels: of the models.
-    """
-    bins = bins[bins["num_targets"] >= min(FEWEST_TARGETS, bins["num_targets"].max())]
+def calibration_figure(bins: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
+    """A panel an expected gain, on one scale: mean actual gain of `calibration_bins`, a line a model."""
+    bins = bins[bins["num_targets"] >= min(drawing.FEWEST_TARGETS, bins["num_targets"].max())]
     expectations = list(dict.fromkeys(bins["expected"]))
-    figure, axes = panels(len(expectations), 3.2)
+    figure, axes = drawing.panels(len(expectations), 3.2)
     largest = 1.05 * bins["expected_gain"].max()
     for expected, ax in zip(expectations, axes, strict=True):
-        ends = [LineEnd(largest, largest, "calibrated", GREY)]
+        ends = [drawing.LineEnd(largest, largest, "calibrated", drawing.GREY)]
         for model, line in bins[bins["expected"] == expected].groupby("model", sort=False):
             style, text = labels[str(model)].style.measured, labels[str(model)].text
-            ends.append(draw_line(ax, line["expected_gain"], line, "actual_gain", style, text))
-        ax.axline((0, 0), slope=1, color=GREY, linewidth=1, linestyle=":")
-        ax.axhline(0, color=BLACK, linewidth=0.6)
+            ends.append(drawing.draw_line(ax, line["expected_gain"], line, "actual_gain", style, text))
+        ax.axline((0, 0), slope=1, color=drawing.GREY, linewidth=1, linestyle=":")
+        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
         ax.set(xlim=(0, largest), xlabel="expected gain, a divergence (nats)")
         ax.set_ylim(top=max(ax.get_ylim()[1], largest))
         ax.set_title(f"gain over {_OVER[expected]}", loc="left")
-    share_scale(axes)
+    drawing.share_scale(axes)
     axes[0].set_ylabel("mean actual gain (nats)")
-    label_line_ends(axes[-1], ends)
-    put_title(figure, "Do gains come as the model expects them?", f"bins of {sample_size(bins)}", BARS)
+    drawing.label_line_ends(axes[-1], ends)
+    size = f"bins of {drawing.sample_size(bins)}"
+    drawing.put_title(figure, "Do gains come as the model expects them?", size, drawing.BARS)
     return figure

@@ -5,19 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    ModelLabel,
-    beside,
-    common_size,
-    draw_line,
-    label_line_ends,
-    name_place,
-    panels,
-    put_title,
-    sample_size,
-)
+from analysis import drawing
 from analysis.read import (
     NO_INTERVAL,
     interval_columns,
@@ -32,9 +20,6 @@ _CHUNK = ["document_id", "chunk_index"]
 
 def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
     """A row a model: how much its long context helps.
-
-    Args:
-        loss_differences: the artefact, any number of models.
 
     Returns:
         model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats), then with
@@ -61,19 +46,14 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
     The change from the model's own loss at the shortest length is paired by chunk: documents differ
     far more from each other in loss than lengths do, and that difference cancels there.
 
-    Args:
-        length_losses: the artefact, a row a chunk and length, already averaged over its targets.
-
     Returns:
         model, context_length (tokens), num_targets, num_documents, then with intervals loss and
         loss_change (loss - loss at the shortest length; negative = the added context helps), nats.
     """
     shortest = length_losses[length_losses["context_length"] == length_losses["context_length"].min()]
-    keys = ["model", *_CHUNK]
-    paired = joined_on_common(
-        length_losses, shortest[[*keys, "mean_loss"]], keys, "chunks at the shortest length",
-        ("", "_shortest"),
-    )  # fmt: skip
+    keys, what = ["model", *_CHUNK], "chunks at the shortest length"
+    shortest = shortest[[*keys, "mean_loss"]]
+    paired = joined_on_common(length_losses, shortest, keys, what, ("", "_shortest"))
     paired["loss_change"] = paired["mean_loss"] - paired["mean_loss_shortest"]
     return _weighed_means(paired, {"loss": "mean_loss", "loss_change": "loss_change"})
 
@@ -81,25 +61,18 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
 def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortest: int) -> pd.DataFrame:
     """Mean loss at each context length, less that of one model at one length, paired by chunk.
 
-    Documents differ far more in loss than models and lengths do; most of that cancels here.
-
-    Args:
-        length_losses: the artefact.
-        reference: a model.
-        shortest: tokens of context at which the reference is taken; shorter contexts are left out.
+    Documents differ far more in loss than models and lengths do; most of that cancels here. Contexts shorter
+    than `shortest` tokens are left out.
 
     Returns:
         model, context_length (tokens), num_targets, num_documents, then with its interval difference (loss of
         the model at this length - loss of the reference at `shortest`, nats).
     """
     is_reference = (length_losses["model"] == reference) & (length_losses["context_length"] == shortest)
-    paired = joined_on_common(
-        length_losses[length_losses["context_length"] >= shortest],
-        length_losses.loc[is_reference, [*_CHUNK, "mean_loss"]],
-        _CHUNK,
-        f"chunks that {reference} was measured on at {shortest} tokens",
-        ("", "_reference"),
-    )
+    longer = length_losses[length_losses["context_length"] >= shortest]
+    of_reference = length_losses.loc[is_reference, [*_CHUNK, "mean_loss"]]
+    what = f"chunks that {reference} was measured on at {shortest} tokens"
+    paired = joined_on_common(longer, of_reference, _CHUNK, what, ("", "_reference"))
     paired["difference"] = paired["mean_loss"] - paired["mean_loss_reference"]
     return _weighed_means(paired, {"difference": "difference"})
 
@@ -119,47 +92,34 @@ def _weighed_means(chunks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFra
 
 
 def lengths_figure(
-    differences: pd.DataFrame, labels: Mapping[str, ModelLabel], train_lengths: Iterable[int],
+    differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], train_lengths: Iterable[int],
     reference: str,
 ) -> Figure:  # fmt: skip
-    """Loss of every model against the context it is given, less that of the reference model.
-
-    Args:
-        differences: of `losses_beside_reference`.
-        labels: of the models.
-        train_lengths: tokens that models were trained at, which are marked.
-        reference: the model that is 0 at the shortest context.
-    """
-    figure, (ax,) = panels(1, 3.4)
+    """`losses_beside_reference` of every model against the context given; training lengths are marked."""
+    figure, (ax,) = drawing.panels(1, 3.4)
     models, ends = list(dict.fromkeys(differences["model"])), []
     for place, model in enumerate(models):
         line = differences[differences["model"] == model].sort_values("context_length")
-        x = line["context_length"] * 1.03 ** beside(place, len(models))  # the axis is logarithmic
-        end = draw_line(ax, x, line, "difference", labels[model].style.measured, labels[model].text)
-        ends.append(end)
-    ax.axhline(0, color=BLACK, linewidth=0.6)
+        x = line["context_length"] * 1.03 ** drawing.beside(place, len(models))  # the axis is logarithmic
+        style, name = labels[model].style.measured, labels[model].text
+        ends.append(drawing.draw_line(ax, x, line, "difference", style, name))
+    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_xscale("log", base=2)
-    ticks = legible_ticks(differences["context_length"].unique())
+    ticks: list[int] = []  # the longest first: none so near the next that their labels touch
+    for length in sorted(differences["context_length"].unique(), reverse=True):
+        if not ticks or ticks[-1] >= 1.45 * length:
+            ticks.append(int(length))
     ax.set_xticks(ticks, [str(length) for length in ticks])
     ax.minorticks_off()
     ax.set_xlabel("context given (tokens)")
     shortest = differences["context_length"].min()
     ax.set_ylabel(f"loss (nats), less that of\n{labels[reference].text}\ngiven {shortest} tokens")
     for length in sorted(set(train_lengths)):
-        name_place(ax, length, f"trained at {length}")
-    label_line_ends(ax, ends)
-    size = common_size(labels[model] for model in models)
-    put_title(
-        figure, "Does a longer context help each model?", sample_size(differences), size,
-        f"{BARS}, of the difference",
+        drawing.name_place(ax, length, f"trained at {length}")
+    drawing.label_line_ends(ax, ends)
+    size = drawing.common_size(labels[model] for model in models)
+    drawing.put_title(
+        figure, "Does a longer context help each model?", drawing.sample_size(differences), size,
+        f"{drawing.BARS}, of the difference",
     )  # fmt: skip
     return figure
-
-
-def legible_ticks(lengths: Iterable[int]) -> list[int]:
-    """The lengths to label, the longest first among them: none so near the next that their labels touch."""
-    ticks: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        if not ticks or ticks[-1] >= 1.45 * length:
-            ticks.append(int(length))
-    return ticks[::-1]

@@ -19,22 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    GREY,
-    ModelLabel,
-    draw_line,
-    label_line_ends,
-    name_level,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-    share_scale,
-    tokens_axis,
-)
+from analysis import drawing
 from analysis.read import (
     NO_INTERVAL,
     TARGET,
@@ -90,23 +75,19 @@ def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     gain's interval reaches 0 (`is_gain_clear` is False) the fraction divides by noise: it is NaN, and the
     recovered loss in nats is what can be read. The rows of the null say how much of either is selection.
 
-    Args:
-        sparse_context_losses: the artefact, any number of models.
-
     Returns:
         model, rule, far_context, k, num_targets, num_documents, baseline_loss, sparse_context_loss,
         long_context_loss (means, nats), then with intervals recovered_loss, loss_difference (nats) and
         recovered_fraction; is_gain_clear.
     """
-    losses = ["baseline_loss", "sparse_context_loss", "long_context_loss"]
-    return summarized(
-        with_recovered_losses(sparse_context_losses),
-        ["model", "rule", "far_context", "k"],
-        lambda targets: {
-            **targets[losses].astype("float64").mean().to_dict(),
-            **_amount_and_fraction(targets, "recovered_loss", "recovered_fraction"),
-        },
-    )
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        losses = targets[["baseline_loss", "sparse_context_loss", "long_context_loss"]]
+        means = losses.astype("float64").mean().to_dict()
+        return means | _amount_and_fraction(targets, "recovered_loss", "recovered_fraction")
+
+    losses = with_recovered_losses(sparse_context_losses)
+    return summarized(losses, ["model", "rule", "far_context", "k"], numbers)
 
 
 def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -114,9 +95,6 @@ def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
     Own and null are paired target by target: their difference has no noise of the baseline, and documents are
     resampled with both. Targets that lack either are left out.
-
-    Args:
-        sparse_context_losses: the artefact, any number of models.
 
     Returns:
         model, rule, k, num_targets, num_documents, then with intervals excess_loss (nats),
@@ -144,11 +122,7 @@ def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> d
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """A row a model, judge, criterion, rule and k.
-
-    Args:
-        sparse_context_losses: the artefact, with all judges and k that are meant (`read_sparse_losses`).
-            Rows of version 1 have no divergences.
+    """A row a model, judge, criterion, rule and k, of all judges and k given (`read_sparse_losses`).
 
     Returns:
         model, judge, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
@@ -206,9 +180,6 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
 def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
     """How many of the nearest far tokens do what k chosen ones do: between two numbers that were studied.
 
-    Args:
-        effects: of `token_effects`, with the control `nearest` at every k that it was studied at.
-
     Returns:
         model, judge, criterion, rule (no `nearest`), k, effect, then more_than and at_most: the least studied
         number of nearest tokens whose effect is as large, and the one before it (0 before the first; at_most
@@ -220,13 +191,9 @@ def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
         nearest = group[group["rule"] == NEAREST].sort_values("k")
         for row in group[group["rule"] != NEAREST].to_dict("records") if len(nearest) else ():
             more_than, at_most = _bracket(nearest, row["effect"])
+            low, high = _bracket(nearest, row["effect_low"])[0], _bracket(nearest, row["effect_high"])[1]
+            ends = {"more_than": more_than, "at_most": at_most, "more_than_low": low, "at_most_high": high}
             labels = {name: row[name] for name in ("model", "judge", "criterion", "rule", "k", "effect")}
-            ends = {
-                "more_than": more_than, "at_most": at_most,
-                "more_than_low": _bracket(nearest, row["effect_low"])[0],
-                "at_most_high": _bracket(nearest, row["effect_high"])[1],
-                "most_studied": int(nearest["k"].max()),
-            }  # fmt: skip
             rows.append(labels | ends)
     return pd.DataFrame(rows)
 
@@ -255,12 +222,7 @@ def number_in_words(row: Row) -> str:
 
 
 def effect_sentences(effects: pd.DataFrame, equivalents: pd.DataFrame) -> Iterator[str]:
-    """A sentence a model, judge, criterion and rule: what its largest k is worth, and how many nearest are.
-
-    Args:
-        effects: of `token_effects`.
-        equivalents: of `nearest_equivalents`.
-    """
+    """A sentence a model, judge, criterion and rule: its largest k's worth, in nearest tokens too."""
     keys = ["model", "judge", "criterion", "rule", "k"]
     numbers = {} if equivalents.empty else equivalents.set_index(keys).to_dict("index")
     chosen = effects[effects["rule"] != NEAREST]
@@ -281,14 +243,10 @@ _LARGEST_SHARE = 3.0
 _BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
 
 
-def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
+def recovered_figure(recovered: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
     """A panel of rules that do not see the answer, one of those that do, on one scale; each beside its null.
 
-    As a share of the gain; in nats where the long context brings no clear gain.
-
-    Args:
-        recovered: `recovered_losses`, one model.
-        label: of the model.
+    `recovered_losses` of one model, as a share of the gain; in nats where that is not clear.
     """
     is_fitted = recovered["rule"].map(needs_null).astype(bool)
     of_panel = {
@@ -301,67 +259,65 @@ def recovered_figure(recovered: pd.DataFrame, label: ModelLabel) -> Figure:
         value, axis, most = "recovered_loss", "recovered (nats)", np.inf
         whole = recovered["loss_difference"].iloc[0]
 
-    figure, axes = panels(len(of_panel), 3.4)
+    figure, axes = drawing.panels(len(of_panel), 3.4)
     ends_of_panels = []
     for ax, (title, rows) in zip(axes, of_panel.items(), strict=True):
         ends, nulls = [], []
         for (rule, far_context), line in rows.groupby(["rule", "far_context"], sort=False):
-            line, style, name = line.sort_values("k"), rule_style(str(rule)), _name(str(rule))
+            line, style, name = line.sort_values("k"), drawing.rule_style(str(rule)), _name(str(rule))
             if far_context == OWN:
-                ends.append(draw_line(ax, line["k"] / _BESIDE, line, value, style.measured, name))
+                ends.append(drawing.draw_line(ax, line["k"] / _BESIDE, line, value, style.measured, name))
             else:
                 name = "its null: the same\nin another document"
-                nulls.append(draw_line(ax, line["k"] * _BESIDE, line, value, style.null, name))
+                nulls.append(drawing.draw_line(ax, line["k"] * _BESIDE, line, value, style.null, name))
         lowest = min(nulls, key=lambda end: end.y, default=None)
         if lowest is not None:
-            several = replace(lowest, name="dashed: their nulls", color=GREY)
+            several = replace(lowest, name="dashed: their nulls", color=drawing.GREY)
             ends.append(several if len(nulls) > 1 else lowest)
         ends_of_panels.append(ends)
-        ax.axhline(0, color=BLACK, linewidth=0.6)
-        name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
-        tokens_axis(ax, rows["k"].unique())
+        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
+        drawing.name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
+        drawing.tokens_axis(ax, rows["k"].unique())
         ax.set_title(title, loc="left")
-    share_scale(axes, most)
+    drawing.share_scale(axes, most)
     for ax, ends in zip(axes, ends_of_panels, strict=True):
         top = ax.get_ylim()[1]
-        label_line_ends(
+        drawing.label_line_ends(
             ax, [replace(end, y=top, name=f"{end.name}: {end.y:.2g}") if end.y > top else end for end in ends]
         )
     axes[0].set_ylabel(axis)
     title = "How much of what the far context is worth do k tokens recover?"
-    put_title(figure, title, sample_size(recovered), label.size, label.text, BARS)
+    drawing.put_title(figure, title, drawing.sample_size(recovered), label.size, label.text, drawing.BARS)
     return figure
 
 
 def _name(rule: str) -> str:
     """In lines that fit beside a panel."""
-    return rule_text(rule).replace(", ", ",\n")
+    return drawing.rule_text(rule).replace(", ", ",\n")
 
 
-def effects_figure(effects: pd.DataFrame, label: ModelLabel, judge: str = "") -> Figure:
+def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
     """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
 
-    Args:
-        effects: `token_effects`, one model and judge.
-        label: of the model.
-        judge: in words, where another model judged.
+    `token_effects` of one model and judge; `judge` in words, where another model judged.
     """
     of_panels = list(effects.groupby("criterion", sort=False))
     titles = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
-    figure, axes = panels(len(of_panels), 3.2)
+    figure, axes = drawing.panels(len(of_panels), 3.2)
     for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
         ends = []
         for rule, line in rows.groupby("rule", sort=False):
             name = _name(str(rule)) + (",\nbeyond its null" if needs_null(str(rule)) else "")
-            ends.append(draw_line(ax, line["k"], line, "effect", rule_style(str(rule)).measured, name))
-        ax.axhline(0, color=BLACK, linewidth=0.6)
-        name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
-        tokens_axis(ax, rows["k"].unique())
+            style = drawing.rule_style(str(rule)).measured
+            ends.append(drawing.draw_line(ax, line["k"], line, "effect", style, name))
+        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
+        drawing.name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
+        drawing.tokens_axis(ax, rows["k"].unique())
         ax.set_title(titles[str(criterion)], loc="left")
-    share_scale(axes)
-    label_line_ends(axes[-1], ends)
+    drawing.share_scale(axes)
+    drawing.label_line_ends(axes[-1], ends)
     axes[0].set_ylabel("worth of k tokens (nats)")
     judged = f"judged by another model, {judge}" if judge else ""
-    title = "What are k tokens of the far context worth?"
-    put_title(figure, title, sample_size(effects), label.size, label.text, judged, BARS)
+    parts = [drawing.sample_size(effects), label.size, label.text, judged, drawing.BARS]
+    drawing.put_title(figure, "What are k tokens of the far context worth?", *parts)
     return figure

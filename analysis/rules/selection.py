@@ -289,7 +289,7 @@ def rules_figure(table: pd.DataFrame, label: ModelLabel) -> Figure:
     effect_ax.set_yticks(places, [""] * len(rows))
     k = counted(int(rows["k"].iloc[0]), "token")
     recovered_ax.set_title(f"recovered by {k}; hollow: null", loc="left")
-    effect_ax.set_title("beyond the null, or of a rule blind to the answer", loc="left")
+    effect_ax.set_title("beyond the null, or of a rule\nblind to the answer", loc="left")
     for ax in (recovered_ax, effect_ax):
         ax.set_ylim(-0.6, len(rows) - 0.4)
         ax.axvline(0, color=BLACK, linewidth=0.6)

@@ -51,6 +51,11 @@ def agree(quoted: str, *values: float) -> None:
     assert numbers == rounded, quoted
 
 
+def agree_cell(text: str, label: str, row: Row, name: str, place: int = 0) -> None:
+    """The cell of the row that begins like this is this column of a table, with its interval."""
+    agree(cells_of(text, label)[place], *interval(row, name))
+
+
 def interval(row: Row, name: str) -> tuple[float, float, float]:
     return row[name], row[f"{name}_low"], row[f"{name}_high"]
 

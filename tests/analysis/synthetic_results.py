@@ -51,33 +51,25 @@ def plant(num_documents: int, seed: int) -> Truth:
     generator = np.random.default_rng(seed)
     num_targets = num_documents * TARGETS_PER_DOCUMENT
     document = np.repeat(np.arange(num_documents), TARGETS_PER_DOCUMENT)
-    needed_k = generator.choice(
-        [*KS, CENSORED_K, NO_GAIN_K], num_targets, p=[0.2, 0.15, 0.15, 0.1, 0.1, 0.1, 0.2]
-    )
+    shares = [0.2, 0.15, 0.15, 0.1, 0.1, 0.1, 0.2]
+    needed_k = generator.choice([*KS, CENSORED_K, NO_GAIN_K], num_targets, p=shares)
     document_effect = generator.gamma(4.0, 0.25, num_documents)[document]
-    gain = (
-        np.where(needed_k == NO_GAIN_K, 0.0, 0.1 + generator.gamma(1.5, 0.3, num_targets)) * document_effect
-    )
+    gain = np.where(needed_k == NO_GAIN_K, 0.0, 0.1 + generator.gamma(1.5, 0.3, num_targets))
     targets = pd.DataFrame(
         {
-            "document_id": [f"{index:016x}" for index in document],
-            "chunk_index": np.zeros(num_targets, dtype=int),
+            "document_id": [f"{index:016x}" for index in document], "chunk_index": 0,
             "target_position": np.tile(np.arange(240, 240 + TARGETS_PER_DOCUMENT), num_documents),
-            "needed_k": needed_k,
-            "gain": gain,
+            "needed_k": needed_k, "gain": gain * document_effect,
             "long_context_loss": 2.0 + generator.gamma(2.0, 1.0, num_targets) * document_effect,
         }
-    )
+    )  # fmt: skip
     return Truth(targets)
 
 
 def write_results(
-    results: Path,
-    num_documents: int = 24,
-    seed: int = 0,
-    models: list[str] | None = None,
+    results: Path, num_documents: int = 24, seed: int = 0, models: list[str] | None = None,
     scale: tuple[int, int] | None = None,
-) -> Truth:
+) -> Truth:  # fmt: skip
     """Write all stages' artefacts in two shards; short-pose has no influential tokens.
 
     `scale`: parameters and training step that the files tell of every model; nothing where None.
@@ -90,22 +82,19 @@ def write_results(
             "short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH,
             "recovery_fraction": 0.9, "minimum_gain": 0.1, "k": KS,
         }  # fmt: skip
+        inputs = {"checkpoint": f"{index:064x}"}
         outputs = {
-            stage: StageOutput(
-                results, stage, model, settings=settings, inputs={"checkpoint": f"{index:064x}"}, num_shards=2
-            )
+            stage: StageOutput(results, stage, model, settings=settings, inputs=inputs, num_shards=2)
             for stage in ("loss_differences", "influential_tokens", "length_losses")
             if (stage, model) != ("influential_tokens", "short-pose")
         }
         facts = None if scale is None else _facts(model, *scale)
         for shard_index, shard in enumerate(np.array_split(losses.index.to_numpy(), 2)):
             rows = losses.loc[shard]
-            outputs["loss_differences"].write_shard(
-                shard_index, {"loss_differences": _loss_differences(rows)}, facts
-            )
-            outputs["length_losses"].write_shard(
-                shard_index, {"length_losses": _length_losses(rows, model, generator)}
-            )
+            differences = {"loss_differences": _loss_differences(rows)}
+            outputs["loss_differences"].write_shard(shard_index, differences, facts)
+            of_lengths = {"length_losses": _length_losses(rows, model, generator)}
+            outputs["length_losses"].write_shard(shard_index, of_lengths)
             if "influential_tokens" in outputs:
                 tables = {
                     "sparse_context_losses": _sparse_context_losses(rows, model, generator),
@@ -117,12 +106,10 @@ def write_results(
 
 def _facts(model: str, num_parameters: int, train_step: int) -> dict[str, object]:
     return {
-        "num_parameters": num_parameters,
-        "train_step": train_step,
-        "train_context_length": TRAIN_CONTEXT_LENGTHS[model],
+        "num_parameters": num_parameters, "train_step": train_step,
+        "train_context_length": TRAIN_CONTEXT_LENGTHS[model], "seed": int(model == "long-seed1"),
         "position_scheme": "pose" if model == "short-pose" else "contiguous",
-        "seed": int(model == "long-seed1"),
-    }
+    }  # fmt: skip
 
 
 def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:
@@ -139,15 +126,11 @@ def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.Data
 
 
 def _loss_differences(rows: pd.DataFrame) -> dict[str, list]:
-    return {
-        **{key: rows[key].to_list() for key in ("document_id", "chunk_index", "target_position")},
-        "target_token_id": (rows["target_position"] % 7).to_list(),
-        "num_long_context_tokens": rows["target_position"].to_list(),
-        "short_context_loss": rows["short_context_loss"].to_list(),
-        "long_context_loss": rows["long_context_loss"].to_list(),
-        "loss_difference": rows["gain"].to_list(),
-        "windowed_short_context_loss": rows["windowed_short_context_loss"].to_list(),
-    }
+    places = rows["target_position"]
+    of_target = rows.drop(columns=["needed_k", "gain"]).assign(
+        target_token_id=places % 7, num_long_context_tokens=places, loss_difference=rows["gain"]
+    )
+    return of_target.to_dict("list")
 
 
 def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
@@ -177,48 +160,31 @@ def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.
 
 def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
     """k* as planted by the loss; by the divergence, and for another judge, one token for every target."""
-    planted = pd.DataFrame(_planted_sparsity(rows))
+    planted = rows[["document_id", "chunk_index", "target_position"]].assign(
+        rule="leave_one_out", loss_difference=rows["gain"], is_censored=rows["needed_k"] == CENSORED_K,
+        dependency_sparsity=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
+    )  # fmt: skip
     of_others = planted.assign(dependency_sparsity=1, is_censored=False)
-    frames = [
-        planted.assign(judge=model, criterion=LOSS),
-        of_others.assign(judge=model, criterion=DIVERGENCE),
-        *(of_others.assign(judge=JUDGE, criterion=criterion) for criterion in (LOSS, DIVERGENCE)),
-    ]
-    table = pd.concat(frames)
-    return {
-        name: [None if pd.isna(value) else value for value in table[name]]
-        if name == "dependency_sparsity"
-        else table[name].to_list()
-        for name in table
-    }
-
-
-def _planted_sparsity(rows: pd.DataFrame) -> dict[str, list]:
-    reached = rows["needed_k"].isin(KS)
-    columns = {key: rows[key].to_list() for key in ("document_id", "chunk_index", "target_position")}
-    return {
-        **columns,
-        "rule": ["leave_one_out"] * len(rows),
-        "loss_difference": rows["gain"].to_list(),
-        "dependency_sparsity": [
-            int(k) if ok else None for k, ok in zip(rows["needed_k"], reached, strict=True)
-        ],
-        "is_censored": (rows["needed_k"] == CENSORED_K).to_list(),
-    }
+    columns = pd.concat(
+        [
+            planted.assign(judge=model, criterion=LOSS),
+            of_others.assign(judge=model, criterion=DIVERGENCE),
+            *(of_others.assign(judge=JUDGE, criterion=criterion) for criterion in (LOSS, DIVERGENCE)),
+        ]
+    ).to_dict("list")
+    k_star = [None if pd.isna(value) else value for value in columns["dependency_sparsity"]]
+    return columns | {"dependency_sparsity": k_star}
 
 
 def _length_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
     """Loss falls with the context up to the training length, and rises beyond it where training was short."""
-    names = ("document_id", "chunk_index", "context_length", "num_targets", "mean_loss")
-    columns: dict[str, list] = {name: [] for name in names}
+    table = []
     for document_id, targets in rows.groupby("document_id"):
-        for context_length in (16, 32, 64, 128, 256):
-            doublings_beyond = max(0.0, np.log2(context_length / TRAIN_CONTEXT_LENGTHS[model]))
-            mean_loss = targets["long_context_loss"].mean() + 2 / np.sqrt(context_length)
-            mean_loss += {"short-contiguous": 0.2, "short-pose": 0.03}.get(model, 0.0) * doublings_beyond
-            columns["document_id"].append(document_id)
-            columns["chunk_index"].append(0)
-            columns["context_length"].append(context_length)
-            columns["num_targets"].append(len(targets))
-            columns["mean_loss"].append(mean_loss + generator.normal(0, 0.02))
-    return columns
+        for length in (16, 32, 64, 128, 256):
+            doublings_beyond = max(0.0, np.log2(length / TRAIN_CONTEXT_LENGTHS[model]))
+            loss = targets["long_context_loss"].mean() + 2 / np.sqrt(length)
+            loss += {"short-contiguous": 0.2, "short-pose": 0.03}.get(model, 0.0) * doublings_beyond
+            loss += generator.normal(0, 0.02)
+            table.append((document_id, 0, length, len(targets), loss))
+    names = ("document_id", "chunk_index", "context_length", "num_targets", "mean_loss")
+    return pd.DataFrame(table, columns=names).to_dict("list")

@@ -63,9 +63,8 @@ def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported
 
 
 def test_the_explorer_shows_the_same_of_an_export(tmp_path: Path) -> None:
-    results, data = write_explorable(
-        tmp_path, ["one text to be measured " * 12, "another text of words " * 12]
-    )
+    texts = ["one text to be measured " * 12, "another text of words " * 12]
+    results, data = write_explorable(tmp_path, texts)
     export([results], tmp_path / "exported")
     pages = []
     for folder in (results, tmp_path / "exported"):
@@ -99,20 +98,18 @@ def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> Non
         connect(tmp_path / "out")
 
 
-@pytest.mark.parametrize("folders", [1, 2])
-def test_bad_exports_are_refused_and_leave_nothing(tmp_path: Path, folders: int) -> None:
+def test_bad_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     def refused(*words: str | Path) -> str:
         with pytest.raises(InputError) as error:
             main(parser().parse_args(list(map(str, words))))
         return str(error.value)
 
     first, second = (write(tmp_path / name, "a", lengths(1.0), lengths(2.0)) for name in ("first", "second"))
-    both, out = [first, second][:folders], tmp_path / "out"
-    if folders == 2:
-        assert f"{first} and {second} both hold length_losses of model 'a'" in refused(*both, "--out", out)
-    assert "unknown artefact 'lengths'; did you mean" in refused(
-        *both, "--out", out, "--artefacts", "lengths"
-    )
+    out = tmp_path / "out"
+    both = refused(first, second, "--out", out)
+    assert f"{first} and {second} both hold length_losses of model 'a'" in both
+    unknown = refused(first, "--out", out, "--artefacts", "lengths")
+    assert "unknown artefact 'lengths'; did you mean" in unknown
     lacking = refused(first, "--out", out, "--artefacts", "length_losses", "loss_differences")
     assert "holds no 'loss_differences' results; it holds length_losses" in lacking
     assert f"--out {second} holds results" in refused(first, "--out", second)

@@ -85,12 +85,8 @@ def test_a_slope_that_is_only_a_confounder_goes_when_that_is_held_constant(
 
 
 def test_without_token_counts_frequency_is_no_control(loss_differences: pd.DataFrame) -> None:
-    settings = {
-        "short_models": ["short-pose"],
-        "reference_model": "long-seed1",
-        "difficulty_model": "long-seed1",
-        "gain_model": "long-seed0",
-    }
+    models = dict.fromkeys(("reference_model", "difficulty_model", "gain_model"), "long-seed1")
+    settings = {"short_models": ["short-pose"], **models}
     targets = gap_slopes.gap_targets(loss_differences, **settings, token_counts_V=None)
     assert gap_slopes.FREQUENCY not in targets
     with pytest.raises(InputError, match="token ID 6, and the tokens counted are 3"):

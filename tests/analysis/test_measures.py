@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from written_results import write_tables
 
 from analysis.rules.trial import MEASURE, MeasuredText, compared_measures
-from pipeline.results.write import StageOutput
 
 MODELS, RULES, LARGEST_K = ("seed0", "seed1"), ("leave_one_out", "leave_one_out_divergence"), 4
 SETTINGS = {
     "short_context_length": 2, "long_context_length": 20, "targets_per_chunk": 1, "k": [1, 2, 4],
     "rules": list(RULES), "num_subsets": 64, "num_backgrounds": 1,
+    "intervention": "remove",
 }  # fmt: skip
 DOCUMENTS = [f"{index:02d}" for index in range(6)]
 SIGNS = [
@@ -54,18 +55,6 @@ def chosen(document: str, rule: str, positions: list[int]) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-def write(results: Path, model: str, intervention: str, tables: dict[str, list[dict[str, Any]]]) -> None:
-    from pipeline.results.schemas import SCHEMAS
-
-    settings = SETTINGS | {"intervention": intervention}
-    output = StageOutput(results, "influential_tokens", model, settings=settings, inputs={}, num_shards=1)
-    columns = {
-        artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
-        for artefact, rows in tables.items()
-    }
-    output.write_shard(0, columns)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """leave_one_out finds as much where nothing is; its twin finds the signs, and nothing elsewhere."""
@@ -96,7 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         ]
                     places = [[1, 3, 9, 5], [9, 3, 1, 5]][number]
                     tables["influential_tokens"] += chosen(document, rule, places)
-            write(folder / kind, model, "remove", tables)
+            write_tables(folder / kind, "influential_tokens", model, SETTINGS, tables)
     return folder
 
 

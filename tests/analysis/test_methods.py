@@ -11,6 +11,7 @@ import pytest
 from legible_figures import assert_legible
 from measured_documents import measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from written_results import write_tables
 
 from analysis import methods as program
 from analysis.rules import benchmark as method_figures
@@ -19,8 +20,6 @@ from analysis.rules.trial import OTHER
 from pipeline import influential_tokens
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
-from pipeline.results.schemas import SCHEMAS
-from pipeline.results.write import StageOutput
 
 SETTINGS = {
     "short_context_length": 2, "long_context_length": 20, "targets_per_chunk": 1, "k": [1, 4],
@@ -51,18 +50,6 @@ def _losses(rule: str, judge: str, share: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _write(
-    results: Path, stage: str, settings: dict[str, Any], tables: dict[str, list[dict[str, Any]]]
-) -> Path:
-    output = StageOutput(results, stage, "seed0", settings=settings, inputs={}, num_shards=1)
-    columns = {
-        artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
-        for artefact, rows in tables.items()
-    }
-    output.write_shard(0, columns)
-    return results
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [
@@ -72,17 +59,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for row in _losses(rule, judge, share)
     ]
     folder = tmp_path_factory.mktemp("methods") / "results"
-    return _write(folder, "influential_tokens", SETTINGS, {"sparse_context_losses": rows})
+    write_tables(folder, "influential_tokens", "seed0", SETTINGS, {"sparse_context_losses": rows})
+    return folder
 
 
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of two dependencies surrogate finds one, and in a background both; attention none."""
-    found = {
-        ("surrogate", "remove"): [1, 0, 1],
-        ("surrogate", "background"): [1, 1, 0],
-        ("attention", None): [0, 0, 1],
-    }
+    found = {("surrogate", "remove"): [1, 0, 1], ("surrogate", "background"): [1, 1, 0],
+             ("attention", None): [0, 0, 1]}  # fmt: skip
     rows = [
         {
             "task": "t", "positions": "pose", "seed": 0, "largest_train_size": 9,
@@ -99,7 +84,8 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in (1, 2, 3)
     ]  # fmt: skip
     folder = tmp_path_factory.mktemp("methods") / "synthetic"
-    return _write(folder, "found_dependencies", {}, {"found_dependencies": rows})
+    write_tables(folder, "found_dependencies", "seed0", {}, {"found_dependencies": rows})
+    return folder
 
 
 def test_effects_are_beyond_the_null_that_fits_and_the_best_stands_first(text: Path) -> None:

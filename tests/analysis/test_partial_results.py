@@ -25,6 +25,7 @@ from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "partial: 1 of 2 shards of loss_differences of model 'long-seed0'"
+FLAGS = ("--allow-partial", "--format")
 SQL = "SELECT model, count(*) AS num_rows FROM loss_differences GROUP BY model ORDER BY model"
 
 
@@ -79,21 +80,12 @@ def test_a_notebook_says_so_below_every_cell_from_the_reading_on(
 
 
 def test_the_tables_that_notebooks_write(partial_results: Path, results: Path, tmp_path: Path) -> None:
-    empty = {
-        name: pd.DataFrame(columns=SCHEMAS[name].names) for name in ("selection_rules", "token_categories")
-    }
-
-    def notes(read: Path) -> list[bytes | None]:
+    empty = pd.DataFrame(columns=SCHEMAS["selection_rules"].names)
+    for read, note in ((partial_results, NOTE.encode()), (results, None)):
         allow_partial()
         read_artefact(read, "loss_differences", ["document_id"])
-        written = [
-            write_derived_table(empty["selection_rules"], "selection_rules", tmp_path),
-            write_derived_table(empty["token_categories"], "token_categories", tmp_path),
-        ]
-        return [(pq.read_schema(path).metadata or {}).get(b"note") for path in written]
-
-    assert notes(partial_results) == [NOTE.encode()] * 2
-    assert notes(results) == [None] * 2
+        path = write_derived_table(empty, "selection_rules", tmp_path)
+        assert (pq.read_schema(path).metadata or {}).get(b"note") == note
 
 
 def test_the_page_of_targets_in_their_text(tmp_path: Path) -> None:
@@ -119,35 +111,17 @@ def query(results: Path, *further: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
 
 
-def test_a_query_that_prints_a_table(partial_results: Path) -> None:
+def test_rows_of_a_query(partial_results: Path, tmp_path: Path) -> None:
+    """Where rows are for programs, the note goes to standard error and into the Parquet file's metadata."""
     refused = query(partial_results)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert (
-        refused.stderr.count("\n") == 1
-        and "; run python pipeline/loss_differences.py again" in refused.stderr
-    )
-    done = query(partial_results, "--allow-partial")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == f"({NOTE})"
-    assert done.stderr == f"query: {NOTE}\n"
-
-
-@pytest.mark.parametrize("file_format", ["csv", "json"])
-def test_rows_for_programs_stay_rows_and_the_note_goes_to_standard_error(
-    partial_results: Path, file_format: str
-) -> None:
-    done = query(partial_results, "--allow-partial", "--format", file_format)
-    assert (done.returncode, done.stderr) == (0, f"query: {NOTE}\n")
-    assert "partial" not in done.stdout
-    if file_format == "json":
-        assert len(json.loads(done.stdout)) == 4
-    else:
-        assert len(done.stdout.splitlines()) == 1 + 4
-
-
-def test_a_parquet_file_of_a_query_says_so_itself(partial_results: Path, tmp_path: Path) -> None:
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "; run python pipeline/loss_differences.py again" in refused.stderr
+    table, rows = query(partial_results, "--allow-partial"), query(partial_results, *FLAGS, "json")
     out = tmp_path / "counts.parquet"
-    done = query(partial_results, "--allow-partial", "--format", "parquet", "--out", str(out))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"query: {NOTE}\n")
+    written = query(partial_results, *FLAGS, "parquet", "--out", str(out))
+    for done in (table, rows, written):
+        assert (done.returncode, done.stderr) == (0, f"query: {NOTE}\n")
+    assert table.stdout.splitlines()[-1] == f"({NOTE})"
+    assert len(json.loads(rows.stdout)) == 4
     assert pq.read_metadata(out).metadata[b"note"] == NOTE.encode()
     assert pq.read_table(out).num_rows == 4

@@ -40,18 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = folder / "signs" / ("planted" if is_shortest else f"planted-{length}") / "data"
         documents = [(k, f"{length}-{k}-{text}") for k in KS for text in range(NUM_TEXTS)]
         data.mkdir(parents=True)
-        write_planted(
-            data,
-            [
-                {
-                    "document_id": name,
-                    "target_position": length - 1,
-                    "num_planted": k,
-                    "planted_positions": [3],
-                }
-                for k, name in documents
-            ],
-        )
+        truth = {"target_position": length - 1, "planted_positions": [3]}
+        write_planted(data, [truth | {"document_id": name, "num_planted": k} for k, name in documents])
         rows = [
             {
                 "model": model, "document_id": name, "target_position": length - 1,
@@ -83,11 +73,8 @@ def test_what_was_not_learnt_at_the_trained_length_is_left_out(answers: pd.DataF
     left = set(zip(known["model"], known["num_planted"], strict=True))
     assert left == {("seed0", 1), ("seed0", 8), ("seed1", 1)}
     cells = over_models(known).set_index(["num_planted", "test_length"])
-    assert cells.loc[(1, 128), ["right_share", "right_share_low", "right_share_high"]].tolist() == [
-        0.875,
-        0.75,
-        1.0,
-    ]
+    of_one = cells.loc[(1, 128), ["right_share", "right_share_low", "right_share_high"]]
+    assert of_one.tolist() == [0.875, 0.75, 1.0]
     assert cells.loc[(8, 128), "num_models"] == 1
 
 
@@ -122,15 +109,9 @@ def test_texts_that_hold_another_sign_by_chance_can_be_left_out(tmp_path: Path) 
         EvaluationDocument(name, np.array(tokens, dtype="<i4"), None) for name, tokens in texts.items()
     ]
     write_evaluation_documents(tmp_path / EVALUATION_FILE, documents, "plant_signs")
-    rows = [
-        {
-            "document_id": name,
-            "target_position": 7,
-            "num_planted": 1 if name == "one" else 2,
-            "planted_positions": [2] if name == "one" else [1, 3],
-        }
-        for name in texts
-    ]
+    signs = {True: {"num_planted": 1, "planted_positions": [2]},
+             False: {"num_planted": 2, "planted_positions": [1, 3]}}  # fmt: skip
+    rows = [{"document_id": name, "target_position": 7, **signs[name == "one"]} for name in texts]
     write_planted(tmp_path, rows)
     assert texts_with_chance_signs([tmp_path]) == {"other"}
 
@@ -149,10 +130,8 @@ def test_documents_that_do_not_count_are_left_out(run: Path) -> None:
 
 
 def test_a_run_without_planted_answers_is_refused(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
+    words = ["--run", str(tmp_path), "--figures", str(tmp_path)]
     with pytest.raises(InputError, match="holds no losses of planted answers; run the study first"):
-        planted_lengths.main(
-            planted_lengths.parser().parse_args(["--run", str(tmp_path / "run"), "--figures", str(tmp_path)])
-        )
+        planted_lengths.main(planted_lengths.parser().parse_args(words))
     with pytest.raises(InputError, match="measured a planted answer"):
         answers_at_lengths([run / "results"], [run / "signs/planted-128/data"])

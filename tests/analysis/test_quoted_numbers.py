@@ -18,6 +18,7 @@ from quoted import (
     SYNTHETIC,
     Row,
     agree,
+    agree_cell,
     by,
     cells_of,
     interval,
@@ -100,13 +101,10 @@ def test_scale() -> None:
     for place, size in enumerate(("300k", "2m")):
         model = f"{size}-long-seed0"
         of_model = by(shares[shares["model"] == model], "measure")
-        agree(
-            cells_of(text, "targets that gain")[place],
-            *interval(of_model["leave_one_out beyond its null"], "share"),
-        )
-    along = summarize_models(
-        read_artefact(REFERENCE / "study/along_training/results", "loss_differences", None)
-    )
+        row = of_model["leave_one_out beyond its null"]
+        agree_cell(text, "targets that gain", row, "share", place)
+    results = REFERENCE / "study/along_training/results"
+    along = summarize_models(read_artefact(results, "loss_differences", None))
     for step in (550, 1650):
         cells = cells_of(text, f"{step:,} ")
         agree(cells[0], by(along, "model")[f"2m-long-seed0-step{step}"]["loss_difference"])
@@ -124,12 +122,11 @@ def of_kind(model: str, column: str, kind: str) -> tuple[float, float, float]:
 
 def test_kinds_of_tokens() -> None:
     text = section(FINDINGS, "Which tokens gain?")
-    agree(
-        cells_of(text, "that end a repeated trigram")[0],
-        *of_kind("2m-long-seed0", "repetition", "repeated trigram"),
-    )
-    agree(cells_of(text, "proper nouns")[0], *of_kind("2m-long-seed0", "part_of_speech", "proper noun"))
-    agree(cells_of(text, "prepositions")[0], *of_kind("2m-long-seed0", "part_of_speech", "preposition"))
+    for label, column, kind in (
+        ("that end a repeated trigram", "repetition", "repeated trigram"),
+        ("proper nouns", "part_of_speech", "proper noun"), ("prepositions", "part_of_speech", "preposition"),
+    ):  # fmt: skip
+        agree(cells_of(text, label)[0], *of_kind("2m-long-seed0", column, kind))
 
 
 def test_novels() -> None:
@@ -196,8 +193,8 @@ def test_needles() -> None:
     retrieval = by(retrieval_losses(REFERENCE / "study/needles"), "model", "context_length", "depth")
     far, near = (retrieval["2m-long-seed0", 256, depth] for depth in (0.0, 1.0))
     agree(cells_of(text, "loss of a digit without")[0], far["control_loss"])
-    agree(cells_of(text, "how much less with the needle 256")[0], *interval(far, "retrieval_gain"))
-    agree(cells_of(text, "how much less with the needle just")[0], *interval(near, "retrieval_gain"))
+    agree_cell(text, "how much less with the needle 256", far, "retrieval_gain")
+    agree_cell(text, "how much less with the needle just", near, "retrieval_gain")
     short = retrieval["2m-short-contiguous-seed0", 256, 1.0]["retrieval_gain"]
     agree(re.findall(r"trained at 64 gains (\S+) nats", text)[0], short)
     found = found_needles(REFERENCE / "study/needles", [4])
@@ -243,15 +240,12 @@ def test_the_trial_of_the_measures() -> None:
     rows = by(table, "rule", "intervention", "judge", "criterion")
     shown = {
         "leave one out by divergence,": (
-            "leave_one_out_divergence",
-            "background",
-            "another seed",
-            "divergence",
+            "leave_one_out_divergence", "background", "another seed", "divergence",
         ),
         "the same,": ("leave_one_out_divergence", "background", "the same model", "divergence"),
         "leave one out by loss,": ("leave_one_out", "remove", "the same model", "loss"),
         "greedy by divergence,": ("greedy_divergence", "remove", "the same model", "divergence"),
-    }
+    }  # fmt: skip
     for label, key in shown.items():
         for cell, name in zip(cells_of(text, label), ("found", "right_sparsity", "agreement"), strict=True):
             agree(cell, *interval(rows[key], name))

@@ -23,6 +23,7 @@ from quoted import (
     STUDY,
     Row,
     agree,
+    agree_cell,
     by,
     cells_of,
     interval,
@@ -92,19 +93,14 @@ def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
     for label, (rule, name) in rows.items():
         for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, label), strict=True):
             agree(cell, *interval(effects[JUDGE, DIVERGENCE, rule, k], name))
-    whole = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]
-    agree(
-        re.findall(r"far context is worth (\S+ \[.*?\])", text.replace("\n", " "))[0],
-        *interval(whole, "gain"),
-    )
+    whole = interval(effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4], "gain")
+    agree(re.findall(r"far context is worth (\S+ \[.*?\])", text.replace("\n", " "))[0], *whole)
     for (criterion, of_criterion), (judge, number) in itertools.product(
         ((DIVERGENCE, "prediction"), (LOSS, "loss")), ((JUDGE, 1), (CHOOSING, 0))
     ):
         four = effects[judge, criterion, "leave_one_out_divergence", 4]
-        cells = cells_of(text, f"the {of_criterion}, judged by seed {number}")
-        agree(cells[0], *interval(four, "gain"))
-        agree(cells[1], *interval(four, "effect"))
-        agree(cells[2], *interval(four, "share"))
+        for place, name in enumerate(("gain", "effect", "share")):
+            agree_cell(text, f"the {of_criterion}, judged by seed {number}", four, name, place)
 
 
 def test_for_how_many_predictions_few_tokens_suffice() -> None:
@@ -127,9 +123,8 @@ def test_gaps_of_the_reference_study() -> None:
     found = expected_gaps(losses, short_models=shorts, floor_model="2m-long-seed2")
     means = by(mean_gaps(found), "model")
     for label, model in zip(("PoSE, seed 0 ", "PoSE, seed 1 ", "contiguous "), shorts, strict=True):
-        cells = cells_of(text, label)
-        agree(cells[0], *interval(means[model], "generalization_gap"))
-        agree(cells[1], *interval(means[model], "expected_gap"))
+        for place, name in enumerate(("generalization_gap", "expected_gap")):
+            agree_cell(text, label, means[model], name, place)
 
 
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
@@ -138,7 +133,7 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     results, (choosing, judge, floor) = SIZES[size]
 
     def agrees(label: str, row: Row, name: str) -> None:
-        agree(cells_of(text, label)[place], *interval(row, name))
+        agree_cell(text, label, row, name, place)
 
     losses = read_artefact(results, "loss_differences", None)
     gains = by(summarize_models(losses), "model")[choosing]
@@ -147,10 +142,12 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     of_model = {"model": [choosing]}
     effects = token_effects(read_sparse_losses(results, only=of_model, every_judge=True))
     judged = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
-    agrees("what the far context is worth", judged[DIVERGENCE, "leave_one_out_divergence", 4], "gain")
-    agrees("what 4 chosen tokens", judged[DIVERGENCE, "leave_one_out_divergence", 4], "effect")
-    agrees("their null", judged[DIVERGENCE, "leave_one_out_divergence", 4], "null_recovered")
-    agrees("share that 4 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 4], "share")
+    four = judged[DIVERGENCE, "leave_one_out_divergence", 4]
+    for label, name in (
+        ("what the far context is worth", "gain"), ("what 4 chosen tokens", "effect"),
+        ("their null", "null_recovered"), ("share that 4 chosen", "share"),
+    ):  # fmt: skip
+        agrees(label, four, name)
     agrees("share that 16 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 16], "share")
     agrees("share that the 16 nearest", judged[DIVERGENCE, "nearest", 16], "share")
     measured, sparse = read_sparsity_measures(results, choosing)
@@ -196,16 +193,13 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
     sparse = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
     for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
         of_kind = of_targets(losses, targets)
-        agree(
-            cells_of(text, f"{label}: gain")[place],
-            *interval(summarize_models(of_kind).iloc[0], "loss_difference"),
-        )
+        agree_cell(text, f"{label}: gain", summarize_models(of_kind).iloc[0], "loss_difference", place)
         share = 100 * of_kind["loss_difference"].sum() / losses["loss_difference"].sum()
         agree(cells_of(text, f"{label}: share of all gain")[place], share)
         effects = token_effects(of_targets(sparse, targets))
         of_judge = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
         four = of_judge[DIVERGENCE, "leave_one_out_divergence", 4]
-        agree(cells_of(text, f"{label}: share that 4")[place], *interval(four, "share"))
+        agree_cell(text, f"{label}: share that 4", four, "share", place)
 
 
 def test_gaps_of_what_copying_can_foretell() -> None:

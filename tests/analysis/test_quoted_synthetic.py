@@ -44,12 +44,8 @@ def test_position_coupling() -> None:
         unspread, spread = cells_of(text, label)[1:]
         agree(unspread, *of(first, "addition", "predicted", size))
         agree(spread, *of(rotated, "addition_padded", "predicted", size))
-    for label, size in {
-        "within training": 5,
-        "twice | 10": 10,
-        "three times | 15": 15,
-        "four times | 20": 20,
-    }.items():
+    sizes = {"within training": 5, "twice | 10": 10, "three times | 15": 15, "four times | 20": 20}
+    for label, size in sizes.items():
         for cell, positions in zip(cells_of(text, label)[1:], ("predicted", "pose"), strict=True):
             agree(cell, *of(rotated, "parity_scratchpad", positions, size))
 
@@ -63,10 +59,8 @@ def test_sparse_parity() -> None:
         learnt = cells[cells["sparsity"] <= cells["largest_train_sparsity"]]
         assert set(learnt["num_seeds"]) == {3} and learnt["is_learnt"].all()
         told.append((by(learnt, "largest_train_sparsity", "sparsity", "size"), sizes))
-        scales = {
-            of_model.get("attention_scale", 1.0)
-            for of_model in read_settings(results, "evaluate_synthetic").values()
-        }
+        settings = read_settings(results, "evaluate_synthetic").values()
+        scales = {of_model.get("attention_scale", 1.0) for of_model in settings}
         assert scales == {2.0 if folder == "parity_scaled" else 1.0}
     rows = re.findall(r"^\| up to (\d) bits? \| (\d) \|(.*)\|$", text, re.MULTILINE)
     assert len(rows) == 9
@@ -79,12 +73,11 @@ def test_sparse_parity() -> None:
 def test_sparse_parity_in_single_models() -> None:
     text = section(SYNTHETIC, "Does sparsity act?").replace("\n", " ")
     columns = ["largest_train_sparsity", "sparsity", "size", "seed"]
-    own, doubled = (
+    tables = [
         read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy")
-        .set_index(columns)
-        .sort_index()["exact_match"]
         for folder in ("parity", "parity_scaled")
-    )
+    ]
+    own, doubled = (table.set_index(columns).sort_index()["exact_match"] for table in tables)
     eight, four = re.findall(r"never shown, in (.*?); at 80 tokens they get four right in (\S+),", text)[0]
     agree(eight, *own[6, 8, 20])
     agree(four, own[6, 4, 80].mean())

@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from synthetic_results import (
@@ -33,8 +32,6 @@ from analysis.read import (
     sees_answer,
     shown_rule,
 )
-from analysis.tokens.kinds import ASPECTS, loss_differences_by_category
-from analysis.tokens.places import RELATIONS, relation_shares
 from pipeline.cli import InputError
 from pipeline.measuring.rules import RULES
 from pipeline.results.read import read_artefact
@@ -207,30 +204,3 @@ def test_every_statistic_says_what_it_leaves_out(
     assert len(found) == num_all - 6
     counts = f"{6 * len(KS)} of {num_all * len(KS):,}"
     assert warnings(caplog) == [f"choices of own and null tokens for k*: {counts}"]
-
-
-def test_targets_without_a_category_or_known_far_tokens(
-    loss_differences: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    targets = loss_differences[TARGET].drop_duplicates()
-    labels = targets.assign(**{aspect: names[0] for aspect, names in ASPECTS.items()})
-    whole = loss_differences_by_category(loss_differences, labels.assign(part_of_speech=None))
-    # An aspect that is null has no rows, and leaves no target out; nor do targets that are not asked for.
-    assert "part_of_speech" not in set(whole["aspect"])
-    loss_differences_by_category(without_first(loss_differences, 9), labels)
-    assert warnings(caplog) == []
-    table = loss_differences_by_category(loss_differences, without_first(labels, 7))
-    assert (table["num_targets"] == len(targets) - 7).all()
-    assert warnings(caplog) == [f"targets with a category: 7 of {len(targets)}"]
-
-    places = pd.DataFrame({"document_id": list("aabb"), "chunk_index": 0, "target_position": [8, 9, 8, 9]})
-    available = places.assign(far_context=OWN, **dict.fromkeys(RELATIONS, np.float64(0.5)))
-    selected = pd.concat(
-        places.assign(model=model, rule="nearest", far_context=OWN, rank=1, distance=5, relation=RELATIONS[0])
-        for model in "mn"
-    )
-    relation_shares(selected[selected["target_position"] == 8], available, [1, 2])
-    assert warnings(caplog) == []
-    assert (relation_shares(selected, available[1:], [1, 2])["num_targets"] == 3).all()
-    # Once, not for each model, rule and k.
-    assert warnings(caplog) == ["targets and their far tokens: 1 of 4"]

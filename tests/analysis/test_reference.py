@@ -42,11 +42,6 @@ def test_the_page_of_analysis_names_every_notebook_and_no_file_that_is_not_there
     assert set(re.findall(r"`(?:\w+/)?(\w+\.py)`", page)) <= files
 
 
-def test_it_is_few_small_files() -> None:
-    assert len(FILES) <= 92
-    assert sum(path.stat().st_size for path in FILES) <= 12_500_000
-
-
 def test_every_figure_is_shown_by_a_page() -> None:
     told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     figures = {path.relative_to(REFERENCE).as_posix() for path in FILES if path.suffix == ".png"}

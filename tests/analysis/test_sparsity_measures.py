@@ -7,7 +7,6 @@ from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
 from analysis.gap import sparsity as measures
 from analysis.read import TARGET
-from pipeline.cli import InputError
 
 SETTINGS = {"recovery_fraction": 0.9, "minimum_gain": 0.1}
 
@@ -70,8 +69,6 @@ def test_codings_by_hand() -> None:
     np.testing.assert_array_equal(reached, [0, 2, np.nan, np.nan])
     everything = measures.coded_sparsity(measured, measures.ALL_TARGETS, largest_k=16)
     np.testing.assert_allclose(everything, np.log2([2, 5, 33, 1]))
-    with pytest.raises(InputError, match="unknown coding 'log k'"):
-        measures.coded_sparsity(measured, "log k", largest_k=16)
 
 
 def test_both_measures_find_the_planted_k(

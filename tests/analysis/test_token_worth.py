@@ -57,23 +57,9 @@ def test_excess_by_hand(by_hand: pd.DataFrame) -> None:
     assert (excess["excess_loss_low"], excess["excess_loss_high"]) == (0.5, 0.5)
 
 
-def test_excess_without_a_null_has_no_rows(by_hand: pd.DataFrame) -> None:
-    assert excess_over_null(by_hand[by_hand["far_context"] == "own"]).empty
-
-
-def test_targets_without_a_null_are_left_out_of_the_excess(by_hand: pd.DataFrame) -> None:
-    is_left_out = (by_hand["far_context"] == "other_document") & (by_hand["target_position"] == 0)
-    (excess,) = excess_over_null(by_hand[~is_left_out]).to_dict("records")
-    assert excess["num_targets"] == 3
-    assert excess["excess_loss"] == pytest.approx(1 / 3)
-
-
 def test_a_single_document_gives_no_interval(by_hand: pd.DataFrame) -> None:
     one = recovered_losses(by_hand[by_hand["document_id"] == "a"]).iloc[0]
-    assert one["recovered_loss"] in (0.0, 0.5)
-    assert np.isnan(one["recovered_loss_low"])
-    assert np.isnan(one["recovered_fraction"])
-    assert not one["is_gain_clear"]
+    assert one[["recovered_loss_low", "recovered_fraction"]].isna().all() and not one["is_gain_clear"]
 
 
 @pytest.mark.parametrize("rule", SELECTION_BONUS)
@@ -113,13 +99,9 @@ NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
 
 
 def choice(
-    rule: str,
-    k: int,
-    sparse: Sequence[float],
-    divergence: Sequence[float],
-    far_context: str = "own",
+    rule: str, k: int, sparse: Sequence[float], divergence: Sequence[float], far_context: str = "own",
     **more: object,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
     rows = {
         "model": "m", "judge": "m", "document_id": ["a", "a", "b", "b"], "chunk_index": 0,
@@ -216,12 +198,6 @@ def test_the_number_of_nearest_tokens_by_hand(sparse: float, words: str) -> None
     effects = token_effects(with_nulls(*nearest, choice("greedy", 1, [sparse] * 4, [0.5] * 4)))
     row = of(nearest_equivalents(effects), "loss")
     assert (row["rule"], number_in_words(row)) == ("greedy", words)
-
-
-def test_without_the_control_there_is_no_number() -> None:
-    effects = token_effects(with_nulls(choice("greedy", 1, [2.5] * 4, [0.5] * 4)))
-    assert nearest_equivalents(effects).empty
-    assert list(effect_sentences(effects, nearest_equivalents(effects)))
 
 
 def test_an_interval_that_spans_the_grid_says_so() -> None:

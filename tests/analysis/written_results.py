@@ -1,6 +1,8 @@
 """Rows of an artefact written as a stage writes them, for notebooks to read."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,3 +21,16 @@ def write_rows(results: Path, stage: str, artefact: str, rows: pd.DataFrame) -> 
             columns[field.name] = [None if pd.isna(value) else value for value in values]
         output = StageOutput(results, stage, str(model), settings={}, inputs={}, num_shards=1)
         output.write_shard(0, {artefact: columns})
+
+
+def write_tables(
+    results: Path, stage: str, model: str, settings: dict[str, Any],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> None:  # fmt: skip
+    """Write rows of several artefacts of one model; columns that a row lacks are null."""
+    output = StageOutput(results, stage, model, settings=settings, inputs={}, num_shards=1)
+    columns = {
+        artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
+        for artefact, rows in tables.items()
+    }
+    output.write_shard(0, columns)
