@@ -89,10 +89,8 @@ def answers(results: Path) -> Iterator[str]:
         model = chosen.model
     yield from worth_of_far_context(losses[losses["model"] == model], model)
     if chosen is None:
-        yield (
-            "How many tokens carry it was not measured: run influential_tokens with its own choice of rules"
-            " and intervention."
-        )
+        run = "run influential_tokens with its own choice of rules and intervention"
+        yield f"How many tokens carry it was not measured: {run}."
     else:
         yield carried_by(results, chosen)
     yield from short_models_answers(results, losses, chosen)
@@ -219,10 +217,8 @@ def recovered_table(results: Path, rule: str) -> str:
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
     losses = losses[losses["rule"] == rule]
-    recovered = {
-        (row["far_context"], row["model"], row["k"]): row
-        for row in recovered_losses(losses).to_dict("records")
-    }
+    of_keys = recovered_losses(losses).to_dict("records")
+    recovered = {(row["far_context"], row["model"], row["k"]): row for row in of_keys}
     excess = {(row["model"], row["k"]): row for row in excess_over_null(losses).to_dict("records")}
     rows = []
     for (far_context, model, k), own in recovered.items():
@@ -232,11 +228,8 @@ def recovered_table(results: Path, rule: str) -> str:
                 _NO_GAIN if row and not row["is_gain_clear"] else interval_cell(row, "recovered_fraction")
                 for row in (own, null)
             ]
-            in_nats = [
-                interval_cell(own, "recovered_loss"),
-                interval_cell(excess.get((model, k)), "excess_loss"),
-            ]
-            rows.append([model, str(k), *fractions, *in_nats])
+            beyond = interval_cell(excess.get((model, k)), "excess_loss")
+            rows.append([model, str(k), *fractions, interval_cell(own, "recovered_loss"), beyond])
     models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
     rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - set(losses["model"]))]
     header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]

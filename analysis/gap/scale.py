@@ -175,15 +175,10 @@ def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
 def carried_by_scale(
     compared: Sequence[ComparedModels], k: int | None = None, targets: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The share of the far context's worth that k tokens carry.
+    """The share of the far context's worth that k tokens carry; of given targets, or all.
 
     Where another model judged, it says so, by the divergence; else the model that chose, by its loss, and
-    only of rules that need no null.
-
-    Args:
-        compared: of `compared_models`; those without influential tokens are left out.
-        k: None is the largest that was studied.
-        targets: those that are meant, by the columns of `TARGET`; None is all.
+    only of rules that need no null. Without `k` it is the largest that was studied.
 
     Returns:
         num_parameters, train_step and the columns of `token_effects`: a row a size, step and rule; `share` is
@@ -208,13 +203,11 @@ def _as_another_judges(effects: pd.DataFrame) -> pd.DataFrame:
     return effects[(effects["judge"] == effects["model"]) & (effects["criterion"] == LOSS) & needs_none]
 
 
-def gaps_by_scale(compared: Sequence[ComparedModels], measure: str | None = None) -> pd.DataFrame:
+def gaps_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     """The generalization gap at every size and step, and how much larger it is where k* is large.
 
-    Args:
-        compared: of `compared_models`; those without both long- and short-trained models are left out.
-        measure: whose k* divides targets into sparse (k* at most the middle studied k) and dense (more, or
-            censored); those without a gain are neither. None: `shown_measure`.
+    The k* of `shown_measure` divides targets into sparse (k* at most the middle studied k) and dense (more or
+    censored); those without a gain are neither.
 
     Returns:
         num_parameters, train_step, model, kind, num_targets, num_documents, then with intervals
@@ -232,17 +225,17 @@ def gaps_by_scale(compared: Sequence[ComparedModels], measure: str | None = None
         gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
         for model, kind in zip(group.short_models, group.kinds, strict=True):
             targets = gaps[gaps["model"] == model]
-            rise = NO_INTERVAL if found is None else dense_minus_sparse(targets, found, measure)
+            rise = NO_INTERVAL if found is None else dense_minus_sparse(targets, found)
             labels = {**group.labels, "model": model, "kind": kind, **sample_counts(targets)}
             numbers = mean_columns(targets, GAP) | interval_columns("dense_minus_sparse", rise)
             rows.append({**labels, **numbers, "is_one_seed": found is not None and found.model == reference})
     return pd.DataFrame(rows, columns=columns)
 
 
-def dense_minus_sparse(targets: pd.DataFrame, found: MeasuredSparsity, measure: str | None) -> Interval:
+def dense_minus_sparse(targets: pd.DataFrame, found: MeasuredSparsity) -> Interval:
     """The difference of two mean gaps: the slope on a variable of 0 and 1, whose interval knows documents."""
     measures = found.measures
-    of_measure = measures[measures["measure"] == (measure or shown_measure(measures["measure"]))]
+    of_measure = measures[measures["measure"] == shown_measure(measures["measure"])]
     is_dense = ~(of_measure["dependency_sparsity"] <= found.middle_k)
     of_measure = of_measure.assign(is_dense=is_dense.astype("float64"))
     names = [*TARGET, "dependency_sparsity", "is_censored", "is_dense"]

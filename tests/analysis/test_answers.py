@@ -81,7 +81,7 @@ def write_choices(results: Path, rules: list[str], intervention: str = "backgrou
         (["nearest", "random"], ["How many tokens carry it was not measured: run influential_tokens with"]),
     ],
 )  # fmt: skip
-def test_the_measure_that_is_fooled_least_says_who_carries_it(
+def test_the_least_fooled_measure_says_who_carries_it(
     tmp_path: Path, rules: list[str], parts: list[str]
 ) -> None:
     write_choices(tmp_path, rules)
@@ -117,9 +117,7 @@ def cells(text: str, model: str, k: str) -> list[str]:
     return next(row for row in rows if row[:2] == [model, k])
 
 
-def test_recovered_table_shows_the_numbers_of_the_statistics(
-    results: Path, sparse_context_losses: pd.DataFrame
-) -> None:
+def test_recovered_table_shows_the_statistics(results: Path, sparse_context_losses: pd.DataFrame) -> None:
     table = answers.recovered_table(results, "leave_one_out")
     chosen = sparse_context_losses[sparse_context_losses["rule"] == "leave_one_out"]
     recovered = recovered_losses(chosen).set_index(["model", "k", "far_context"])

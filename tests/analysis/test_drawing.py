@@ -92,9 +92,7 @@ def assert_points(ax: Axes, rows: pd.DataFrame, value: str) -> None:
         np.testing.assert_allclose(bar.get_segments()[0][:, 0], [row[f"{value}_low"], row[f"{value}_high"]])
 
 
-def test_a_rule_and_its_null_have_one_colour_and_their_intervals(
-    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
-) -> None:
+def test_a_rule_and_its_null_have_one_colour(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     rows = of(recovered, model=LONG)
     figure = token_worth.recovered_figure(rows, labels[LONG])
     blind_ax, seeing_ax = figure.axes
@@ -114,9 +112,7 @@ def test_a_rule_and_its_null_have_one_colour_and_their_intervals(
     assert_legible(figure)
 
 
-def test_a_choice_that_recovers_many_gains_does_not_flatten_the_others(
-    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
-) -> None:
+def test_many_gains_do_not_flatten_the_others(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     columns = ["recovered_fraction", "recovered_fraction_low", "recovered_fraction_high"]
     rows = of(recovered, model=LONG).copy()
     rows.loc[rows["rule"] == "leave_one_out", columns] *= 20
@@ -127,9 +123,7 @@ def test_a_choice_that_recovers_many_gains_does_not_flatten_the_others(
     plt.close(figure)
 
 
-def test_nats_are_drawn_where_there_is_no_gain(
-    recovered: pd.DataFrame, labels: dict[str, ModelLabel]
-) -> None:
+def test_nats_are_drawn_without_a_gain(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     rows = of(recovered, model="short-contiguous")
     figure = token_worth.recovered_figure(rows, labels["short-contiguous"])
     assert figure.axes[0].get_ylabel() == "recovered (nats)"
@@ -190,9 +184,7 @@ def test_classes_of_the_gap_are_named_with_their_n_and_small_ones_left_out(
     plt.close("all")
 
 
-def test_every_slope_is_drawn_with_its_interval_and_n(
-    of_gap: pd.DataFrame, labels: dict[str, ModelLabel]
-) -> None:
+def test_every_slope_is_drawn_with_its_n(of_gap: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     figure = slopes.slopes_figure(of_gap, labels, "frequency, position,\ndifficulty")
     axes = figure.axes
     assert axes[0].get_xlim() == axes[1].get_xlim()
@@ -279,7 +271,7 @@ def test_calibration_is_drawn_on_one_scale() -> None:
     assert_legible(figure)
 
 
-def test_saved_figures_are_the_same_bytes_each_time(
+def test_saved_figures_are_the_same(
     recovered: pd.DataFrame, labels: dict[str, ModelLabel], tmp_path: Path
 ) -> None:
     written = []

@@ -63,9 +63,7 @@ def test_the_planted_effect_is_no_chance(tests: pd.DataFrame) -> None:
     assert (tests["p_value"] == 1 / 2000).all()
 
 
-def test_a_slope_that_is_only_a_confounder_goes_when_that_is_held_constant(
-    targets: pd.DataFrame, measured: pd.DataFrame
-) -> None:
+def test_a_slope_that_is_only_a_confounder_goes(targets: pd.DataFrame, measured: pd.DataFrame) -> None:
     """Targets that need more are harder, or gain more, and the gap is of that alone."""
     of_k = measured[[*TARGET, "dependency_sparsity"]]
     one = targets[targets["model"] == "short-pose"].merge(of_k, on=TARGET)
@@ -107,7 +105,7 @@ def test_readings_are_counted(slopes: pd.DataFrame) -> None:
         assert f"rises with k* in {rises} and falls in {falls} (no controls)" in second
 
 
-def test_the_expected_gap_takes_the_place_of_the_sampled_one(
+def test_the_expected_gap_in_its_place(
     targets: pd.DataFrame, measured: pd.DataFrame, slopes: pd.DataFrame
 ) -> None:
     drawn = targets.iloc[:-5]  # five were not compared with the reference

@@ -20,7 +20,7 @@ def by_sparsity(losses: pd.DataFrame, sparsity: pd.DataFrame, **changes: Any) ->
     return gaps.generalization_gap_by_sparsity(losses, of_model, **(settings | changes))
 
 
-def test_gap_by_sparsity_finds_the_planted_gaps(
+def test_planted_gaps(
     loss_differences: pd.DataFrame, dependency_sparsity: pd.DataFrame, truth: Truth
 ) -> None:
     table = by_sparsity(loss_differences, dependency_sparsity)
@@ -137,9 +137,7 @@ def test_another_seeds_gain_falls_back_in_the_outer_bins() -> None:
     assert table["num_targets"].sum() == 20_000
 
 
-def test_effects_in_a_bin_are_those_of_its_targets(
-    sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, truth: Truth
-) -> None:
+def test_effects_of_a_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, truth: Truth) -> None:
     losses = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
     table = gaps.effects_by_bin(losses, bins).set_index(["rule", "gain_bin", "k"])
     top = truth.targets["gain"] >= 1
@@ -157,9 +155,7 @@ def test_effects_in_a_bin_are_those_of_its_targets(
     )
 
 
-def test_the_distribution_counts_every_target_once(
-    measured: pd.DataFrame, truth: Truth, bins: pd.DataFrame
-) -> None:
+def test_every_target_is_counted_once(measured: pd.DataFrame, truth: Truth, bins: pd.DataFrame) -> None:
     table = gaps.sparsity_distribution(measured, KS).set_index("category")
     planted = truth.targets["needed_k"].map(NAMES).value_counts(normalize=True)
     assert table["share"].to_dict() == pytest.approx(planted.reindex(table.index).to_dict())
@@ -171,9 +167,7 @@ def test_the_distribution_counts_every_target_once(
     assert none["share"].item() == 0
 
 
-def test_shares_of_gaining_targets_rise_to_those_that_are_not_censored(
-    measured: pd.DataFrame, truth: Truth
-) -> None:
+def test_shares_of_gaining_targets_rise(measured: pd.DataFrame, truth: Truth) -> None:
     table = gaps.shares_of_gaining_targets(measured, KS).set_index("k")
     needed = truth.targets.loc[truth.targets["needed_k"] > 0, "needed_k"]
     assert table["share"].to_dict() == pytest.approx({k: (needed <= k).mean() for k in KS})

@@ -156,7 +156,7 @@ def test_seconds_are_read_or_refused(tmp_path: Path) -> None:
             read_seconds(path)
 
 
-def test_the_program_on_a_tiny_run(
+def test_the_program(
     tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "data", train_token_ids=[np.arange(1, 47).tolist()])

@@ -56,9 +56,7 @@ def test_sparsity_is_that_of_each_folder(compared: list[scale.ComparedModels], s
     assert exact.loc[(LARGE, 400), "share"] != row["share"]
 
 
-def test_the_gap_and_its_rise_are_the_planted_ones(
-    compared: list[scale.ComparedModels], scales: Scales
-) -> None:
+def test_the_gap_and_its_rise_are_planted(compared: list[scale.ComparedModels], scales: Scales) -> None:
     table = scale.gaps_by_scale(compared).set_index(["num_parameters", "model"])
     assert len(table) == 4  # none where no short-trained model was measured
     needed = scales[1].targets["needed_k"]
@@ -108,9 +106,7 @@ def test_a_trend_is_of_its_ends() -> None:
     assert sentence == "pose: the gap is 1.000 [0.500, 1.250] and 2.000 [1.500, 2.500] at 1 and 3 parameters."
 
 
-def test_only_the_last_steps_and_the_targets_of_both_are_compared(
-    changes: pd.DataFrame, compared: list[scale.ComparedModels]
-) -> None:
+def test_last_steps_and_common_targets(changes: pd.DataFrame, compared: list[scale.ComparedModels]) -> None:
     assert (set(changes["smaller"]), set(changes["larger"])) == ({SMALL}, {LARGE})
     assert set(changes["num_documents"]) == {DOCUMENTS_OF_LARGER}
     assert set(changes["num_targets"]) == {16 * DOCUMENTS_OF_LARGER}
@@ -119,9 +115,7 @@ def test_only_the_last_steps_and_the_targets_of_both_are_compared(
     assert scale.changes_with_scale(compared[:2]).empty  # one size
 
 
-def test_a_changed_gain_is_the_mean_of_the_differences_of_targets(
-    changes: pd.DataFrame, scales: Scales
-) -> None:
+def test_a_changed_gain_is_the_mean_difference_of_targets(changes: pd.DataFrame, scales: Scales) -> None:
     folder, _, larger = scales
     gains = [
         read_artefact(folder / name, "loss_differences", None, {"model": ["long-seed0"]})
@@ -137,9 +131,7 @@ def test_a_changed_gain_is_the_mean_of_the_differences_of_targets(
     assert row["of_larger"] == pytest.approx(larger.targets["gain"].mean(), abs=1e-4)
 
 
-def test_a_changed_share_is_the_planted_one(
-    changes: pd.DataFrame, compared: list[scale.ComparedModels], scales: Scales
-) -> None:
+def test_a_changed_share(changes: pd.DataFrame, compared: list[scale.ComparedModels], scales: Scales) -> None:
     rows = changes[changes["what"] == "share"].set_index(["rule", "k"])
     documents = set(scales[2].targets["document_id"])
     for rule, k in (("nearest", 16), ("random", 2)):

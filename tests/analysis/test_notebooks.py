@@ -41,9 +41,7 @@ def printed(figures: Path) -> str:
     return "".join(path.read_text() for path in sorted(figures.glob("*.ipynb")))
 
 
-def test_all_notebooks_run_from_any_directory_and_only_once(
-    scales: tuple[Path, Truth, Truth], tmp_path: Path
-) -> None:
+def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     figures, results = tmp_path / "figures", scales[0] / "small"
     also = ["--also-results", scales[0] / "large", scales[0] / "early"]
     # Relative to where it is typed, which is not where a kernel runs.
@@ -76,9 +74,7 @@ def test_all_notebooks_run_from_any_directory_and_only_once(
     assert {path: path.stat().st_mtime_ns for path in figures.iterdir()} == before
 
 
-def test_without_short_trained_models_notebooks_draw_what_they_can(
-    scales: tuple[Path, Truth, Truth], tmp_path: Path
-) -> None:
+def test_notebooks_without_short_trained_models(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     results, figures = scales[0] / "early", tmp_path / "figures"
     write_results(tmp_path / "large", models=LONG_MODELS, scale=(3_000_000, 100), num_documents=12)
     done = run(
@@ -92,9 +88,7 @@ def test_without_short_trained_models_notebooks_draw_what_they_can(
     assert (named.returncode, sentence in named.stderr) == (2, True)
 
 
-def test_of_losses_alone_their_notebooks_are_shown_and_bad_folders_refused(
-    results: Path, tmp_path: Path
-) -> None:
+def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: Path) -> None:
     """As of the novels in the reference study, of which no influential tokens are measured."""
     losses, figures = tmp_path / "results", tmp_path / "figures"
     for artefact in ("loss_differences", "length_losses"):
@@ -145,9 +139,7 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     assert table.num_rows > 0
 
 
-def test_ends_of_repeats_are_told_from_other_tokens(
-    scales: tuple[Path, Truth, Truth], tmp_path: Path
-) -> None:
+def test_ends_of_repeats_are_told_from_others(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     folder, truth, _ = scales
     kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
     columns = {"word_part": "word start", "word_kind": "number", "part_of_speech": None}
@@ -203,9 +195,7 @@ def one_cell(folder: Path, cell: str) -> Path:
         ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
     ],
 )
-def test_a_failing_cell_is_one_sentence(
-    tmp_path: Path, cell: str, error: type[BaseException], sentence: str
-) -> None:
+def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseException], sentence: str) -> None:
     figures = tmp_path / "figures"
     with pytest.raises(error, match=rf"^broken\.ipynb: {sentence}") as failed:
         list(execute_all([one_cell(tmp_path, cell)], figures, {"a": 2}))

@@ -86,7 +86,7 @@ def test_the_figure_can_be_read(answers: pd.DataFrame) -> None:
     plt.close(figure)
 
 
-def test_the_program_writes_the_table_and_names_what_was_not_learnt(
+def test_the_program_names_what_was_not_learnt(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planted_lengths.main(planted_lengths.parser().parse_args(["--run", str(run), "--figures", str(tmp_path)]))

@@ -118,9 +118,7 @@ def test_rules_that_fit_anything_need_their_null_and_controls_are_not_shown() ->
     assert shown_rule(["random", "nearest"]) in RULES
 
 
-def test_models_are_told_apart_by_their_training(
-    scales: tuple[Path, Truth, Truth], results: Path, tmp_path: Path
-) -> None:
+def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path, tmp_path: Path) -> None:
     small = scales[0] / "small"
     assert models_by_training(small) == (LONG_MODELS, SHORT_MODELS)
     assert models_by_training(small, ["long-seed1", "nobody"]) == (["long-seed1"], [])
@@ -181,7 +179,7 @@ def test_every_statistic_says_what_it_leaves_out(
         loss_differences, short_models=SHORT_MODELS[:1], reference_model="long-seed1"
     )
     whole, lacking = (
-        scale.dense_minus_sparse(of_gap, scale.MeasuredSparsity("long-seed0", rows, KS), "leave_one_out")
+        scale.dense_minus_sparse(of_gap, scale.MeasuredSparsity("long-seed0", rows, KS))
         for rows in (measured, without_first(measured, 5))
     )
     assert lacking != whole
