@@ -183,18 +183,15 @@ def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, judge, criterion, rule (no `nearest`), k, effect, then more_than and at_most: the least studied
         number of nearest tokens whose effect is as large, and the one before it (0 before the first; at_most
-        is NaN where none of them does as much). Likewise more_than_low and at_most_high, by the ends of the
-        effect's interval. No rows where `nearest` was not studied.
+        is NaN where none of them does as much). No rows where `nearest` was not studied.
     """
     rows = []
     for _, group in effects.groupby(["model", "judge", "criterion"]):
         nearest = group[group["rule"] == NEAREST].sort_values("k")
         for row in group[group["rule"] != NEAREST].to_dict("records") if len(nearest) else ():
             more_than, at_most = _bracket(nearest, row["effect"])
-            low, high = _bracket(nearest, row["effect_low"])[0], _bracket(nearest, row["effect_high"])[1]
-            ends = {"more_than": more_than, "at_most": at_most, "more_than_low": low, "at_most_high": high}
             labels = {name: row[name] for name in ("model", "judge", "criterion", "rule", "k", "effect")}
-            rows.append(labels | ends)
+            rows.append(labels | {"more_than": more_than, "at_most": at_most})
     return pd.DataFrame(rows)
 
 

@@ -271,19 +271,6 @@ def test_calibration_is_drawn_on_one_scale() -> None:
     assert_legible(figure)
 
 
-def test_saved_figures_are_the_same(
-    recovered: pd.DataFrame, labels: dict[str, ModelLabel], tmp_path: Path
-) -> None:
-    written = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        figure = token_worth.recovered_figure(of(recovered, model=LONG), labels[LONG])
-        written.append(drawing.save(figure, folder, "name"))
-        plt.close(figure)
-    assert [path.name for path in written[0]] == ["name.png", "name.pdf"]
-    for first, second in zip(*written, strict=True):
-        assert first.read_bytes() == second.read_bytes()
-
-
 def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
     heights = []
     for title in ("short", LONG_TITLE * 2):

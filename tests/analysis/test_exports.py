@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from explorable_results import write_explorable
 
-from analysis import answers, explorer
+from analysis import answers
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
 from pipeline.results.export import export, main, parser
@@ -60,19 +59,6 @@ def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported
     pages = [answers.page(folder, folder, "nearest") for folder in (results, exported)]
     assert pages[1].split("Figures")[0] == pages[0].split("Figures")[0]
     assert f"  {exported}/length_losses.parquet\n" in pages[1]
-
-
-def test_the_explorer_shows_the_same_of_an_export(tmp_path: Path) -> None:
-    texts = ["one text to be measured " * 12, "another text of words " * 12]
-    results, data = write_explorable(tmp_path, texts)
-    export([results], tmp_path / "exported")
-    pages = []
-    for folder in (results, tmp_path / "exported"):
-        page = tmp_path / "page.html"
-        flags = [str(folder), "--data", str(data), "--out", str(page)]
-        explorer.main(explorer.parser().parse_args(flags))
-        pages.append(page.read_text(encoding="utf-8").replace(str(folder), "RESULTS"))
-    assert pages[0] == pages[1]
 
 
 def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:

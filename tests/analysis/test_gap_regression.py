@@ -88,16 +88,6 @@ def test_the_interval_covers_the_planted_slope_where_the_naive_one_does_not() ->
     assert naively_covered / num_studies < 0.90
 
 
-def test_a_control_takes_out_what_it_confounds() -> None:
-    documents = Documents.simulate(seed=1, num_documents=2000)
-    without = cluster_robust_slope(
-        documents.gaps, documents.sparsity, documents.controls[:, :0], documents.labels
-    )
-    # 0.4 a unit of the control, which rises by 0.5 a unit of sparsity
-    assert without.estimate == pytest.approx(SLOPE + 0.4 * 0.5, abs=0.03)
-    assert cluster_robust_slope(*documents.arguments).estimate == pytest.approx(SLOPE, abs=0.03)
-
-
 def test_random_effects_of_a_balanced_design_are_those_of_the_analysis_of_variance() -> None:
     # Every document has the same sparsities: the slope is least squares', the variances the mean squares'.
     generator = np.random.default_rng(3)
@@ -183,11 +173,6 @@ def test_without_an_effect_all_p_values_are_as_likely() -> None:
     # The same data would be called an effect, were strata not kept.
     gaps, sparsity, strata = study(0, 0.0)
     assert permutation_p_value(gaps, sparsity, np.zeros_like(strata)) < 0.01
-
-
-def test_an_effect_of_either_sign_is_found() -> None:
-    assert permutation_p_value(*study(0, 0.5)) == 1 / 2000
-    assert permutation_p_value(*study(0, -0.5)) == 1 / 2000
 
 
 def test_nothing_to_permute_is_not_a_number() -> None:

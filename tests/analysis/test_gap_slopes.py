@@ -53,11 +53,6 @@ def test_every_estimate_finds_the_planted_slope(slopes: pd.DataFrame) -> None:
         assert (row["num_targets"], row["num_documents"]) == (384, 24)
 
 
-def test_targets_without_a_k_are_left_out_by_one_coding(slopes: pd.DataFrame, measured: pd.DataFrame) -> None:
-    reached = slopes.loc[slopes["coding"] == AMONG_REACHED, "num_targets"]
-    assert set(reached) == {measured["dependency_sparsity"].notna().sum()}
-
-
 def test_the_planted_effect_is_no_chance(tests: pd.DataFrame) -> None:
     assert len(tests) == 2 * len(CODINGS)
     assert (tests["p_value"] == 1 / 2000).all()

@@ -1,6 +1,5 @@
 """The benchmark of methods: its table by hand, its order, and the program on what a tiny run leaves."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from written_results import write_tables
 
 from analysis import methods as program
 from analysis.rules import benchmark as method_figures
-from analysis.rules.benchmark import methods_table, read_seconds
+from analysis.rules.benchmark import methods_table
 from analysis.rules.trial import OTHER
 from pipeline import influential_tokens
 from pipeline.cli import InputError
@@ -144,16 +143,6 @@ def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> 
     assert_legible(figure)
     (worth,) = method_figures.methods_figure(methods_table([text])).axes  # where no truth is known
     assert worth.get_xlabel() == "worth of 4 tokens\nto the prediction (nats)"
-
-
-def test_seconds_are_read_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "seconds.json"
-    path.write_text(json.dumps({"seconds_per_target": {"greedy": 2}}))
-    assert read_seconds(path) == {"greedy": 2.0}
-    for content in ("{}", "[1]", "no", '{"seconds_per_target": {"greedy": "long"}}'):
-        path.write_text(content)
-        with pytest.raises(InputError, match=r"is not what tests/benchmarks/method_seconds.py --out writes"):
-            read_seconds(path)
 
 
 def test_the_program(

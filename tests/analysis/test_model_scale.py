@@ -97,15 +97,6 @@ def test_what_is_carried_is_the_planted_share(compared: list[scale.ComparedModel
     assert nearest == pytest.approx(carried_share(scales[1], "nearest", 4, is_chosen), abs=0.02)
 
 
-def test_a_trend_is_of_its_ends() -> None:
-    table = pd.DataFrame(
-        {"kind": "pose", "num_parameters": [3, 1, 2], "x": [2.0, 1.0, 9.0],
-         "x_low": [1.5, 0.5, 8.0], "x_high": [2.5, 1.25, 10.0]}
-    )  # fmt: skip
-    (sentence,) = scale.trend_sentences(table, "num_parameters", "kind", "x", "the gap")
-    assert sentence == "pose: the gap is 1.000 [0.500, 1.250] and 2.000 [1.500, 2.500] at 1 and 3 parameters."
-
-
 def test_last_steps_and_common_targets(changes: pd.DataFrame, compared: list[scale.ComparedModels]) -> None:
     assert (set(changes["smaller"]), set(changes["larger"])) == ({SMALL}, {LARGE})
     assert set(changes["num_documents"]) == {DOCUMENTS_OF_LARGER}

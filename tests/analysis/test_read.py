@@ -17,9 +17,6 @@ from synthetic_results import (
 )
 from written_results import write_rows
 
-from analysis.gap import gaps, scale, slopes
-from analysis.gap.sparsity import sparsity_beyond_null
-from analysis.losses.token_worth import with_recovered_losses
 from analysis.read import (
     TARGET,
     joined_on_common,
@@ -35,7 +32,7 @@ from analysis.read import (
 from pipeline.cli import InputError
 from pipeline.measuring.rules import RULES
 from pipeline.results.read import read_artefact
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, LOSS
 
 
 def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: Path, truth: Truth) -> None:
@@ -129,19 +126,6 @@ def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path,
         models_by_training(small, ["nobody"])
 
 
-@pytest.fixture
-def measured(dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
-    rows = dependency_sparsity.query("model == 'long-seed0' and rule == 'leave_one_out'")
-    return rows.rename(columns={"rule": "measure"}).astype({"dependency_sparsity": "float64"})
-
-
-def without_first(table: pd.DataFrame, num_targets: int) -> pd.DataFrame:
-    """`table` without all rows of its first targets."""
-    gone = table[TARGET].drop_duplicates().head(num_targets).assign(is_gone=True)
-    is_gone = table[TARGET].merge(gone, on=TARGET, how="left")["is_gone"].notna().to_numpy()
-    return table[~is_gone]
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was warned of since the last call."""
     assert all(record.levelno == logging.WARNING for record in caplog.records)
@@ -161,44 +145,3 @@ def test_what_one_table_lacks_is_counted(caplog: pytest.LogCaptureFixture) -> No
     both = of_common_groups(left, pd.DataFrame({"k": [1, 4], "x": [1, 1]}), ["k"])
     assert [table["x"].tolist() for table in both] == [[1, 2], [1]]
     assert warnings(caplog) == []
-
-
-def test_every_statistic_says_what_it_leaves_out(
-    loss_differences: pd.DataFrame, measured: pd.DataFrame, sparse_context_losses: pd.DataFrame,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    num_all = len(measured)
-    bins = gaps.gain_bins(loss_differences, "long-seed1")
-    gaps.sparsity_distribution(measured, KS, bins)
-    assert warnings(caplog) == []
-    table = gaps.sparsity_distribution(measured, KS, without_first(bins, 3))
-    assert table[table["category"] == "no gain"]["num_targets"].sum() == num_all - 3
-    assert warnings(caplog) == [f"targets with k* and with a bin: 3 of {num_all}"]
-
-    of_gap = gaps.generalization_gaps(
-        loss_differences, short_models=SHORT_MODELS[:1], reference_model="long-seed1"
-    )
-    whole, lacking = (
-        scale.dense_minus_sparse(of_gap, scale.MeasuredSparsity("long-seed0", rows, KS))
-        for rows in (measured, without_first(measured, 5))
-    )
-    assert lacking != whole
-    assert warnings(caplog) == [f"targets of the gap and of k*: 5 of {num_all}"]
-
-    targets = slopes.gap_targets(
-        loss_differences, short_models=SHORT_MODELS, reference_model="long-seed1",
-        difficulty_model="long-seed1", gain_model="long-seed0", token_counts_V=None,
-    )  # fmt: skip
-    slopes.slope_with_gain(targets, measured, KS[-1])
-    slopes.permutation_tests(targets, without_first(measured, 4), KS[-1])
-    assert warnings(caplog) == [f"targets of the gap and of k*: 4 of {num_all}"]
-
-    rows = sparse_context_losses.query("model == 'long-seed0' and rule == 'leave_one_out'")
-    own, null = (rows[rows["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    with_recovered_losses(pd.concat([without_first(own, 2), null]))
-    assert warnings(caplog) == [f"targets with k tokens of their own far context: 2 of {num_all}"]
-    both = pd.concat([own, without_first(null, 6)])
-    found = sparsity_beyond_null(both, recovery_fraction=0.9, minimum_gain=0.1)
-    assert len(found) == num_all - 6
-    counts = f"{6 * len(KS)} of {num_all * len(KS):,}"
-    assert warnings(caplog) == [f"choices of own and null tokens for k*: {counts}"]

@@ -200,18 +200,6 @@ def test_the_number_of_nearest_tokens_by_hand(sparse: float, words: str) -> None
     assert (row["rule"], number_in_words(row)) == ("greedy", words)
 
 
-def test_an_interval_that_spans_the_grid_says_so() -> None:
-    nearest = [choice(NEAREST, k, [3 - k / 8] * 4, [1.0] * 4) for k in (1, 2, 4)]
-    effects = token_effects(with_nulls(*nearest, choice("greedy", 1, [2.7, 2.7, 2.5, 2.9], [0.5] * 4)))
-    row = of(nearest_equivalents(effects), "loss")
-    assert (row["more_than"], row["at_most"]) == (2, 4)
-    assert row["more_than_low"] == 2
-    noisy = choice("greedy", 1, [2.0, 2.0, 3.4, 3.4], [0.5] * 4)
-    row = of(nearest_equivalents(token_effects(with_nulls(*nearest, noisy))), "loss")
-    assert row["more_than_low"] == 0
-    assert np.isnan(row["at_most_high"])
-
-
 def test_effects_are_what_the_other_table_says(results: Path, sparse_context_losses: pd.DataFrame) -> None:
     """On the planted results: the excess of `excess_over_null`, by another path."""
     one = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
