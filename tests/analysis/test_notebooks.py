@@ -64,7 +64,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
     text = printed(figures)
-    assert "long-seed0: shared windows make the short loss 0.1250 [0.1250, 0.1250] nats smaller" in text
+    assert "Key tokens of long-seed0, at the thresholds of Fang et al." in text
     assert "The training tokens are not at hand" in text
     assert "32 tokens, pose: the gap is 0." in text and "at 100 and 400 train step." in text
 
@@ -130,11 +130,8 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     drawn = {"token_categories-long-seed0", "influential_places-long-seed0", "needle_retrieval"}
     assert {path.stem for path in figures.glob("*.png")} == drawn | {"found_needles-copier"}
-    for sentence in (
-        "word_kind: largest for", "No model was trained at a short context", "copy after predecessor: ",
-        "the answer costs clearly less with the needle at 4 of 6 lengths and depths",
-    ):  # fmt: skip
-        assert sentence in printed(figures), sentence
+    text = printed(figures)
+    assert "No model was trained at a short context" in text and "copy after predecessor" in text
     table = read_parquet(figures / "token_categories.parquet", SCHEMAS["token_categories"].names)
     assert table.num_rows > 0
 
