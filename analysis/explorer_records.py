@@ -42,11 +42,7 @@ class Shown:
 
 
 def refuse_missing_artefacts(results: Path) -> None:
-    """Refuse a folder without all that the page needs.
-
-    Raises:
-        InputError: names what is missing, what is there, and the stages that write it.
-    """
+    """Refuse a folder without all that the page needs."""
     present = artefacts_in(results)
     missing = [artefact for artefact in _ARTEFACTS if artefact not in present]
     if missing:
@@ -135,11 +131,7 @@ def _shared_settings(
 def records(
     shown: Shown, document_ids: Sequence[str], data: TokenizedData, tokenizer: DocumentTokenizer
 ) -> Iterator[Record]:
-    """A record a document of `document_ids`; few documents are read at a time.
-
-    Raises:
-        InputError: a document's rows are not whole, as where a stage is still running.
-    """
+    """A record a document of `document_ids`; few documents are read at a time."""
     documents = {document.document_id: document for document in data.evaluation_documents()}
     nulls = _nulls(shown, data)
     for start in range(0, len(document_ids), _DOCUMENTS_A_READ):

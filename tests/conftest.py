@@ -46,7 +46,6 @@ LONGEST_FIRST = (
     "tests/test_benchmarks_run.py",
     "tests/analysis/test_drawing.py",
     "tests/analysis/test_answers.py",
-    "tests/analysis/test_explorer_views.py",
     "tests/measuring/test_tasks_of_an_array.py",
     "tests/test_tokenize_c4.py",
 )

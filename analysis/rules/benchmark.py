@@ -21,18 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    GREY,
-    Style,
-    counted,
-    draw_points,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-)
+from analysis import drawing
 from analysis.losses.token_worth import effects_of_targets, token_effects
 from analysis.read import TARGET, interval_columns, interval_over_documents, read_sparse_losses
 from analysis.rules.selection import costs_of
@@ -60,40 +49,29 @@ def methods_table(
     """A row a method and k, the best at k = 4 by the divergence first, within each intervention.
 
     Args:
-        text: results of influential_tokens on text, a folder an intervention.
+        text: results of influential_tokens, a folder an intervention; `planted` the same on planted text.
         judge: who tried the tokens: SAME, the model that chose them, or OTHER.
-        planted: the same on planted text.
-        signs: where its signs are.
+        signs: where those of the planted text are.
         synthetic: results of found_dependencies.
         seconds: a target, by rule.
 
     Returns:
         The columns of the schema `methods`. What was not measured is NaN.
-
-    Raises:
-        InputError: that judge tried nothing.
     """
     table = pd.concat([_effects(folder, judge) for folder in text], ignore_index=True)
     table["sees"] = [RULES[rule].sees if rule in RULES else "answer" for rule in table["rule"]]
     table = table.merge(_found_signs(planted, signs), how="left", on=_METHOD)
     table = _with_found_dependencies(table, synthetic)
     table["seconds_per_target"] = table["rule"].map(dict(seconds or {})).astype("float64")
-    worth = table[table["k"] == SORTED_AT_K].set_index(_METHOD)["divergence_effect"]
-    order = [
-        worth.get((rule, of), -np.inf) for rule, of in zip(table["rule"], table["intervention"], strict=True)
-    ]
-    table = table.assign(worth=order).sort_values(
+    worth = table[table["k"] == SORTED_AT_K].set_index(_METHOD)["divergence_effect"].rename("worth")
+    table = table.join(worth, on=_METHOD).sort_values(
         ["intervention", "worth", "rule", "k"], ascending=[True, False, True, True], ignore_index=True
     )
     return table.drop(columns="worth")
 
 
 def _effects(folder: Path, judge: str) -> pd.DataFrame:
-    """By the loss and by the divergence, a row a rule and k, of the first model.
-
-    Raises:
-        InputError: that judge tried nothing.
-    """
+    """By the loss and by the divergence, a row a rule and k, of the first model."""
     losses = read_sparse_losses(folder, every_judge=True)
     model = losses["model"].min()
     losses = losses[losses["model"] == model]
@@ -188,49 +166,39 @@ _TRUTHS = {"found_signs": "planted signs", "found_dependencies": "synthetic toke
 
 
 def methods_figure(table: pd.DataFrame) -> Figure:
-    """A row a method, at k = 4 or the largest k below it.
-
-    Args:
-        table: of `methods_table`, one intervention.
-    """
+    """A row a method, at k = 4 or the largest k below it."""
     k = max((k for k in table["k"].unique() if k <= SORTED_AT_K), default=table["k"].min())
     of_k = table[table["k"] == k]
     rows = of_k.iloc[::-1].reset_index(drop=True)
     found = [name for name in _TRUTHS if rows[name].notna().any()]
     height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = panels(2 if found else 1, height)
+    figure, axes = drawing.panels(2 if found else 1, height)
     worth, *truth = axes
-    places, styles = np.arange(len(rows)), [rule_style(rule).measured for rule in rows["rule"]]
-    draw_points(worth, places, rows, _WORTH, styles)
-    worth.set_xlabel(f"worth of {counted(int(k), 'token')}\nto the prediction (nats)")
+    places, styles = np.arange(len(rows)), [drawing.rule_style(rule).measured for rule in rows["rule"]]
+    drawing.draw_points(worth, places, rows, _WORTH, styles)
+    worth.set_xlabel(f"worth of {drawing.counted(int(k), 'token')}\nto the prediction (nats)")
     for ax in truth:
         for name in found:  # where two are known, the second small and grey below the first
             is_second = name != found[0]
-            marks = [Style(GREY, "|").measured] * len(rows) if is_second else styles
-            draw_points(ax, places - 0.3 * is_second, rows, name, marks)
-        ax.set_xlabel(f"share found of {_found_words(found)}")
+            marks = [drawing.Style(drawing.GREY, "|").measured] * len(rows) if is_second else styles
+            drawing.draw_points(ax, places - 0.3 * is_second, rows, name, marks)
+        first, *others = (_TRUTHS[name] for name in found)
+        ax.set_xlabel("\n".join([f"share found of {first}", *(f"(grey: of {other})" for other in others)]))
         ax.set_xlim(-0.05, 1.05)
     for ax in axes:
-        ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
+        ax.axvline(0, color=drawing.GREY, linewidth=0.8, linestyle=":")
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     worth.set_yticks(range(len(rows)), [_label(row) for row in rows.to_dict("records")])
     best = of_k.iloc[0]
     judge = "another seed" if best["judge"] == OTHER else "the model that chose"
-    told = (
-        f"tried by {judge}", f"intervention: {best['intervention']}",
-        "in brackets: what the choice sees, token-forwards a target",
-    )  # fmt: skip
-    title = f"What are the {counted(int(k), 'token')} of each method worth to the prediction?"
-    put_title(figure, title, sample_size(rows), *told, BARS)
+    told = f"tried by {judge}", f"intervention: {best['intervention']}"
+    brackets = "in brackets: what the choice sees, token-forwards a target"
+    title = f"What are the {drawing.counted(int(k), 'token')} of each method worth to the prediction?"
+    drawing.put_title(figure, title, drawing.sample_size(rows), *told, brackets, drawing.BARS)
     return figure
 
 
 def _label(row: Any) -> str:
     cost = row["token_forwards_per_target"]
-    return f"{rule_text(row['rule'])} ({row['sees']}{f', {cost:,.0f}' if cost else ''})"
-
-
-def _found_words(found: Sequence[str]) -> str:
-    first, *others = (_TRUTHS[name] for name in found)
-    return "\n".join([first, *(f"(grey: of {other})" for other in others)])
+    return f"{drawing.rule_text(row['rule'])} ({row['sees']}{f', {cost:,.0f}' if cost else ''})"

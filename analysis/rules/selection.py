@@ -1,7 +1,6 @@
 """Selection rules side by side: what each recovers beside its null, its cost, what leave-one-out misses.
 
-DataFrames of results in, small DataFrames and a Figure out; intervals as in `analysis.read`. All differences
-between rules are paired target by target, so that what a target costs under any rule cancels.
+All differences between rules are paired target by target, so that what a target costs under any rule cancels.
 """
 
 from collections.abc import Mapping
@@ -11,19 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    GREY,
-    ModelLabel,
-    counted,
-    draw_points,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-)
+from analysis import drawing
 from analysis.losses.token_worth import excess_over_null, recovered_losses, with_recovered_losses
 from analysis.read import (
     TARGET,
@@ -72,10 +59,6 @@ def rules_table(
 ) -> pd.DataFrame:
     """A row a model, rule and k: recovered loss, its null's, the excess, and the cost of the choice.
 
-    Args:
-        sparse_context_losses: the artefact, any number of models, own far context and null.
-        settings_of_model: what the stage was run with, for the costs.
-
     Returns:
         The columns of the schema `selection_rules`; losses in nats, costs in tokens a target. Costs are of
         the choice for the own far context, by the formulas of `RuleCosts`. The null doubles them, nearly.
@@ -92,13 +75,12 @@ def rules_table(
     table = joined_on_common(table, excess[beyond], keys, "rules at one k, with what is beyond their null")
     table["sees_answer"] = table["rule"].map(sees_answer)
     costs = {model: costs_of(settings) for model, settings in settings_of_model.items()}
+    cells = list(zip(table["model"], table["rule"], table["k"], strict=True))
     table["token_forwards_per_target"] = [
-        costs[model].token_forwards_per_target(rule, k)
-        for model, rule, k in zip(table["model"], table["rule"], table["k"], strict=True)
+        costs[model].token_forwards_per_target(rule, k) for model, rule, k in cells
     ]
     table["backward_tokens_per_target"] = [
-        costs[model].backward_tokens_per_target(rule)
-        for model, rule in zip(table["model"], table["rule"], strict=True)
+        costs[model].backward_tokens_per_target(rule) for model, rule, _ in cells
     ]
     order = {rule: place for place, rule in enumerate(compared_rules(sparse_context_losses))}
     return table.sort_values(keys, key=lambda column: column.replace(order), ignore_index=True)
@@ -118,11 +100,7 @@ def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
 def differences_between_rules(
     sparse_context_losses: pd.DataFrame, reference: str = REFERENCE_RULE
 ) -> pd.DataFrame:
-    """How much more each rule recovers than `reference` with the same k, and how much more beyond the null.
-
-    Args:
-        sparse_context_losses: the artefact, any number of models.
-        reference: the rule compared with.
+    """How much more each rule recovers than `reference` at one k, and how much more beyond the null.
 
     Returns:
         model, rule (all but the reference), k, num_targets, num_documents, then with intervals
@@ -142,11 +120,8 @@ def differences_between_rules(
     own = paired[OWN] - paired[f"{OWN}_of_reference"]
     null = paired[OTHER_DOCUMENT] - paired[f"{OTHER_DOCUMENT}_of_reference"]
     paired = paired.assign(recovered_difference=own, excess_difference=own - null)
-    return summarized(
-        paired,
-        ["model", "rule", "k"],
-        lambda targets: mean_columns(targets, "recovered_difference", "excess_difference"),
-    )
+    names = "recovered_difference", "excess_difference"
+    return summarized(paired, ["model", "rule", "k"], lambda targets: mean_columns(targets, *names))
 
 
 def missed_redundancy(
@@ -195,11 +170,8 @@ def missed_redundancy(
     )
     shares = shares.rename(columns={OWN: "missed_share", OTHER_DOCUMENT: "null_missed_share"}).reset_index()
     shares["excess_share"] = shares["missed_share"] - shares["null_missed_share"]
-    return summarized(
-        shares,
-        ["model", "k"],
-        lambda targets: mean_columns(targets, "missed_share", "null_missed_share", "excess_share"),
-    )
+    names = "missed_share", "null_missed_share", "excess_share"
+    return summarized(shares, ["model", "k"], lambda targets: mean_columns(targets, *names))
 
 
 def _by_greedy_and_leave_one_out(losses: pd.DataFrame) -> pd.DataFrame | None:
@@ -244,14 +216,12 @@ def markdown_table(table: pd.DataFrame) -> str:
         of_k = {row["k"]: row for row in rows.to_dict("records")}
         sizes = [f"{of_k[k]['recovered_loss']:.3f} ({of_k[k]['null_recovered_loss']:.3f})" for k in ks]
         last = of_k[ks[-1]]
-        sees = last["sees_answer"]
-        effect = f"own: {interval_of(last, 'recovered_loss')}"
-        if needs_null(str(rule)):
-            effect = str(interval_of(last, "excess_loss"))
+        own, excess = interval_of(last, "recovered_loss"), interval_of(last, "excess_loss")
+        effect = str(excess) if needs_null(str(rule)) else f"own: {own}"
         cost = f"{last['token_forwards_per_target']:,.0f}"
         if last["backward_tokens_per_target"]:
             cost += f", and {last['backward_tokens_per_target']:,.0f} backward"
-        lines.append([f"`{rule}`" + ("" if sees else " (blind)"), *sizes, effect, cost])
+        lines.append([f"`{rule}`" + ("" if last["sees_answer"] else " (blind)"), *sizes, effect, cost])
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * len(header) + "|", *body])
 
@@ -260,15 +230,11 @@ _ROW_HEIGHT = 0.32  # inches
 _ASIDE = 0.14  # of a row, between a rule and its null
 
 
-def rules_figure(table: pd.DataFrame, label: ModelLabel) -> Figure:
+def rules_figure(table: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
     """A row a rule, at the largest k: what it recovers beside its null, and what that says of this document.
 
     The second panel holds what is left beyond the null; of rules that fit neither answer nor prediction their
     own recovery, for another document's tokens hurt and would flatter them.
-
-    Args:
-        table: `rules_table`, one model.
-        label: of the model.
     """
     rows = table[table["k"] == table["k"].max()].iloc[::-1].reset_index(drop=True)
     has_null = rows["rule"].map(needs_null).astype(bool)
@@ -277,27 +243,26 @@ def rules_figure(table: pd.DataFrame, label: ModelLabel) -> Figure:
         for end in ("", "_low", "_high")
     }
     rows = rows.assign(**effects)
-    figure, (recovered_ax, effect_ax) = panels(2, 1.1 + _ROW_HEIGHT * len(rows))
-    places, styles = np.arange(len(rows)), [rule_style(rule) for rule in rows["rule"]]
+    figure, (recovered_ax, effect_ax) = drawing.panels(2, 1.1 + _ROW_HEIGHT * len(rows))
+    places, styles = np.arange(len(rows)), [drawing.rule_style(rule) for rule in rows["rule"]]
     nulls, measured = [style.null for style in styles], [style.measured for style in styles]
-    draw_points(recovered_ax, places - _ASIDE, rows, "null_recovered_loss", nulls)
-    draw_points(recovered_ax, places + _ASIDE, rows, "recovered_loss", measured)
-    draw_points(effect_ax, places, rows, "effect", measured)
+    drawing.draw_points(recovered_ax, places - _ASIDE, rows, "null_recovered_loss", nulls)
+    drawing.draw_points(recovered_ax, places + _ASIDE, rows, "recovered_loss", measured)
+    drawing.draw_points(effect_ax, places, rows, "effect", measured)
     costs = [f" ({cost:,.0f})" if cost > 0 else "" for cost in rows["token_forwards_per_target"]]
-    names = [f"{rule_text(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
+    names = [f"{drawing.rule_text(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
     recovered_ax.set_yticks(places, names)
     effect_ax.set_yticks(places, [""] * len(rows))
-    k = counted(int(rows["k"].iloc[0]), "token")
+    k = drawing.counted(int(rows["k"].iloc[0]), "token")
     recovered_ax.set_title(f"recovered by {k}; hollow: null", loc="left")
     effect_ax.set_title("beyond the null, or of a rule\nblind to the answer", loc="left")
     for ax in (recovered_ax, effect_ax):
         ax.set_ylim(-0.6, len(rows) - 0.4)
-        ax.axvline(0, color=BLACK, linewidth=0.6)
-        ax.axvline(rows["loss_difference"].iloc[0], color=GREY, linewidth=1, linestyle=":")
+        ax.axvline(0, color=drawing.BLACK, linewidth=0.6)
+        ax.axvline(rows["loss_difference"].iloc[0], color=drawing.GREY, linewidth=1, linestyle=":")
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel("nats (dotted: the whole gain)")
-    put_title(
-        figure, f"What do the {k} that each rule chooses recover, beyond its null?", sample_size(rows),
-        label.size, label.text, "brackets: cost in token-forwards", BARS,
-    )  # fmt: skip
+    parts = label.size, label.text, "brackets: cost in token-forwards", drawing.BARS
+    title = f"What do the {k} that each rule chooses recover, beyond its null?"
+    drawing.put_title(figure, title, drawing.sample_size(rows), *parts)
     return figure

@@ -22,18 +22,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    draw_points,
-    name_place,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-)
+from analysis import drawing
 from analysis.losses.token_worth import token_effects
-from analysis.read import TARGET, interval_columns, interval_over_documents, is_own, read_sparse_losses
+from analysis.read import (
+    TARGET,
+    interval_columns,
+    interval_over_documents,
+    is_own,
+    mean_columns,
+    read_sparse_losses,
+)
 from analysis.rules.selection import costs_of
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, SUBSTITUTE
 from pipeline.results.read import read_artefact, read_settings
@@ -70,11 +68,7 @@ class MeasuredText:
         return table[(table["k"] == k) & (table["model"] == first)]
 
     def sparsity(self, by: Sequence[str]) -> pd.DataFrame:
-        """k* of every target and measure; of one that is censored twice the largest k studied.
-
-        Args:
-            by: further columns wanted.
-        """
+        """k* of every target and measure; of one that is censored twice the largest k studied."""
         tables = []
         for intervention, folder in self.of_intervention.items():
             rows = read_artefact(folder, "dependency_sparsity")
@@ -92,13 +86,7 @@ def compared_measures(
     signs: Sequence[Mapping[str, Any]],
     k: int,
 ) -> pd.DataFrame:
-    """A row a measure, those first that stand more of the trial, and then whose k* is right more often.
-
-    Args:
-        text, foreign, planted: what was measured on each.
-        signs: of `read_planted`.
-        k: tokens chosen, for what they are worth.
-    """
+    """A row a measure, those first that stand more of the trial, and then whose k* is right more often."""
     on_text = text.effects(k)
     names = ["gain", "recovered", "null_recovered", "excess"]
     columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
@@ -125,14 +113,15 @@ def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd
     """A row a rule and intervention: the share of signs that are among the first as many tokens."""
     truth = {(row["document_id"], row["target_position"]): row for row in signs}
     tables = []
+    nothing: Mapping[str, Any] = {"num_planted": 0, "planted_positions": ()}
     for intervention, folder in planted.of_intervention.items():
         chosen = read_artefact(folder, "influential_tokens")
         chosen = chosen[chosen["far_context"] == OWN]
         targets = zip(chosen["document_id"], chosen["target_position"], strict=True)
-        rows = [truth.get(target) for target in targets]
-        num = np.array([row["num_planted"] if row else 0 for row in rows])
+        rows = [truth.get(target, nothing) for target in targets]
+        num = np.array([row["num_planted"] for row in rows])
         is_sign = [
-            row is not None and position in row["planted_positions"]
+            position in row["planted_positions"]
             for row, position in zip(rows, chosen["context_position"], strict=True)
         ]
         chosen = chosen.assign(num_planted=num, is_sign=is_sign, intervention=intervention)
@@ -157,11 +146,11 @@ def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]])
     k_star = planted.sparsity([]).merge(truth, on=["document_id", "target_position"])
     is_doubled = k_star["document_id"].isin(_with_rival_signs(planted, signs))
     k_star = k_star[(k_star["intervention"] != BACKGROUND) | ~is_doubled].dropna(subset="k_star")
-    rows = []
-    for key, of_measure in k_star.groupby(MEASURE):
-        is_right = of_measure["k_star"] == of_measure["num_planted"]
-        interval = interval_over_documents(of_measure["document_id"], is_right)
-        rows.append(dict(zip(MEASURE, key, strict=True)) | interval_columns("right_sparsity", interval))
+    k_star["right_sparsity"] = k_star["k_star"] == k_star["num_planted"]
+    rows = [
+        dict(zip(MEASURE, key, strict=True)) | mean_columns(of_measure, "right_sparsity")
+        for key, of_measure in k_star.groupby(MEASURE)
+    ]
     columns = [f"right_sparsity{end}" for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 
@@ -227,23 +216,19 @@ def _rank_correlation(first: pd.Series, second: pd.Series) -> Interval:
 
 
 def _correlation(pairs_N2: np.ndarray) -> float:
-    if (pairs_N2.std(axis=0) == 0).any():
-        return float("nan")
-    return float(np.corrcoef(pairs_N2.T)[0, 1])
+    return np.nan if (pairs_N2.std(axis=0) == 0).any() else float(np.corrcoef(pairs_N2.T)[0, 1])
 
 
 def _widths(table: pd.DataFrame, text: MeasuredText, k: int) -> dict[str, Any]:
     """What each interval is worth in documents of the old measure, and what each measure costs."""
     width = table["excess_high"] - table["excess_low"]
-    is_old = _is_old(table)
+    old_width = width[_is_old(table)].mean()  # of one row; NaN where it was not measured
     costs = {of: costs_of(_settings(folder)) for of, folder in text.of_intervention.items()}
     cost = [
         costs[of].token_forwards_per_target(rule, k)
         for rule, of in zip(table["rule"], table["intervention"], strict=True)
     ]
-    if not is_old.any():
-        return {"documents_of_the_old": np.nan, "token_forwards_per_target": cost}
-    documents = table["num_documents"] * (float(width[is_old].iloc[0]) / width) ** 2
+    documents = table["num_documents"] * (old_width / width) ** 2
     return {"documents_of_the_old": documents, "token_forwards_per_target": cost}
 
 
@@ -265,18 +250,8 @@ _MOST_ROWS = 10
 _ROW_HEIGHT, _FRAME_HEIGHT = 0.36, 0.9  # inches
 
 
-def measure_words(row: Any, between: str = ", ") -> str:
-    """A measure in words: its rule, what stands in a token's place, and who judges."""
-    judge = "judged by another seed" if row["judge"] == OTHER else "judged by itself"
-    return f"{rule_text(row['rule'])},{between[1:]}{_IN_THE_PLACE[row['intervention']]}, {judge}"
-
-
 def shown_measures(table: pd.DataFrame) -> pd.DataFrame:
-    """The first measures of the table, the best first; and the old one, wherever it stands.
-
-    Args:
-        table: of `compared_measures`. Of a rule, intervention and judge the better criterion is drawn.
-    """
+    """The first measures of the table, the best first; and the old one, wherever it stands."""
     best = table[~table["rule"].isin(CONTROLS)].drop_duplicates(MEASURE[:-1])
     rows = pd.concat([best.head(_MOST_ROWS - 1), table[_is_old(table)]])
     return rows.drop_duplicates(MEASURE).reset_index(drop=True)
@@ -287,20 +262,16 @@ def _is_old(table: pd.DataFrame) -> pd.Series:
 
 
 def measures_figure(table: pd.DataFrame) -> Figure:
-    """Whether k* is right where it is known, and whether two seeds agree: a row a measure.
-
-    Args:
-        table: of `compared_measures`.
-    """
+    """Whether k* is right where it is known, and whether two seeds agree: a row a measure."""
     rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
-    figure, axes = panels(len(_PANELS), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
+    figure, axes = drawing.panels(len(_PANELS), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
     for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
-        styles = [rule_style(rule).measured | {"linestyle": ""} for rule in rows["rule"]]
-        draw_points(ax, range(len(rows)), rows, name, styles)
+        styles = [drawing.rule_style(rule).measured | {"linestyle": ""} for rule in rows["rule"]]
+        drawing.draw_points(ax, range(len(rows)), rows, name, styles)
         ax.set_title(title, fontsize=8.5, pad=14)
         ax.set_xlabel(unit)
         if chance is not None:
-            name_place(ax, chance, "chance")
+            drawing.name_place(ax, chance, "chance")
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
     axes[0].set_xlim(0, 1.05)
@@ -308,7 +279,7 @@ def measures_figure(table: pd.DataFrame) -> Figure:
     agreed = rows["num_agreement_targets"].agg(["min", "max"])
     told = f"agreement of {agreed['min']:.0f} to {agreed['max']:.0f} of these targets"
     title = "Which measure counts the tokens that decide, and counts them alike for two seeds?"
-    put_title(figure, title, sample_size(rows), told, BARS)
+    drawing.put_title(figure, title, drawing.sample_size(rows), told, drawing.BARS)
     return figure
 
 
@@ -316,4 +287,5 @@ def _label(row: Any) -> str:
     stands = row["finds_nothing"] and row["agrees"] and row["helps"]
     is_old = all(row[name] == value for name, value in OLD_MEASURE.items())
     note = " (the paper's kind)" if is_old else "" if stands else " (fails elsewhere)"
-    return f"{measure_words(row, between=',' + chr(10))}{note}"
+    judge = "another seed" if row["judge"] == OTHER else "itself"
+    return f"{drawing.rule_text(row['rule'])},\n{_IN_THE_PLACE[row['intervention']]}, judged by {judge}{note}"

@@ -11,20 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import (
-    GREY,
-    POSITION_STYLES,
-    LineEnd,
-    Style,
-    counted,
-    counted_seeds,
-    draw_line,
-    graded,
-    label_line_ends,
-    name_level,
-    panels,
-    put_title,
-)
+from analysis import drawing
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
@@ -34,29 +21,19 @@ SOLVED = 0.9
 def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     """Mean exact match of every cell, and its range over the seeds.
 
-    Args:
-        accuracy: `synthetic_accuracy` as `read_artefact` reads it.
-
     Returns:
         A row a cell, ascending, with `exact_match`, `lowest`, `highest`, `num_seeds` and `is_learnt`: whether
         every seed had learnt the task in distribution.
     """
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
     return cells.agg(
-        exact_match=("exact_match", "mean"),
-        lowest=("exact_match", "min"),
-        highest=("exact_match", "max"),
-        num_seeds=("seed", "nunique"),
-        is_learnt=("is_learnt", "all"),
-    ).reset_index()
+        exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
+        num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
+    ).reset_index()  # fmt: skip
 
 
 def largest_solved_sizes(cells: pd.DataFrame, threshold: float = SOLVED) -> pd.DataFrame:
     """The largest tested size up to which every tested size is solved, for each training and k.
-
-    Args:
-        cells: of `over_seeds`.
-        threshold: the mean exact match from which on a size is solved.
 
     Returns:
         A row a training and k with `largest_solved_size`; null where the smallest is not solved.
@@ -65,16 +42,14 @@ def largest_solved_sizes(cells: pd.DataFrame, threshold: float = SOLVED) -> pd.D
     for names, of_one in cells.groupby([*TRAINING, "sparsity"], dropna=False):
         ascending = of_one.sort_values("size")
         is_solved = (ascending["exact_match"] >= threshold).cummin()
-        sizes = ascending["size"][is_solved]
-        largest = pd.NA if sizes.empty else int(sizes.iloc[-1])
-        rows.append([*names, largest])
+        rows.append([*names, ascending["size"][is_solved].max()])
     table = pd.DataFrame(rows, columns=[*TRAINING, "sparsity", "largest_solved_size"])
     return table.astype({"largest_solved_size": "Int64"})
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
     """Of how many seeds and examples the numbers are, for a caption."""
-    return f"n = {counted_seeds(cells)} a training, {num_examples:,} examples a size"
+    return f"n = {drawing.counted_seeds(cells)} a training, {num_examples:,} examples a size"
 
 
 POSITION_WORDS = {
@@ -108,94 +83,78 @@ def _schemes(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size, in multiples of the training size: a panel a scheme, a line a task.
-
-    Args:
-        cells: of `over_seeds`, tasks without a k.
-        num_examples: a size.
-    """
+    """Exact match against size, in multiples of the training size: a panel a scheme, a line a task."""
     learnt, unlearnt = _schemes(cells)
     shown = learnt[:_MOST_PANELS] or unlearnt[:1]
-    figure, axes = panels(len(shown), _HEIGHT)
+    figure, axes = drawing.panels(len(shown), _HEIGHT)
     tasks = sorted(cells["task"].unique())
     for scheme, ax in zip(shown, axes, strict=True):
         of_scheme = cells[cells["positions"] == scheme]
         ends = []
         for task, line in of_scheme.groupby("task"):
-            look = Style(POSITION_STYLES[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)])
+            look = drawing.Style(
+                drawing.POSITION_STYLES[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)]
+            )
             times = line.assign(size=line["size"] / line["largest_train_size"])
             ends.append(_draw_line(times, ax, task_words(str(task)), look))
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
         ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
-        label_line_ends(ax, ends)
+        drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     solved = "solved: 90 %, learnt: 99 % in the sizes of training, guessing: about 0 %"
     title = "How far beyond the training size is each task solved?"
-    put_title(figure, title, sample_size(cells, num_examples), _BANDS, solved)
+    drawing.put_title(figure, title, sample_size(cells, num_examples), _BANDS, solved)
     return figure
 
 
-def _deciding(cells: pd.DataFrame) -> str:
-    """What k counts in the one task of these cells."""
-    return DECIDING.get(str(cells["task"].iloc[0]), "bit")
-
-
-def _of_most_bits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Of the training with the largest K_train, what it was trained for: k up to K_train."""
-    most = cells[cells["largest_train_sparsity"] == cells["largest_train_sparsity"].max()]
-    return most[most["sparsity"] <= most["largest_train_sparsity"]]
-
-
 def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size: across trainings, each at its own most bits; and within the last one, by k.
-
-    Args:
-        cells: of `over_seeds`, one task and scheme with a k.
-        num_examples: a size.
-    """
+    """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
-    within, most = _of_most_bits(cells), int(cells["largest_train_sparsity"].max())
-    noun, task = _deciding(cells), str(cells["task"].iloc[0])
-    shown = [("sparsity", within, f"one training, on up to {counted(most, noun)}", "{}")]
+    most, task = int(cells["largest_train_sparsity"].max()), str(cells["task"].iloc[0])
+    within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
+    noun = DECIDING.get(task, "bit")
+    shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    figure, axes = panels(len(shown), _HEIGHT)
-    colors = graded(most)
+    figure, axes = drawing.panels(len(shown), _HEIGHT)
+    colors = drawing.graded(most)
     for (column, lines, title, words), ax in zip(shown, axes, strict=True):
         ends = []
         for bits, line in lines.groupby(column):
             number = int(float(str(bits)))
-            look = Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
-            ends.append(_draw_line(line, ax, words.format(counted(number, noun)), look))
+            look = drawing.Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
+            ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
         if task in GUESSED:
-            name_level(ax, GUESSED[task], "guessing", below=True)
+            drawing.name_level(ax, GUESSED[task], "guessing", below=True)
             if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
                 ax.set_ylim(bottom=_BELOW_GUESSING)
-        label_line_ends(ax, ends)
+        drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     parts = names, sample_size(cells, num_examples), _BANDS
-    put_title(figure, f"Do answers that fewer {noun}s decide hold farther?", *parts)
+    drawing.put_title(figure, f"Do answers that fewer {noun}s decide hold farther?", *parts)
     return figure
 
 
-def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: Style) -> LineEnd:
+def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -> drawing.LineEnd:
     ascending = cells.sort_values("size")
     ascending = ascending.rename(columns={"lowest": "exact_match_lowest", "highest": "exact_match_highest"})
     style, ends = look.measured, ("lowest", "highest")
     if not ascending["is_learnt"].all():
-        style |= {"color": GREY, "linewidth": 0.7, "markersize": 2.5}
+        style |= {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
         words = f"{words}:\nnot learnt by every seed"
-    return draw_line(ax, ascending["size"], ascending, "exact_match", style, words, ends=ends, band=True)
+    return drawing.draw_line(
+        ax, ascending["size"], ascending, "exact_match", style, words, ends=ends, band=True
+    )
 
 
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
-    ax.axvspan(0, trained, color=GREY, alpha=0.12, linewidth=0)
+    ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
     ax.annotate(
         "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
-        va="bottom", fontsize=8, color=GREY,
+        va="bottom", fontsize=8, color=drawing.GREY,
     )  # fmt: skip
     ax.set_title(title)
     ax.set_xlabel(label)

@@ -16,16 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    GREY,
-    counted,
-    counted_seeds,
-    draw_points,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-)
+from analysis import drawing
 from analysis.synthetic.accuracy import task_words
 from pipeline.measuring.rules import REMOVE, SUBSTITUTE
 
@@ -47,9 +38,6 @@ PARTS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
 
 def by_k(rows: pd.DataFrame) -> pd.DataFrame:
     """Precision and recall at every k, over seeds.
-
-    Args:
-        rows: `found_dependencies` as `read_artefact` reads it.
 
     Returns:
         A row a condition, rule, intervention and k, with `precision` and `recall`, each with `_lowest` and
@@ -75,17 +63,12 @@ def by_k(rows: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(names=[*CONDITION, *SELECTION, "model", "k"])
     over_seeds = models.groupby([*CONDITION, *SELECTION, "k"], dropna=False)
     return over_seeds.agg(
-        precision=("precision", "mean"),
-        precision_lowest=("precision", "min"),
-        precision_highest=("precision", "max"),
-        recall=("recall", "mean"),
-        recall_lowest=("recall", "min"),
-        recall_highest=("recall", "max"),
-        chance_precision=("chance_precision", "mean"),
-        chance_recall=("chance_recall", "mean"),
-        num_seeds=("model", "nunique"),
+        precision=("precision", "mean"), precision_lowest=("precision", "min"),
+        precision_highest=("precision", "max"), recall=("recall", "mean"), recall_lowest=("recall", "min"),
+        recall_highest=("recall", "max"), chance_precision=("chance_precision", "mean"),
+        chance_recall=("chance_recall", "mean"), num_seeds=("model", "nunique"),
         num_targets=("num_targets", "min"),
-    ).reset_index()
+    ).reset_index()  # fmt: skip
 
 
 def at_their_number(rows: pd.DataFrame) -> pd.DataFrame:
@@ -105,9 +88,6 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
     Found is what is among the first as many tokens as the target has dependencies. These come in pairs, one
     of each part of the task; what lies in the short context must be whole pairs.
 
-    Args:
-        rows: `found_dependencies` as `read_artefact` reads it.
-
     Returns:
         A row a condition, rule, intervention and part, with `found`, the share of the dependencies of that
         part, `found_lowest` and `found_highest` over the seeds, `chance` (as many tokens drawn uniformly),
@@ -126,12 +106,7 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over_seeds(rows: pd.DataFrame, shares: Mapping[str, str]) -> pd.DataFrame:
-    """A row a condition, selection and part: means of columns over targets, of these the mean over seeds.
-
-    Args:
-        rows: a row a target and rank, with `part` and `chance`.
-        shares: name -> the column that it is the mean of; `found` among them, whose range stands beside.
-    """
+    """A row a condition, selection and part: means of columns over targets, of these the mean over seeds."""
     keys = [*CONDITION, *SELECTION, "part"]
     of_models = rows.groupby([*keys, "model"], dropna=False, sort=False).agg(
         **{name: (column, "mean") for name, column in ({"chance": "chance"} | dict(shares)).items()},
@@ -148,7 +123,7 @@ def _over_seeds(rows: pd.DataFrame, shares: Mapping[str, str]) -> pd.DataFrame:
 
 def sample_size(cells: pd.DataFrame) -> str:
     """Of how many seeds and targets the numbers of `by_k` are, for a caption."""
-    return f"n = {counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"
+    return f"n = {drawing.counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"
 
 
 _WHAT_HAPPENS = {REMOVE: ", token removed", SUBSTITUTE: ", token replaced"}
@@ -159,7 +134,7 @@ _ASIDE = 0.14  # of a row, between parts
 
 def selection_words(rule: str, intervention: object) -> str:
     """A rule, and what happens to a token that is left out, in words."""
-    return rule_text(rule) + _WHAT_HAPPENS.get(str(intervention), "")
+    return drawing.rule_text(rule) + _WHAT_HAPPENS.get(str(intervention), "")
 
 
 def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
@@ -170,24 +145,20 @@ def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def found_figure(parts: pd.DataFrame) -> Figure:
-    """A panel a task, a row a rule, a point a part; the panels share their axis.
-
-    Args:
-        parts: of `by_part`.
-    """
+    """A panel a task, a row a rule, a point a part; the panels share their axis."""
     shown = drawn_conditions(parts)
     keys = parts[["rule", "intervention"]].drop_duplicates().astype(object)
     rows = [(str(rule), what) for rule, what in keys.itertuples(index=False)]
     best = parts.groupby(["rule", "intervention"], dropna=False)["found"].max()
     rows.sort(key=lambda row: best[row[0]][best[row[0]].index.isin([row[1]])].iloc[0])
     height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = panels(len(shown), height)
+    figure, axes = drawing.panels(len(shown), height)
     for of_one, ax in zip(shown, axes, strict=True):
         _draw(of_one, rows, ax)
     axes[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
     note = "share among the first as many tokens as there are true ones; bars: range of seeds"
     title = "Which of the tokens that truly decide do the rules find?"
-    put_title(figure, title, sample_size(parts), note)
+    drawing.put_title(figure, title, sample_size(parts), note)
     return figure
 
 
@@ -197,13 +168,13 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     for row in of_one.to_dict("records"):
         place = next(i for i, (rule, what) in enumerate(rows) if rule == row["rule"] and _same(what, row))
         y = place + _ASIDE * ((len(parts) - 1) / 2 - parts.index(row["part"])) * 2
-        style = {"color": rule_style(row["rule"]).color, "marker": "os"[parts.index(row["part"]) % 2]}
-        draw_points(ax, [y], pd.DataFrame([row]), "found", [style], ends=("lowest", "highest"))
+        style = {"color": drawing.rule_style(row["rule"]).color, "marker": "os"[parts.index(row["part"]) % 2]}
+        drawing.draw_points(ax, [y], pd.DataFrame([row]), "found", [style], ends=("lowest", "highest"))
         if place == len(rows) - 1:
             named[row["part"]] = row["found"]
     chance = of_one["chance"].mean()
-    ax.axvline(chance, color=GREY, linewidth=1, linestyle=":", zorder=0)
-    ax.text(chance + 0.02, -0.85, "chance", va="center", color=GREY)
+    ax.axvline(chance, color=drawing.GREY, linewidth=1, linestyle=":", zorder=0)
+    ax.text(chance + 0.02, -0.85, "chance", va="center", color=drawing.GREY)
     for part, found in named.items():
         ax.annotate(
             part, (found, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
@@ -213,7 +184,7 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     ax.set_ylim(-1.2, len(rows) - 0.4)
     ax.set_yticks([])
     first = of_one.iloc[0]
-    of_k = "" if pd.isna(first["sparsity"]) else f" of {counted(int(first['sparsity']), 'bit')}"
+    of_k = "" if pd.isna(first["sparsity"]) else f" of {drawing.counted(int(first['sparsity']), 'bit')}"
     ax.set_title(f"{task_words(first['task'])}{of_k}", pad=16)
     ax.set_xlabel("true tokens found (share)")
 
@@ -236,9 +207,6 @@ KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
 def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
     """How many of the tokens that decide an ID are found, by the kind of ID.
 
-    Args:
-        rows: `found_id_dependencies` as `read_artefact` reads it.
-
     Returns:
         A row a condition, rule, intervention and kind (`part`), with `found`, `found_lowest` and
         `found_highest` over the seeds, `chance` (as many tokens drawn uniformly), `effect` (mean of what
@@ -256,21 +224,13 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one condition: that with the largest examples, the last of several.
-
-    Args:
-        kinds: of `by_kind`, one task.
-    """
+    """The rows of one condition: that with the largest examples, the last of several."""
     conditions = [rows for _, rows in kinds.groupby(CONDITION, dropna=False)]
     return max(reversed(conditions), key=lambda rows: int(rows["size"].iloc[0]))
 
 
 def found_ids_figure(kinds: pd.DataFrame) -> Figure:
-    """The share of the deciding tokens that each rule finds, the rules that find most on top.
-
-    Args:
-        kinds: of `by_kind`, one condition.
-    """
+    """The share of the deciding tokens that each rule finds, the rules that find most on top."""
     named = kinds.assign(
         row=[
             selection_words(rule, what)
@@ -279,13 +239,13 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
     )
     rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
     parts = list(dict.fromkeys(named["part"]))
-    figure, axes = panels(len(parts), 0.9 + 0.2 * len(rows))
+    figure, axes = drawing.panels(len(parts), 0.9 + 0.2 * len(rows))
     for part, ax in zip(parts, axes, strict=True):
         of_part = named[named["part"] == part]
-        styles = [rule_style(rule).measured for rule in of_part["rule"]]
+        styles = [drawing.rule_style(rule).measured for rule in of_part["rule"]]
         heights = [rows.index(row) for row in of_part["row"]]
-        draw_points(ax, heights, of_part, "found", styles, ends=("lowest", "highest"))
-        ax.axvline(of_part["chance"].mean(), color=GREY, linewidth=1, linestyle=":", zorder=0)
+        drawing.draw_points(ax, heights, of_part, "found", styles, ends=("lowest", "highest"))
+        ax.axvline(of_part["chance"].mean(), color=drawing.GREY, linewidth=1, linestyle=":", zorder=0)
         ax.set_xlim(-0.04, 1.06)
         ax.set_ylim(-0.6, len(rows) - 0.4)
         ax.set_yticks(range(len(rows)), rows if part == parts[0] else [""] * len(rows))
@@ -293,5 +253,5 @@ def found_ids_figure(kinds: pd.DataFrame) -> Figure:
         ax.set_xlabel("found first (share)")
     note = "bars: range of seeds; dotted: chance"
     title = "Do the rules find the token that decides the next position ID?"
-    put_title(figure, title, sample_size(kinds), note)
+    drawing.put_title(figure, title, sample_size(kinds), note)
     return figure

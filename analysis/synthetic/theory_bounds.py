@@ -17,37 +17,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BLACK,
-    GREY,
-    OTHER_MODELS,
-    POSITION_STYLES,
-    LineEnd,
-    Style,
-    counted,
-    draw_line,
-    label_line_ends,
-    name_level,
-    panels,
-    put_title,
-    share_scale,
-)
+from analysis import drawing
 from analysis.read import interval_columns, joined_on_common, warn_of_left_out
 from pipeline.results.statistics import Interval
 
 FIT = ["model", "seed", "training_step"]
 
 
-def range_over_seeds(values: pd.Series) -> Interval:
-    """The median with the least and the largest."""
-    return Interval(float(values.median()), float(values.min()), float(values.max()))
-
-
 def with_bounds(errors: pd.DataFrame) -> pd.DataFrame:
     """The artefact with delta and both bounds in each row.
-
-    Args:
-        errors: the artefact `sparse_functional_attention`, any number of models.
 
     Returns:
         The rows, with in_distribution_error (delta), length_ratio (L̄ / L), improved_bound
@@ -74,9 +52,6 @@ def after_training(fits: pd.DataFrame) -> pd.DataFrame:
 def errors_by_length(fits: pd.DataFrame) -> pd.DataFrame:
     """After training, a row a model and test length.
 
-    Args:
-        fits: `with_bounds`.
-
     Returns:
         model, test_length, length_ratio, then with the range over seeds squared_error and error_rate;
         improved_bound, published_bound (medians).
@@ -91,9 +66,6 @@ def errors_by_length(fits: pd.DataFrame) -> pd.DataFrame:
 
 def summarize_conditions(fits: pd.DataFrame) -> pd.DataFrame:
     """A row a model: its error in distribution and at the longest test length, and how it got there.
-
-    Args:
-        fits: `with_bounds`.
 
     Returns:
         model, num_seeds, length_ratio (of the longest test length), then with the range over seeds
@@ -115,9 +87,11 @@ def summarize_conditions(fits: pd.DataFrame) -> pd.DataFrame:
 
 
 def _range_columns(values: pd.DataFrame) -> dict[Hashable, Any]:
+    """The median over seeds, with the least and the largest."""
     columns: dict[Hashable, Any] = {}
-    for name in values:
-        columns |= interval_columns(str(name), range_over_seeds(values[name]))
+    for name, of_seeds in values.items():
+        interval = Interval(float(of_seeds.median()), float(of_seeds.min()), float(of_seeds.max()))
+        columns |= interval_columns(str(name), interval)
     return columns
 
 
@@ -128,32 +102,26 @@ def _a_row_a_seed(of_model: pd.DataFrame) -> pd.DataFrame:
     at_training = last[last["length_ratio"] == 1].set_index("seed")
     before_last = after_training(of_model[of_model["training_step"] < last["training_step"].iloc[0]])
     early = before_last[before_last["test_length"] == last["test_length"].max()].set_index("seed")
-    _tell_seeds_left_out(*(rows.index for rows in (at_longest, at_training, early) if not rows.empty))
+    seeds = [set(rows.index) for rows in (at_longest, at_training, early) if not rows.empty]
+    of_any = set().union(*seeds)  # a ratio between two lengths or steps is of the seeds that have both
+    num_left_out = len(of_any) - len(seeds[0].intersection(*seeds))
+    warn_of_left_out(num_left_out, len(of_any), "seeds measured at every length and step")
     error, delta = at_longest["squared_error"], at_longest["in_distribution_error"]
     growth = np.log(error / at_training["squared_error"]) / np.log(at_longest["length_ratio"])
     falls = np.log(error / early["squared_error"]) / np.log(delta / early["in_distribution_error"])
     return pd.DataFrame(
         {
-            "in_distribution_error": delta,
-            "squared_error": error,
-            "error_rate": at_longest["error_rate"],
-            "growth_exponent": growth,
-            "error_over_improved_bound": error / at_longest["improved_bound"],
+            "in_distribution_error": delta, "squared_error": error, "error_rate": at_longest["error_rate"],
+            "growth_exponent": growth, "error_over_improved_bound": error / at_longest["improved_bound"],
             "delta_exponent": falls,
         }
-    )
-
-
-def _tell_seeds_left_out(*seeds: pd.Index) -> None:
-    """A ratio between two lengths or steps is of the seeds that have both."""
-    of_all, of_any = set(seeds[0]).intersection(*seeds), set().union(*seeds)
-    warn_of_left_out(len(of_any) - len(of_all), len(of_any), "seeds measured at every length and step")
+    )  # fmt: skip
 
 
 CASES = {
-    "local": ("close together", Style(BLACK, "o")),
-    "halves_coupled": ("far apart\nbut coupled", POSITION_STYLES["coupled"]),
-    "halves_trained_keys": ("far apart\nand uncoupled", POSITION_STYLES["contiguous"]),
+    "local": ("close together", drawing.Style(drawing.BLACK, "o")),
+    "halves_coupled": ("far apart\nbut coupled", drawing.POSITION_STYLES["coupled"]),
+    "halves_trained_keys": ("far apart\nand uncoupled", drawing.POSITION_STYLES["contiguous"]),
 }
 """Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
 _TITLE = "Do answers hold beyond the training length where the theorems ask for it, and elsewhere?"
@@ -161,83 +129,65 @@ _GUESSED = 0.5  # of labels -1 and 1
 _HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
 
 
-def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, Style]]:
+def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, drawing.Style]]:
     """Model -> its name in words and its look: those of `CASES`, or the first four where none of these is."""
     models = list(dict.fromkeys(by_length["model"]))
     named = {model: CASES[case] for case in CASES for model in models if _condition(model) == case}
     others = {
         model: (_condition(model).replace("_", " "), look)
-        for model, look in zip(models, OTHER_MODELS, strict=False)
+        for model, look in zip(models, drawing.OTHER_MODELS, strict=False)
     }
     return named or others
 
 
 def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
-    """Two panels: wrong answers, and the squared error beside the bound, against the test length.
-
-    Args:
-        by_length: `bound_scaling.errors_by_length`, one k.
-        seeds: how many the range is over, in words.
-        num_sequences: a length.
-    """
-    figure, (rate_ax, error_ax) = panels(2, _HEIGHT)
+    """Two panels: wrong answers, and the squared error beside the bound, against the test length."""
+    figure, (rate_ax, error_ax) = drawing.panels(2, _HEIGHT)
     ends = against_length(by_length, "error_rate", rate_ax)
     rate_ax.set(ylim=(-0.02, 0.62), ylabel="wrong answers (share)")
-    name_level(rate_ax, _GUESSED, "guessing", side="left")
-    label_line_ends(rate_ax, ends)
+    drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
+    drawing.label_line_ends(rate_ax, ends)
     ends = against_length(by_length, "squared_error", error_ax)
     ends += bound_against_length(by_length, error_ax)
     error_ax.set(yscale="log", ylabel="squared error (1: always saying 0)")
-    label_line_ends(error_ax, ends)
-    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
+    drawing.label_line_ends(error_ax, ends)
+    sample = f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained"
-    put_title(figure, _TITLE, "Sparse functional attention", sample, told)
+    drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
     return figure
 
 
 def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
-    """A column a k: above wrong answers, below the squared error beside the bound, against the test length.
-
-    Args:
-        by_length_of: k -> `bound_scaling.errors_by_length`, k ascending.
-        seeds: how many, in words.
-        num_sequences: a length.
-    """
-    figure, axes = panels(len(by_length_of), 2 * _HEIGHT_OF_ROW, num_rows=2)
+    """A column a k: above wrong answers, below the squared error and the bound, against the test length."""
+    figure, axes = drawing.panels(len(by_length_of), 2 * _HEIGHT_OF_ROW, num_rows=2)
     for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.reshape(2, -1).T, strict=True):
         rate_ends = against_length(by_length, "error_rate", rate_ax)
         rate_ax.set(ylim=(-0.02, 0.62), title=f"k = {k}", xlabel="")
-        name_level(rate_ax, _GUESSED, "guessing", side="left")
+        drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
         error_ends = against_length(by_length, "squared_error", error_ax)
         error_ends += bound_against_length(by_length, error_ax)
         error_ax.set(yscale="log")
     axes = axes.reshape(2, -1)
     axes[0, 0].set_ylabel("wrong answers (share)")
     axes[1, 0].set_ylabel("squared error")
-    share_scale(axes[1])
-    label_line_ends(axes[0, -1], rate_ends)
-    label_line_ends(axes[1, -1], error_ends)
-    sample = f"n = {seeds}, {counted(num_sequences, 'sequence')} a length"
+    drawing.share_scale(axes[1])
+    drawing.label_line_ends(axes[0, -1], rate_ends)
+    drawing.label_line_ends(axes[1, -1], error_ends)
+    sample = f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
-    put_title(figure, _TITLE, "Sparse functional attention", sample, told)
+    drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
     return figure
 
 
-def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[LineEnd]:
-    """A line a case from the shortest training length to the longest test length; what each is called.
-
-    Args:
-        by_length: `bound_scaling.errors_by_length`, one k.
-        value: a column that has a range.
-        ax: to draw on.
-    """
+def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[drawing.LineEnd]:
+    """A line a case from the shortest training length to the longest test length; what each is called."""
     ends = []
     for model, (words, look) in drawn_cases(by_length).items():
         line = by_length[by_length["model"] == model]
         style = look.measured | {"markersize": 3}
-        ends.append(draw_line(ax, line["test_length"], line, value, style, words, band=True))
+        ends.append(drawing.draw_line(ax, line["test_length"], line, value, style, words, band=True))
     train = by_length.loc[by_length["length_ratio"] == 1, "test_length"].iloc[0]
-    ax.axvspan(by_length["test_length"].min(), train, color=GREY, alpha=0.12, linewidth=0)
+    ax.axvspan(by_length["test_length"].min(), train, color=drawing.GREY, alpha=0.12, linewidth=0)
     ticks = [train // 2, *sorted(set(by_length.loc[by_length["length_ratio"] >= 1, "test_length"]))]
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -246,21 +196,18 @@ def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[LineEn
     return ends
 
 
-def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[LineEnd]:
-    """The improved bound of the case of Theorem 4.3, with its constant 1: compare slopes, not heights.
-
-    Args:
-        by_length: `bound_scaling.errors_by_length`, one k.
-        ax: to draw on.
-    """
+def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[drawing.LineEnd]:
+    """The improved bound of the case of Theorem 4.3, with its constant 1: compare slopes, not heights."""
     is_local = by_length["model"].map(_condition) == "local"
     line = by_length[is_local & (by_length["length_ratio"] >= 1)]
     if line.empty:
         return []
-    ax.plot(line["test_length"], line["improved_bound"], color=GREY, linewidth=1, linestyle=":")
+    ax.plot(line["test_length"], line["improved_bound"], color=drawing.GREY, linewidth=1, linestyle=":")
     bound = line["improved_bound"].iloc[-1]
     return [
-        LineEnd(line["test_length"].iloc[-1], bound, "bound, close together\n(constant taken as 1)", GREY)
+        drawing.LineEnd(
+            line["test_length"].iloc[-1], bound, "bound, close together\n(constant taken as 1)", drawing.GREY
+        )
     ]
 
 

@@ -41,20 +41,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    BLACK,
-    FEWEST_TARGETS,
-    GREY,
-    ModelLabel,
-    draw_points,
-    is_above,
-    name_place,
-    panels,
-    percent,
-    put_title,
-    sample_size,
-)
+from analysis import drawing
 from analysis.gap.gaps import (
     expected_gaps,
     generalization_gaps,
@@ -152,9 +139,6 @@ def first_characters(pieces: Sequence[str]) -> list[int | None]:
     """Place in the joined text of each token's first character that is no white space; None where none is.
 
     A token with the piece "" brings only the first bytes of a character; it has the place of that character.
-
-    Args:
-        pieces: the text of each token, as `DocumentTokenizer.pieces` gives them.
     """
     place = sum(map(len, pieces))
     first: int | None = None
@@ -169,19 +153,11 @@ def first_characters(pieces: Sequence[str]) -> list[int | None]:
 
 
 CLASSES: dict[str, tuple[str, ...]] = {
-    "noun": ("NN",),
-    "proper noun": ("NP",),
-    "verb": ("VV",),
-    "auxiliary": ("VB", "VD", "VH", "VM"),
-    "adjective": ("AJ",),
-    "adverb": ("AV", "XX"),
-    "pronoun": ("PN", "DPS", "EX"),
-    "determiner": ("AT", "DT"),
-    "preposition": ("PR", "TO"),
-    "conjunction": ("CJ",),
-    "numeral": ("CRD", "ORD"),
-    "other": (),
-}
+    "noun": ("NN",), "proper noun": ("NP",), "verb": ("VV",), "auxiliary": ("VB", "VD", "VH", "VM"),
+    "adjective": ("AJ",), "adverb": ("AV", "XX"), "pronoun": ("PN", "DPS", "EX"),
+    "determiner": ("AT", "DT"), "preposition": ("PR", "TO"), "conjunction": ("CJ",),
+    "numeral": ("CRD", "ORD"), "other": (),
+}  # fmt: skip
 """Class -> how the C5 tags that it takes begin; "other" takes what is left, punctuation among it."""
 Tagger = Callable[[list[str]], list[str]]
 """The words of a sentence -> a C5 tag for each."""
@@ -282,13 +258,7 @@ def word_categories(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def repetition(token_ids_L: np.ndarray, target: int, short_context_length: int) -> str:
-    """Whether a chunk's target, alone or with the tokens before it, stands in its far context.
-
-    Args:
-        token_ids_L: the chunk.
-        target: the target's place in it.
-        short_context_length: s; the far context is the places before target - s.
-    """
+    """Whether a chunk's target, alone or with the tokens before it, stands in its far context."""
     num_far = max(0, target - short_context_length)
     repeated = None
     for num_tokens, category in ((1, REPEATED), (2, REPEATED_BIGRAM), (3, REPEATED_TRIGRAM)):
@@ -333,9 +303,6 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
 def by_repeats(categories: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The targets that end a repeated bigram or trigram, so that copying can foretell them, and all others.
 
-    Args:
-        categories: `categories_of_targets`.
-
     Returns:
         `ENDS_OF_REPEATS` and `OTHERS` -> the rows of these targets.
     """
@@ -369,9 +336,6 @@ def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None
         results: a results folder with `loss_differences`.
         data: the folder of tokenize_c4.py that was measured; where None, `data` beside the results if
             tokenized data is there.
-
-    Raises:
-        InputError: `data` holds no tokenized data, no training tokens, or is not what was measured.
     """
     beside = results.parent / "data"
     if data is None and not (beside / MANIFEST_FILE).is_file():  # a table made of the text may lie there
@@ -390,11 +354,6 @@ def by_category(
     rows: pd.DataFrame, categories: pd.DataFrame, statistic: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> pd.DataFrame:
     """A statistic of the targets of each category.
-
-    Args:
-        rows: any table whose rows name a target.
-        categories: `categories_of_targets`.
-        statistic: rows of the targets of one category -> its table.
 
     Returns:
         aspect, category, then the statistic's columns; aspects in the order of `ASPECTS`, as are categories.
@@ -420,12 +379,7 @@ def loss_differences_by_category(loss_differences: pd.DataFrame, categories: pd.
 
 
 def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.DataFrame:
-    """What part of the targets and of their whole gain a category is: `share_of_targets`, `share_of_gain`.
-
-    Args:
-        differences: `loss_differences_by_category`, one model.
-        overall: the row of `summarize_models` of the same model and targets.
-    """
+    """What part of the targets and of their whole gain a category is: `share_of_targets`, `share_of_gain`."""
     share_of_targets = differences["num_targets"] / overall["num_targets"]
     share_of_gain = share_of_targets * differences["loss_difference"] / overall["loss_difference"]
     return differences.assign(share_of_targets=share_of_targets, share_of_gain=share_of_gain)
@@ -440,11 +394,6 @@ def sparsity_by_category(
     dependency_sparsity: pd.DataFrame, categories: pd.DataFrame, studied_ks: Sequence[int]
 ) -> pd.DataFrame:
     """How many far tokens the targets of each category need.
-
-    Args:
-        dependency_sparsity: the artefact.
-        categories: `categories_of_targets`.
-        studied_ks: every k that was studied.
 
     Returns:
         aspect, category, model, rule, k_star (each of `sparsity_categories`), num_targets, num_documents (of
@@ -475,23 +424,15 @@ def gaps_by_category(
 ) -> pd.DataFrame:
     """Generalization gap of short-trained models: a row a category and model.
 
-    Args:
-        loss_differences: the artefact.
-        categories: `categories_of_targets`.
-        short_models: models trained at a short context.
-        reference_model: the model trained at the long context.
-
     Returns:
         aspect, category, model, num_targets, num_documents, generalization_gap with its interval, nats.
     """
     gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
-    return by_category(
-        gaps,
-        categories,
-        lambda targets: summarized(
-            targets, ["model"], lambda group: mean_columns(group, "generalization_gap")
-        ),
-    )
+
+    def means(targets: pd.DataFrame) -> pd.DataFrame:
+        return summarized(targets, ["model"], lambda group: mean_columns(group, "generalization_gap"))
+
+    return by_category(gaps, categories, means)
 
 
 def gaps_by_repeats(
@@ -522,54 +463,43 @@ KINDS = {
     ("repetition", REPEATED_TRIGRAM): "ends of repeated trigrams",
     ("repetition", REPEATED_BIGRAM): "ends of repeated bigrams",
     ("repetition", REPEATED): "repeated tokens",
-    ("repetition", SHORT_ONLY): "seen in the short context only",
-    ("repetition", NEW): "new tokens",
-    ("word_kind", NAME): "capitalized names",
-    ("word_kind", NUMBER): "numbers",
-    ("word_kind", CONTENT_WORD): "content words",
-    ("word_kind", FUNCTION_WORD): "function words",
+    ("repetition", SHORT_ONLY): "seen in the short context only", ("repetition", NEW): "new tokens",
+    ("word_kind", NAME): "capitalized names", ("word_kind", NUMBER): "numbers",
+    ("word_kind", CONTENT_WORD): "content words", ("word_kind", FUNCTION_WORD): "function words",
     ("word_kind", PUNCTUATION): "punctuation",
-}
+}  # fmt: skip
 """(aspect, category) -> what a row is called, from the top."""
 _ROW_HEIGHT, _FRAME_HEIGHT, _BETWEEN_ASPECTS = 0.25, 0.75, 0.7  # inches; rows left empty
 
 
 def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
-    """The rows that the figure draws: of `KINDS`, in their order, with `words`; none of too few targets.
-
-    Args:
-        differences: `loss_differences_by_category`, one model.
-    """
+    """The rows that the figure draws: of `KINDS`, in their order, with `words`; none of too few targets."""
     pairs = zip(differences["aspect"], differences["category"], strict=True)
     rows = differences.assign(words=[KINDS.get(pair, "") for pair in pairs])
-    rows = rows[(rows["words"] != "") & (rows["num_targets"] >= FEWEST_TARGETS)]
+    rows = rows[(rows["words"] != "") & (rows["num_targets"] >= drawing.FEWEST_TARGETS)]
     order = {words: place for place, words in enumerate(KINDS.values())}
     return rows.sort_values("words", key=lambda words: words.map(order), ignore_index=True)
 
 
-def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: ModelLabel) -> Figure:
-    """A row a kind of token: the gain of the long context, and the share of all gain that falls to it.
-
-    Args:
-        kinds: `kinds_of`, with `share_of_gain` and `share_of_targets`.
-        overall: the row of `summarize_models` of the same model.
-        label: of the model.
-    """
+def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawing.ModelLabel) -> Figure:
+    """A row a kind of token: the gain of the long context, and the share of all gain that falls to it."""
     # Of each row in the panel, from 0 downwards, with a gap between aspects.
     is_next = (kinds["aspect"] != kinds["aspect"].shift()).cumsum() - 1
     heights = [-place - _BETWEEN_ASPECTS * gap for place, gap in enumerate(is_next)]
-    figure, (ax,) = panels(1, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
-    draw_points(ax, heights, kinds, "loss_difference", [label.style.measured] * len(kinds))
-    ax.axvline(0, color=BLACK, linewidth=0.6)
-    name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
+    figure, (ax,) = drawing.panels(1, _FRAME_HEIGHT + _ROW_HEIGHT * (1 - min(heights, default=0)))
+    drawing.draw_points(ax, heights, kinds, "loss_difference", [label.style.measured] * len(kinds))
+    ax.axvline(0, color=drawing.BLACK, linewidth=0.6)
+    drawing.name_place(ax, overall["loss_difference"], f"all tokens: {overall['loss_difference']:.2f}")
     sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
     ax.set_yticks(heights, sizes)
     ax.set_ylim(min(heights, default=0) - 0.6, 0.6)
     ax.set_xlabel("gain of the long context (nats a token)")
-    if is_above(overall["loss_difference_low"]):
+    if drawing.is_above(overall["loss_difference_low"]):
         _write_shares(kinds, heights, ax)
-    n = f"{sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
-    put_title(figure, "Which kinds of tokens gain from the far context?", n, label.text, label.size, BARS)
+    n = f"{drawing.sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
+    drawing.put_title(
+        figure, "Which kinds of tokens gain from the far context?", n, label.text, label.size, drawing.BARS
+    )
     return figure
 
 
@@ -577,10 +507,10 @@ def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
     """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
     ax.annotate(
         "share of all gain", (1, 1), (2, 2), xycoords="axes fraction", textcoords="offset points",
-        ha="center", va="bottom", color=GREY, annotation_clip=False,
+        ha="center", va="bottom", color=drawing.GREY, annotation_clip=False,
     )  # fmt: skip
     for share, height in zip(kinds["share_of_gain"], heights, strict=True):
         ax.annotate(
-            percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center", color=GREY,
-            annotation_clip=False,
+            drawing.percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center",
+            color=drawing.GREY, annotation_clip=False,
         )  # fmt: skip

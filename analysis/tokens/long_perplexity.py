@@ -29,15 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from analysis.drawing import (
-    BARS,
-    LineEnd,
-    ModelLabel,
-    label_line_ends,
-    panels,
-    put_title,
-    sample_size,
-)
+from analysis import drawing
 from analysis.read import TARGET, interval_over_documents, joined_on_common, mean_columns, sample_counts
 from pipeline.cli import InputError, unknown_name
 from pipeline.results.statistics import Interval
@@ -197,39 +189,35 @@ _STYLES: dict[str, dict[str, Any]] = {"exact": {}, "windowed": {"linewidth": 0.6
 
 
 def long_perplexity_figure(
-    own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, labels: Mapping[str, ModelLabel]
+    own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, labels: Mapping[str, drawing.ModelLabel]
 ) -> Figure:
     """Two panels against alpha: each model's own key tokens, and LongPPL over those of one evaluator.
 
     Models of another size than the evaluator are left out.
-
-    Args:
-        own: `long_perplexities` at one beta, each model its own evaluator.
-        judged: the same of one evaluator.
-        evaluator: its name.
-        labels: of the models.
     """
     size = labels[evaluator].num_parameters
     alike = [model for model, label in labels.items() if label.num_parameters == size]
     own, judged = (table[table["model"].isin(alike)] for table in (own, judged))
-    figure, (count_ax, perplexity_ax) = panels(2, 2.8)
+    figure, (count_ax, perplexity_ax) = drawing.panels(2, 2.8)
     key_tokens_against_alpha(own, labels, count_ax)
-    label_line_ends(perplexity_ax, long_perplexity_against_alpha(judged, labels, perplexity_ax))
+    drawing.label_line_ends(perplexity_ax, long_perplexity_against_alpha(judged, labels, perplexity_ax))
     is_shared = "windowed" in set(own["short_context"])
-    told = (f"key tokens of “{labels[evaluator].text}”", "thin: shared windows" if is_shared else "", BARS)
-    parts = sample_size(own), labels[evaluator].size, f"beta = {own['beta'].iloc[0]:g} nats", *told
-    put_title(figure, "How many tokens need their long context, and what is their perplexity?", *parts)
+    told = (
+        f"key tokens of “{labels[evaluator].text}”",
+        "thin: shared windows" if is_shared else "",
+        drawing.BARS,
+    )
+    parts = drawing.sample_size(own), labels[evaluator].size, f"beta = {own['beta'].iloc[0]:g} nats", *told
+    drawing.put_title(
+        figure, "How many tokens need their long context, and what is their perplexity?", *parts
+    )
     return figure
 
 
-def key_tokens_against_alpha(perplexities: pd.DataFrame, labels: Mapping[str, ModelLabel], ax: Axes) -> None:
-    """How many targets are key tokens, a line a model and kind of window.
-
-    Args:
-        perplexities: `long_perplexity.long_perplexities` at one beta, each model its own evaluator.
-        labels: of the models.
-        ax: to draw on.
-    """
+def key_tokens_against_alpha(
+    perplexities: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], ax: Axes
+) -> None:
+    """How many targets are key tokens, a line a model and kind of window."""
     for (model, kind), line in perplexities.groupby(["model", "short_context"]):
         # Zero has no place on a logarithmic axis: there the line ends.
         seen = line[line["num_key_tokens"] > 0]
@@ -241,15 +229,9 @@ def key_tokens_against_alpha(perplexities: pd.DataFrame, labels: Mapping[str, Mo
 
 
 def long_perplexity_against_alpha(
-    perplexities: pd.DataFrame, labels: Mapping[str, ModelLabel], ax: Axes
-) -> list[LineEnd]:
-    """LongPPL, a line a model and kind of window; bars of exact windows; what each is called.
-
-    Args:
-        perplexities: `long_perplexity.long_perplexities` at one beta and of one evaluator.
-        labels: of the models.
-        ax: to draw on.
-    """
+    perplexities: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], ax: Axes
+) -> list[drawing.LineEnd]:
+    """LongPPL, a line a model and kind of window; bars of exact windows; what each is called."""
     ends = []
     for (model, kind), line in perplexities.groupby(["model", "short_context"]):
         label = labels[str(model)]
@@ -261,7 +243,9 @@ def long_perplexity_against_alpha(
             known = values.dropna()
             if len(known):
                 ends.append(
-                    LineEnd(line["alpha"][known.index[-1]], known.iloc[-1], label.text, label.style.color)
+                    drawing.LineEnd(
+                        line["alpha"][known.index[-1]], known.iloc[-1], label.text, label.style.color
+                    )
                 )
     _logarithmic(ax)
     ax.set_xlabel("alpha, least gain (nats)")

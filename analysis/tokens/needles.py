@@ -20,22 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BLACK,
-    GREY,
-    LineEnd,
-    ModelLabel,
-    beside,
-    common_size,
-    draw_line,
-    label_line_ends,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-    tokens_axis,
-)
+from analysis import drawing
 from analysis.read import joined_on_common, mean_columns, summarized
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
@@ -51,11 +36,7 @@ MEASURES = ["precision", "recall", "hit_share"]
 
 
 def needle_folders(folder: Path) -> list[Path]:
-    """The length-* folders of `plant_needles --out`, shortest first.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The length-* folders of `plant_needles --out`, shortest first."""
     found = sorted(folder.glob("length-*"), key=lambda path: int(path.name.removeprefix("length-")))
     if not found:
         raise InputError(f"{folder} holds no folder length-*; pipeline/plant_needles.py writes them")
@@ -64,11 +45,6 @@ def needle_folders(folder: Path) -> list[Path]:
 
 def answers(folder: Path, artefact: str, columns: Sequence[str]) -> pd.DataFrame:
     """The targets of all lengths that are tokens of an answer, with what is true of their needle.
-
-    Args:
-        folder: of `plant_needles`.
-        artefact: a name of `SCHEMAS`, of the results in length-*/results.
-        columns: of it, beside model, document_id and target_position.
 
     Returns:
         those columns, the columns of the schema `needles` that say where the needle is, answer_token (index
@@ -167,13 +143,10 @@ def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
     sums = first.groupby(target, as_index=False)[["in_needle", "is_hit"]].sum()
     num_far, num_answer = sums["num_far_tokens"], sums["num_answer_tokens"]
     sums = sums.assign(
-        precision=sums["in_needle"] / k,
-        recall=sums["in_needle"] / num_answer,
-        hit_share=sums["is_hit"].astype("float64"),
-        chance_precision=num_answer / num_far,
-        chance_recall=k / num_far,
-        chance_hit_share=k / num_far,
-    )
+        precision=sums["in_needle"] / k, recall=sums["in_needle"] / num_answer,
+        hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
+        chance_recall=k / num_far, chance_hit_share=k / num_far,
+    )  # fmt: skip
     names = [name for measure in MEASURES for name in (measure, f"chance_{measure}")]
     table = _means(
         sums, ["model", "rule", "context_length", "far_context"], dict(zip(names, names, strict=True))
@@ -196,60 +169,53 @@ _BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its nul
 
 def _sample(rows: pd.DataFrame) -> tuple[str, str]:
     """Counts and the length, for a subtitle; `rows` are of one context length."""
-    n = sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
+    n = drawing.sample_size(rows).replace("targets", "answer tokens").replace("documents", "haystacks")
     return n, f"{rows['context_length'].iloc[0]:,} tokens of context"
 
 
-def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, ModelLabel]) -> Figure:
-    """How much less the answer costs with the needle, by its depth: a line a model, all on one scale.
-
-    Args:
-        retrieval: `retrieval_losses`, one context length.
-        labels: of the models.
-    """
-    figure, (ax,) = panels(1, 2.9)
+def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
+    """How much less the answer costs with the needle, by its depth: a line a model, all on one scale."""
+    figure, (ax,) = drawing.panels(1, 2.9)
     models, ends = list(dict.fromkeys(retrieval["model"])), []
     for place, model in enumerate(models):
         line, label = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model]
-        depths = line["depth"] + _STEP_ASIDE * beside(place, len(models))
-        ends.append(draw_line(ax, depths, line, "retrieval_gain", label.style.measured, label.text))
-    ax.axhline(0, color=BLACK, linewidth=0.6)
+        depths = line["depth"] + _STEP_ASIDE * drawing.beside(place, len(models))
+        ends.append(drawing.draw_line(ax, depths, line, "retrieval_gain", label.style.measured, label.text))
+    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     depths = sorted(retrieval["depth"].unique())
     ax.set_xticks(depths, [f"{depth:g}" for depth in depths])
     ax.set_xlabel("depth of the needle (0: where the context begins, 1: just before the question)")
     ax.set_ylabel("gain from the needle\n(nats a token)")
-    label_line_ends(ax, ends)
-    parts = *_sample(retrieval), common_size(labels[model] for model in models), OVER_HAYSTACKS
-    put_title(figure, "By how much does a needle make the tokens of its answer cheaper?", *parts)
+    drawing.label_line_ends(ax, ends)
+    parts = *_sample(retrieval), drawing.common_size(labels[model] for model in models), OVER_HAYSTACKS
+    drawing.put_title(figure, "By how much does a needle make the tokens of its answer cheaper?", *parts)
     return figure
 
 
-def found_figure(found: pd.DataFrame, label: ModelLabel) -> Figure:
+def found_figure(found: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
     """For how much of the answer the very token of the needle is among the k, a line a rule beside its null.
 
     A choice at random is drawn as what it has on average, chance.
-
-    Args:
-        found: `found_needles`, one model and length.
-        label: of the model.
     """
-    figure, (ax,) = panels(1, 2.9)
+    figure, (ax,) = drawing.panels(1, 2.9)
     ends = []
     for (rule, far_context), line in found.groupby(["rule", "far_context"]):
         is_null = far_context == OTHER_DOCUMENT
         if rule == "random" or (is_null and rule in CONTROLS):
             continue
-        line, look = line.sort_values("k"), rule_style(str(rule))
+        line, look = line.sort_values("k"), drawing.rule_style(str(rule))
         x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
-        words = f"{rule_text(str(rule))}{': null' if is_null else ''}"
-        ends.append(draw_line(ax, x, line, "hit_share", look.null if is_null else look.measured, words))
+        words = f"{drawing.rule_text(str(rule))}{': null' if is_null else ''}"
+        ends.append(
+            drawing.draw_line(ax, x, line, "hit_share", look.null if is_null else look.measured, words)
+        )
     chance = found.groupby("k")["chance_hit_share"].mean()
-    ax.plot(chance.index, chance, color=GREY, linestyle=":")
-    ends.append(LineEnd(chance.index[-1], chance.iloc[-1], "chance", GREY))
-    tokens_axis(ax, found["k"].unique())
+    ax.plot(chance.index, chance, color=drawing.GREY, linestyle=":")
+    ends.append(drawing.LineEnd(chance.index[-1], chance.iloc[-1], "chance", drawing.GREY))
+    drawing.tokens_axis(ax, found["k"].unique())
     ax.set_ylim(-0.03, 1.03)
     ax.set_ylabel("answer tokens whose copy in the\nneedle is among the k (share)")
-    label_line_ends(ax, ends)
+    drawing.label_line_ends(ax, ends)
     title = "How often is the needle's copy of an answer token among the k selected?"
-    put_title(figure, title, *_sample(found), label.text, label.size, OVER_HAYSTACKS)
+    drawing.put_title(figure, title, *_sample(found), label.text, label.size, OVER_HAYSTACKS)
     return figure

@@ -24,17 +24,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    BARS,
-    GREY,
-    ModelLabel,
-    draw_points,
-    panels,
-    put_title,
-    rule_style,
-    rule_text,
-    sample_size,
-)
+from analysis import drawing
 from analysis.read import TARGET, MeasuredText, interval_columns, interval_over_documents, joined_on_common
 from pipeline.cli import InputError
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
@@ -59,12 +49,9 @@ def relations(far_token_ids_F: np.ndarray, predecessor_id: int, target_id: int) 
     after_F = np.concatenate([far_token_ids_F[1:], [-1]])
     is_copy, is_after = far_token_ids_F == target_id, before_F == predecessor_id
     fits = [
-        is_copy & is_after,
-        is_copy,
-        is_after,
-        far_token_ids_F == predecessor_id,
+        is_copy & is_after, is_copy, is_after, far_token_ids_F == predecessor_id,
         (before_F == target_id) | (after_F == target_id),
-    ]
+    ]  # fmt: skip
     return np.select(fits, range(len(fits)), default=len(fits))
 
 
@@ -83,10 +70,6 @@ def _far_tokens(chunk: Chunk, place: int, short_context_length: int, far_context
 
 def selections(influential_tokens: pd.DataFrame, text: MeasuredText) -> pd.DataFrame:
     """The artefact with the relation of each selected token.
-
-    Args:
-        influential_tokens: any number of models, rules and far contexts.
-        text: what they were measured on.
 
     Returns:
         model, TARGET, rule, far_context, rank, distance, relation (a name of `RELATIONS`).
@@ -129,11 +112,6 @@ def _related(rows: pd.DataFrame, chunk: Chunk, short_context_length: int) -> pd.
 def available_places(targets: pd.DataFrame, text: MeasuredText, bins: Sequence[int]) -> pd.DataFrame:
     """What there is to choose among: a row a target and far context, with the part of all far positions.
 
-    Args:
-        targets: rows that name targets.
-        text: what they were measured on.
-        bins: `distance_bins`.
-
     Returns:
         TARGET, far_context, then a column a relation and a column a bin (its first distance, int): shares of
         the far positions, which sum to 1 over relations and over bins.
@@ -167,11 +145,6 @@ def _edges(bins: Sequence[int]) -> list[float]:
 
 def relation_shares(selected: pd.DataFrame, available: pd.DataFrame, ks: Iterable[int]) -> pd.DataFrame:
     """How the first k tokens relate to their targets, beside what there is to choose among.
-
-    Args:
-        selected: `selections`.
-        available: `available_places` of the same targets.
-        ks: numbers of tokens.
 
     Returns:
         model, rule, k, far_context, relation, num_targets, num_documents, then with intervals chosen and
@@ -243,14 +216,9 @@ def _shares(
 _ASIDE = 0.13
 
 
-def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLabel) -> Figure:
-    """Two panels on one scale: relations, and distances.
-
-    Args:
-        relation, distance: `relation_shares` and `distance_shares`, one model, rule and k.
-        label: of the model.
-    """
-    figure, axes = panels(2, 2.6)
+def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
+    """Two panels on one scale: relations, and distances."""
+    figure, axes = drawing.panels(2, 2.6)
     relation = relation[relation["relation"] != OTHER]  # what is left to 1
     shares_of(relation, "relation", list(dict.fromkeys(relation["relation"])), axes[0])
     bins = distance.drop_duplicates("from_distance")
@@ -261,28 +229,21 @@ def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: ModelLa
     for ax in axes:
         ax.set_xlim(0, right)
         ax.set_xlabel("share of the k tokens")
-    rule = rule_text(relation["rule"].iloc[0])
-    told = "hollow: the null", "grey: chance", BARS
-    parts = sample_size(relation), rule, label.text, label.size, *told
-    put_title(figure, "What are the influential tokens to their targets, and how far away?", *parts)
+    rule = drawing.rule_text(relation["rule"].iloc[0])
+    told = "hollow: the null", "grey: chance", drawing.BARS
+    parts = drawing.sample_size(relation), rule, label.text, label.size, *told
+    drawing.put_title(figure, "What are the influential tokens to their targets, and how far away?", *parts)
     return figure
 
 
 def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes) -> None:
-    """Share of the k tokens with each value, own above null, each with its tick for a choice at random.
-
-    Args:
-        table: `relation_shares` or `distance_shares`, one model, rule and k.
-        column: "relation" or "from_distance"; a row a value, from the top.
-        labels: of the rows.
-        ax: to draw on.
-    """
+    """Share of the k tokens with each value, own above null, each with its tick for a choice at random."""
     values = list(dict.fromkeys(table[column]))
-    look = rule_style(str(table["rule"].iloc[0]))
+    look = drawing.rule_style(str(table["rule"].iloc[0]))
     for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
         rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
         y = aside - np.arange(len(values))
-        draw_points(ax, y, rows, "chosen", [style] * len(rows))
-        ax.vlines(rows["available"], y - 0.12, y + 0.12, color=GREY, linewidth=1.6, zorder=0)
+        drawing.draw_points(ax, y, rows, "chosen", [style] * len(rows))
+        ax.vlines(rows["available"], y - 0.12, y + 0.12, color=drawing.GREY, linewidth=1.6, zorder=0)
     ax.set_yticks(-np.arange(len(values)), labels)
     ax.set_ylim(0.5 - len(values), 0.5)

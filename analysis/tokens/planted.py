@@ -17,16 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import (
-    GREY,
-    Style,
-    counted,
-    draw_line,
-    graded,
-    label_line_ends,
-    panels,
-    put_title,
-)
+from analysis import drawing
 from analysis.read import (
     joined_on_common,
     mean_columns,
@@ -115,9 +106,6 @@ def texts_with_chance_signs(planted: Sequence[Path]) -> set[str]:
 
     A second copy of a planted sign says the same, so it does not count. The signs of each number are those
     that some document plants: hundreds of documents plant all of them.
-
-    Args:
-        planted: data folders of plant_signs.py, made with the same signs.
     """
     texts = []
     signs: dict[int, set[int]] = defaultdict(set)
@@ -140,40 +128,34 @@ _PANELS = {"right_share": "share of answers that are right", "loss": "loss of th
 
 
 def planted_lengths_figure(cells: pd.DataFrame, which_texts: str = "") -> Figure:
-    """Right answers and their loss against length.
-
-    Args:
-        cells: of `over_models`, of answers that were learnt.
-        which_texts: what the texts have in common, for the subtitle.
-    """
-    figure, axes = panels(2, _HEIGHT)
+    """Right answers and their loss against length."""
+    figure, axes = drawing.panels(2, _HEIGHT)
     lengths = sorted(cells["test_length"].unique())
     ks = sorted(cells["num_planted"].unique())
     for ax, (name, label) in zip(axes, _PANELS.items(), strict=True):
         ends = []
-        for color, k in zip(graded(len(ks)), ks, strict=True):
+        for color, k in zip(drawing.graded(len(ks)), ks, strict=True):
             line = cells[cells["num_planted"] == k].sort_values("test_length")
-            style = Style(color, "o").measured
+            style = drawing.Style(color, "o").measured
             ends.append(
-                draw_line(ax, line["test_length"], line, name, style, tokens_decide(int(k)), band=True)
+                drawing.draw_line(
+                    ax, line["test_length"], line, name, style, tokens_decide(int(k)), band=True
+                )
             )
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, [str(length) for length in lengths])
         ax.minorticks_off()
         ax.set(xlabel=f"tokens of the document (trained at {lengths[0]})", ylabel=label)
-        ax.axvspan(lengths[0] / 1.15, lengths[0] * 1.05, color=GREY, alpha=0.15, linewidth=0)
+        ax.axvspan(lengths[0] / 1.15, lengths[0] * 1.05, color=drawing.GREY, alpha=0.15, linewidth=0)
     axes[0].set_ylim(-0.03, 1.05)
     axes[1].set_ylim(bottom=0)
-    label_line_ends(axes[1], ends)
+    drawing.label_line_ends(axes[1], ends)
     fewest, most = int(cells["num_models"].min()), int(cells["num_models"].max())
-    models = counted(most, "model") if fewest == most else f"{fewest} to {most} models"
+    models = drawing.counted(most, "model") if fewest == most else f"{fewest} to {most} models"
     texts = int(cells["num_documents"].min())
-    put_title(
-        figure,
-        "Do answers hold longer that fewer planted tokens decide?",
+    drawing.put_title(
+        figure, "Do answers hold longer that fewer planted tokens decide?",
         f"n = {models} that learnt the answers, {texts:,} texts{which_texts} or more each",
-        "points: mean of the models",
-        "bands: their range",
-        "shaded: the trained length",
-    )
+        "points: mean of the models", "bands: their range", "shaded: the trained length",
+    )  # fmt: skip
     return figure

@@ -5,9 +5,7 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 
-from analysis.synthetic import theory_bounds as bound_scaling
-from analysis.synthetic import theory_bounds as bound_scaling_figures
-from pipeline.results.schemas import SCHEMAS
+from analysis.synthetic import theory_bounds
 
 TRAIN, TEST_LENGTHS, STEPS = 8, (4, 6, 8, 16, 64), (10, 20)
 
@@ -28,7 +26,7 @@ def planted_errors(model: str, growth: float, error_rate: float = 0.0, scale: fl
 @pytest.fixture
 def fits() -> pd.DataFrame:
     kept, lost = planted_errors("local-k2", 2.0), planted_errors("uniform_all_keys-k2", 4.0, 0.5)
-    return bound_scaling.with_bounds(pd.concat([kept, lost], ignore_index=True))
+    return theory_bounds.with_bounds(pd.concat([kept, lost], ignore_index=True))
 
 
 def test_delta_is_the_mean_over_the_lengths_of_training(fits: pd.DataFrame) -> None:
@@ -40,7 +38,7 @@ def test_delta_is_the_mean_over_the_lengths_of_training(fits: pd.DataFrame) -> N
 
 
 def test_the_errors_after_training_with_their_range(fits: pd.DataFrame) -> None:
-    by_length = bound_scaling.errors_by_length(fits)
+    by_length = theory_bounds.errors_by_length(fits)
     assert by_length["test_length"].tolist() == [*TEST_LENGTHS, *TEST_LENGTHS]
     longest = by_length.query("model == 'local-k2' and test_length == 64").squeeze()
     shown = longest[["squared_error", "squared_error_low", "squared_error_high"]].tolist()
@@ -48,7 +46,7 @@ def test_the_errors_after_training_with_their_range(fits: pd.DataFrame) -> None:
 
 
 def test_planted_powers_are_found(fits: pd.DataFrame) -> None:
-    conditions = bound_scaling.summarize_conditions(fits).set_index("model")
+    conditions = theory_bounds.summarize_conditions(fits).set_index("model")
     for model, power in (("local-k2", 2.0), ("uniform_all_keys-k2", 4.0)):
         of_model = conditions.loc[model]
         assert (of_model["num_seeds"], of_model["length_ratio"]) == (3, 8)
@@ -62,7 +60,7 @@ def test_planted_powers_are_found(fits: pd.DataFrame) -> None:
 def lengths_of(error_rates: dict[str, float]) -> pd.DataFrame:
     """The errors by length of these conditions, each with its rate of wrong answers beyond training."""
     errors = [planted_errors(f"{name}-k2", 2.0, rate) for name, rate in error_rates.items()]
-    return bound_scaling.errors_by_length(bound_scaling.with_bounds(pd.concat(errors, ignore_index=True)))
+    return theory_bounds.errors_by_length(theory_bounds.with_bounds(pd.concat(errors, ignore_index=True)))
 
 
 THREE_CASES = {"local": 0.0, "halves_coupled": 0.0, "halves_trained_keys": 0.5}
@@ -70,7 +68,7 @@ THREE_CASES = {"local": 0.0, "halves_coupled": 0.0, "halves_trained_keys": 0.5}
 
 def test_the_figure_draws_the_table() -> None:
     by_length = lengths_of(THREE_CASES)
-    figure = bound_scaling_figures.bound_scaling_figure(by_length, "3 seeds", 500)
+    figure = theory_bounds.bound_scaling_figure(by_length, "3 seeds", 500)
     rate_ax, error_ax = figure.axes
     drawn = by_length[by_length["model"] == "local-k2"]
     assert list(error_ax.lines[0].get_ydata()) == drawn["squared_error"].tolist()
@@ -84,7 +82,7 @@ def test_the_figure_draws_the_table() -> None:
 def test_the_figure_of_every_k_draws_the_tables() -> None:
     kept_at_1 = dict.fromkeys(THREE_CASES, 0.0)
     by_length_of = {1: lengths_of(kept_at_1), 2: lengths_of(THREE_CASES), 3: lengths_of(THREE_CASES)}
-    figure = bound_scaling_figures.by_sparsity_figure(by_length_of, "3 to 6 seeds", 500)
+    figure = theory_bounds.by_sparsity_figure(by_length_of, "3 to 6 seeds", 500)
     assert [ax.get_title() for ax in figure.axes[:3]] == ["k = 1", "k = 2", "k = 3"]
     uncoupled = [max(ax.lines[2].get_ydata()) for ax in figure.axes[:3]]
     assert uncoupled == [0, 0.5, 0.5]
@@ -92,8 +90,3 @@ def test_the_figure_of_every_k_draws_the_tables() -> None:
     assert list(figure.axes[4].lines[0].get_ydata()) == drawn
     assert len({ax.get_ylim() for ax in figure.axes[3:]}) == 1
     assert_legible(figure)
-
-
-def test_the_tables_need_only_columns_of_the_artefact() -> None:
-    columns = set(planted_errors("m-k2", 2.0)) - {"model"}
-    assert columns <= set(SCHEMAS["sparse_functional_attention"].names)

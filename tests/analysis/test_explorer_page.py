@@ -1,24 +1,36 @@
-"""The explorer's page in a real headless Chromium: what a click, a key and the slider show, and hostile text.
+"""The explorer's page, and that of `explain`, in a real headless Chromium: what is chosen, and hostile text.
 
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
+import csv
+import io
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pandas as pd
 import pytest
-from explorable_results import KS, MODELS, RULES, SHORT, TARGETS, write_explorable
-from explorer_browser import NO_CHROMIUM, browser, opened, sync_api
+from explorable_results import KS, MODELS, RULES, write_explorable
+from hugging_face_families import make_model
 
 from analysis import explorer
+from pipeline import explain as explain_program
+from pipeline.cli import run_stage
+from pipeline.explain import explain
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer
+from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
-__all__ = ["browser"]  # a fixture
-pytestmark = NO_CHROMIUM
-LONG = 256
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 BAIT = "window.executed = true"
 HOSTILE = [
     f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
@@ -26,17 +38,50 @@ HOSTILE = [
     "مرحبا بالعالم وهذا نص من اليمين إلى اليسار \u202eoverridden\u202c \u2066isolated\u2069 ",
     "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 ﷽ \u0000\u0007\u2028 \ufffd\ufffd 𝔘𝔫𝔦 ",
 ]
-TEXTS = ["plain words of a shop in the street ", "naïve “quotes” — 你好, and so on ", *HOSTILE]
-LONG_TEXT = "one hundred thousand characters <b>bold</b> " * 2_300
+TEXTS = ["plain words of a shop in the street ", "=naïve “quotes” — 你好, and so on ", *HOSTILE]
+LENGTHS = (4, 64, 5)
+EXPLAINED = (
+    f'{{{{data}}}} </script><script>{BAIT}</script><img src="x" onerror="{BAIT}"> 👩‍👩‍👧 e\u0301 \x1b[31m'
+    " مرحبا بالعالم \u202eturned\u202c and an end that is plain"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.BrowserContext"]:
+    profile = tmp_path_factory.mktemp("profile")
+    with sync_api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=CHROMIUM, args=FLAGS, headless=True, offline=True,
+            viewport={"width": 1300, "height": 900},
+        )  # fmt: skip
+        yield context
+        context.close()
+
+
+def opened(browser: "sync_api.BrowserContext", path: Path, address: str = "") -> Iterator["sync_api.Page"]:
+    """The page, opened from disk; whatever it complains of, or asks for, fails the test."""
+    page = browser.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((url, "blob:")) else wrong.append(asked.url)
+    )
+    url = path.as_uri()
+    page.goto(url + address)
+    yield page
+    assert page.evaluate("window.executed") is None
+    assert wrong == []
+    page.close()
 
 
 @pytest.fixture(scope="module")
 def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of the intervention `background`, and their page."""
     folder = tmp_path_factory.mktemp("explorable")
-    results, _ = write_explorable(
-        folder, [text * 60 for text in TEXTS] + [LONG_TEXT], MODELS, RULES, (SHORT, LONG, TARGETS)
-    )
-    explorer.main(explorer.parser().parse_args([str(results), "--out", str(folder / "page.html")]))
+    write_explorable(folder, [text * 40 for text in TEXTS], lengths=LENGTHS, intervention="background")
+    explorer.main(explorer.parser().parse_args([str(folder / "results"), "--out", str(folder / "page.html")]))
     return folder
 
 
@@ -45,9 +90,21 @@ def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync
     yield from opened(browser, explorable / "page.html")
 
 
-@pytest.fixture(scope="module")
-def tokens(explorable: Path) -> pd.DataFrame:
-    return read_artefact(explorable / "results", "influential_tokens")
+def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
+    rows = read_artefact(explorable / "results", artefact)
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def view(page: "sync_api.Page") -> dict[str, str]:
+    """What the address says."""
+    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
+
+
+def numbers_of(page: "sync_api.Page") -> dict[str, str]:
+    names, values = (page.locator(f"#numbers {tag}").all_inner_texts() for tag in ("dt", "dd"))
+    return dict(zip(names, values, strict=True))
 
 
 def open_document(page: "sync_api.Page", start: str) -> str:
@@ -57,23 +114,11 @@ def open_document(page: "sync_api.Page", start: str) -> str:
     return page.locator("#documents button").first.get_attribute("data-id")
 
 
-def expected_rows(tokens: pd.DataFrame, **where: object) -> list[list[str]]:
-    rows = tokens
-    for column, value in where.items():
-        rows = rows[rows[column] == value]
-    rows = rows.sort_values("rank")
-    return [
-        [str(rank), str(distance), "–" if pd.isna(influence) else f"{influence:+.3f}".replace("-", "−")]
-        for rank, distance, influence in zip(rows["rank"], rows["distance"], rows["influence"], strict=True)
-    ]
-
-
-def shown_rows(page: "sync_api.Page") -> list[list[str]]:
-    """Rank, distance and influence of each row of the table."""
-    rows = page.locator("#tokens tbody tr").evaluate_all(
+def cells(page: "sync_api.Page") -> list[list[str]]:
+    """The texts of the table of tokens, row by row."""
+    return page.locator("#tokens tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
-    return [[rank, distance, influence] for rank, _, distance, influence, _ in rows]
 
 
 def lit_tokens(page: "sync_api.Page") -> dict[int, str]:
@@ -88,66 +133,31 @@ def shown_position(page: "sync_api.Page") -> int:
     return int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
 
 
-def set_k(page: "sync_api.Page", k: int) -> None:
-    slider = page.get_by_role("slider", name="Influential tokens, k")
-    slider.press("Home")
-    for _ in range(KS.index(k)):
-        slider.press("ArrowRight")
-
-
-@pytest.mark.parametrize("rule", ["leave_one_out", "nearest"])
-@pytest.mark.parametrize("far_context", ["own", "other_document"])
+@pytest.mark.parametrize(("rule", "far_context"), [("leave_one_out", "own"), ("nearest", "other_document")])
 def test_a_click_shows_the_tokens_that_the_parquet_says(
-    page: "sync_api.Page", explorable: Path, tokens: pd.DataFrame, rule: str, far_context: str
+    page: "sync_api.Page", explorable: Path, rule: str, far_context: str
 ) -> None:
     document_id = open_document(page, "plain words")
     page.get_by_role("combobox", name="Rule").select_option(rule)
     page.get_by_role("radio", name="own" if far_context == "own" else "null: another document's").check()
-    set_k(page, 8)
+    page.get_by_role("slider").press("End")
     data = TokenizedData.open(explorable / "data")
     tokenizer = load_tokenizer(data.folder / "tokenizer.json")
     (document,) = (one for one in data.evaluation_documents() if one.document_id == document_id)
     pieces = tokenizer.pieces(document.token_ids.tolist())
     for target in page.locator("#text .target").all()[::2]:
         target.click()
-        where = {
-            "model": MODELS[0], "document_id": document_id, "target_position": shown_position(page),
-            "rule": rule, "far_context": far_context,
-        }  # fmt: skip
-        assert len(shown_rows(page)) == 8
-        assert shown_rows(page) == expected_rows(tokens, **where)
-        rows = tokens[(tokens[list(where)] == pd.Series(where)).all(axis=1)]
-        in_the_text = {
+        where = {"model": MODELS[0], "document_id": document_id, "target_position": shown_position(page)}
+        rows = read(explorable, "influential_tokens", **where, rule=rule, far_context=far_context)
+        rows = rows.sort_values("rank")
+        assert [[rank, distance, influence] for rank, _, distance, influence, _ in cells(page)] == [
+            [str(row.rank), str(row.distance), f"{row.influence:+.3f}".replace("-", "−")]
+            for row in rows.itertuples()
+        ]
+        assert lit_tokens(page) == {
             int(rank): pieces[place].strip(" ") or pieces[place]
             for rank, place in zip(rows["rank"], rows["context_position"], strict=True)
         }
-        assert lit_tokens(page) == in_the_text
-        words = page.locator("#tokens td.word").all_inner_texts()
-        of_parquet = [tokenizer.pieces([token_id])[0] for token_id in rows["context_token_id"]]
-        for word, piece in zip(words, of_parquet, strict=True):
-            assert word == piece.replace(" ", "␣") or not piece.isprintable()
-
-
-def test_the_slider_changes_tokens_and_loss(page: "sync_api.Page", explorable: Path) -> None:
-    document_id = open_document(page, "plain words")
-    page.locator("#text .target").nth(2).click()
-    position = shown_position(page)
-    losses = read_artefact(explorable / "results", "sparse_context_losses")
-    losses = losses.set_index(["model", "document_id", "target_position", "rule", "far_context", "k"])
-    target = (MODELS[0], document_id, position, "leave_one_out")
-    for k in (1, 8, 2):
-        set_k(page, k)
-        assert sorted(lit_tokens(page)) == list(range(1, k + 1))
-        assert page.locator("#k-value").inner_text() == str(k)
-        own, null = losses.loc[(*target, "own", k)], losses.loc[(*target, "other_document", k)]
-        expected = [
-            own["short_context_loss"], own["sparse_context_loss"], null["sparse_context_loss"],
-            own["long_context_loss"],
-        ]  # fmt: skip
-        shown = [float(number) for number in page.locator("#numbers dd").all_inner_texts()[:4]]
-        assert shown == pytest.approx(expected, abs=6e-4)
-        said = page.locator("#chart").get_attribute("aria-label")
-        assert f"k = {k}: {shown[1]:.2f}"[:-1] in said
 
 
 def test_the_keyboard_alone_goes_from_target_to_target(page: "sync_api.Page") -> None:
@@ -170,43 +180,6 @@ def test_the_keyboard_alone_goes_from_target_to_target(page: "sync_api.Page") ->
     assert page.locator("#text [tabindex='0']").count() == 1
 
 
-def test_tab_reaches_all_controls_and_the_list_moves_with_arrows(page: "sync_api.Page") -> None:
-    reached = []
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        reached.append(
-            page.evaluate(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.name"
-            )
-        )
-    wanted = ["model", "rule", "far", "k", "search", "sort"]
-    assert [name for name in reached if name in wanted] == wanted
-    page.locator("#documents button[tabindex='0']").focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    assert page.locator("#documents [aria-current=true]").get_attribute("data-id") == page.locator(
-        "#documents button"
-    ).nth(1).get_attribute("data-id")
-    for role, name in (
-        ("combobox", "Model"),
-        ("combobox", "Rule"),
-        ("combobox", "Sort by"),
-        ("group", "Far context"),
-    ):
-        assert page.get_by_role(role, name=name).count() == 1
-    assert page.get_by_role("heading", name="Target").count() == 1
-
-
-def test_the_short_context_is_marked(page: "sync_api.Page") -> None:
-    open_document(page, "plain words")
-    page.locator("#text .target").first.click()
-    near = page.locator("#text .chunk").first.evaluate(
-        "chunk => [...chunk.querySelectorAll('.token')].map((t, i) => t.classList.contains('near') ? i : -1)"
-    )
-    place = shown_position(page)
-    assert [i for i in near if i >= 0] == list(range(place - SHORT, place))
-
-
 @pytest.mark.parametrize("text", HOSTILE, ids=["scripts", "handlers", "right-to-left", "emoji"])
 def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None:
     open_document(page, text[:9].lower())
@@ -218,45 +191,217 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
     )
     for target in page.locator("#text .target").all()[::3]:
         target.click()
-    assert page.locator("script").count() == 2 + len(TEXTS) + 1  # header, code, documents
+    assert page.locator("script").count() == 2 + len(TEXTS)  # header, code, documents
     assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
-
-
-def contrast(page: "sync_api.Page", selector: str) -> float:
-    """WCAG contrast of an element's text on its own background laid over the page's."""
-    return page.locator(selector).first.evaluate(
-        """element => {
-          const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-          const pixel = (...colours) => {
-            for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-            return canvas.getImageData(0, 0, 1, 1).data;
-          };
-          const luminance = ([...rgb]) => rgb.slice(0, 3).map((v) => v / 255)
-            .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-            .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-          const style = getComputedStyle(element), paper = getComputedStyle(document.body).backgroundColor;
-          const [a, b] = [luminance(pixel(paper, style.backgroundColor)), luminance(pixel(style.color))];
-          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        }"""
-    )
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_legible_in_light_and_dark(page: "sync_api.Page", scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 27)"}[scheme]
-    open_document(page, "plain words")
-    for hue in ("--helps", "--hurts"):
-        page.locator("#text .target").first.evaluate(
-            "(target, hue) => target.style.cssText = `--hue: var(${hue}); --depth: 1`", hue
-        )
-        assert contrast(page, "#text .target") >= 4.5
-    for selector in ("#text .lit", "#text .chunk", "#about", "#legend", ".hint"):
-        assert contrast(page, selector) >= 4.5, selector
 
 
 def test_a_narrow_window_needs_no_sideways_scrolling(page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 360, "height": 700})
-    open_document(page, "one hundred")
+    open_document(page, "plain words")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_link_opens_the_same_view(
+    browser: "sync_api.BrowserContext", page: "sync_api.Page", explorable: Path
+) -> None:
+    open_document(page, "plain words")
+    page.locator("#text .target").nth(3).click()
+    page.get_by_role("combobox", name="Model").select_option(MODELS[1])
+    page.get_by_role("combobox", name="Rule").select_option(RULES[1])
+    page.get_by_role("combobox", name="Judged by").select_option("divergence")
+    page.get_by_role("radio", name="null: another document's").check()
+    page.get_by_role("slider").press("End")
+    page.get_by_role("combobox", name="Beside it").select_option(index=1)
+    said = view(page)
+    assert (said["model"], said["rule"], said["far"], said["criterion"], said["k"]) == (
+        MODELS[1], RULES[1], "other_document", "divergence", str(max(KS)),
+    )  # fmt: skip
+    told = ["#target-heading", "#numbers", "#tokens"]
+    shown = [page.locator(part).inner_text() for part in told]
+    for again in opened(browser, explorable / "page.html", "#" + page.url.partition("#")[2]):
+        assert [again.locator(part).inner_text() for part in told] == shown and again.url == page.url
+
+
+def test_in_a_background_the_curve_starts_at_its_loss(page: "sync_api.Page", explorable: Path) -> None:
+    said = view(page)
+    where = {"model": MODELS[0], "document_id": said["document"], "target_position": int(said["position"])}
+    rows = read(explorable, "sparse_context_losses", **where, rule=RULES[0], far_context="own")
+    losses = rows.sort_values("k")
+    numbers = numbers_of(page)
+    background = losses["background_loss"].iloc[0]
+    assert float(numbers["Loss, foreign far context"]) == pytest.approx(background, abs=6e-4)
+    label = page.locator("#chart").get_attribute("aria-label")
+    assert label.startswith(f"In nats. Foreign far context: {background:.2f}"[:-1])
+    points = page.locator("#chart polyline.own").get_attribute("points").split()
+    heights = [float(point.split(",")[1]) for point in points]
+    values = [background, *losses["sparse_context_loss"], losses["long_context_loss"].iloc[0]]
+    # A lower loss stands further down: the heights are a falling line of the losses.
+    low, high = values.index(min(values)), values.index(max(values))
+    scale = (heights[high] - heights[low]) / (values[high] - values[low])
+    assert heights == pytest.approx(
+        [heights[low] + scale * (value - values[low]) for value in values], abs=0.2
+    )
+
+
+def test_the_divergence_is_that_of_the_parquet(page: "sync_api.Page", explorable: Path) -> None:
+    page.get_by_role("combobox", name="Judged by").select_option("divergence")
+    said = view(page)
+    where = {"model": MODELS[0], "document_id": said["document"], "target_position": int(said["position"])}
+    (row,) = read(
+        explorable, "sparse_context_losses", **where, rule=RULES[0], far_context="own", k=int(said["k"])
+    ).to_dict("records")
+    shown = numbers_of(page)
+    assert float(shown[f"… and {said['k']} tokens"]) == pytest.approx(
+        row["sparse_context_divergence"], abs=6e-4
+    )
+    (expected,) = read(explorable, "loss_differences", **where)["short_context_divergence"]
+    assert float(shown["Divergence, short context"]) == pytest.approx(expected, abs=6e-4)
+    assert shown["k*"] == "4"
+
+
+def test_another_rule_stands_beside(page: "sync_api.Page", explorable: Path) -> None:
+    page.get_by_role("slider").press("End")
+    page.get_by_role("combobox", name="Beside it").select_option(label=f"{MODELS[1]}: {RULES[1]}")
+    said = view(page)
+    where = {"document_id": said["document"], "target_position": int(said["position"]), "far_context": "own"}
+    places = [
+        list(
+            read(explorable, "influential_tokens", **where, model=model, rule=rule).sort_values("rank")[
+                "distance"
+            ]
+        )
+        for model, rule in ((MODELS[0], RULES[0]), (MODELS[1], RULES[1]))
+    ]
+    ranks = {int(distance): (rank, beside) for rank, beside, _, distance, *_ in cells(page)}
+    own, other = ({distance: str(rank + 1) for rank, distance in enumerate(of)} for of in places)
+    assert ranks == {
+        distance: (own.get(distance, "–"), other.get(distance, "–")) for distance in [*own, *other]
+    }
+    assert (
+        f"{len(own.keys() & other.keys())} of {max(KS)} tokens are shared"
+        in page.locator("#shared").inner_text()
+    )
+    assert page.locator("#text .beside").count() == max(KS)
+    assert page.locator("#chart polyline.beside").get_attribute("points") != ""
+
+
+def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page", explorable: Path) -> None:
+    page.get_by_role("tab", name="All targets").click()
+    losses = read(explorable, "loss_differences", model=MODELS[0])
+    for option, column in (("gain-down", "loss_difference"), ("specific-down", "specific_gain")):
+        page.get_by_role("combobox", name="Sort targets by").select_option(option)
+        shown = [float(text.replace("−", "-")) for text in page.locator("#targets .gain").all_inner_texts()]
+        largest = losses[column].sort_values(ascending=False).head(100)
+        assert shown == pytest.approx(list(largest), abs=6e-3)
+    page.get_by_role("textbox", name="from").fill("5")
+    num_large = int((losses["specific_gain"] >= 5).sum())
+    assert page.locator("#found-targets").inner_text().startswith(f"{num_large} of {len(losses)} targets")
+    page.get_by_role("textbox", name="from").fill("")
+    page.get_by_role("combobox", name="Sort targets by").select_option("gap-down")
+    page.get_by_role("combobox", name="Beside it").select_option(label=f"{MODELS[1]}: {RULES[1]}")
+    both = losses.merge(
+        read(explorable, "loss_differences", model=MODELS[1]), on=["document_id", "target_position"]
+    )
+    gap = (both["long_context_loss_x"] - both["long_context_loss_y"]).max()
+    assert float(page.locator("#targets .gain").first.inner_text()) == pytest.approx(gap, abs=6e-3)
+    page.locator("#targets button").first.click()
+    row = both.loc[(both["long_context_loss_x"] - both["long_context_loss_y"]).idxmax()]
+    assert view(page)["document"] == row["document_id"]
+    assert view(page)["position"] == str(row["target_position"])
+    assert page.locator("#targets [aria-current=true]").count() == 1
+
+
+def test_the_target_as_csv(page: "sync_api.Page", explorable: Path) -> None:
+    open_document(page, "=naïve")
+    said = view(page)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Target as CSV").click()
+    content = Path(waiting.value.path()).read_text(encoding="utf-8")
+    rows = pd.DataFrame(csv.DictReader(io.StringIO(content)))
+    where = {"document_id": said["document"], "target_position": int(said["position"])}
+    keys = ["model", "rule", "far_context", "rank"]
+    expected = read(explorable, "influential_tokens", **where).sort_values(keys)
+    shown = rows.astype({"rank": int}).sort_values(keys)
+    assert shown[keys].to_numpy().tolist() == expected[keys].to_numpy().tolist()
+    assert shown["distance"].astype(int).tolist() == expected["distance"].tolist()
+    assert not shown["token"].str.match(r"[=+\-@]").any()
+
+
+def test_a_screen_reader_finds_everything_by_name(page: "sync_api.Page") -> None:
+    page.get_by_role("radio", name="null: another document's").check()
+    for selector in ("button", "input", "select", "svg[role=img]", "[role=tabpanel]", "[role=tab]"):
+        for found in page.locator(selector).all():
+            name = found.evaluate(
+                "e => e.ariaLabel || e.labels?.[0]?.textContent || e.textContent"
+                " || document.getElementById(e.getAttribute('aria-labelledby'))?.textContent"
+            )
+            assert name and name.strip(), found.evaluate("e => e.outerHTML")
+    ids = page.locator("[id]").evaluate_all("elements => elements.map(element => element.id)")
+    assert len(ids) == len(set(ids))
+    page.get_by_role("tab", name="Documents").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="All targets").get_attribute("aria-selected") == "true"
+    assert page.get_by_role("tabpanel", name="All targets").is_visible()
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a text and its page."""
+    folder = tmp_path_factory.mktemp("explained")
+    tokenizer = train_bpe([EXPLAINED * 3], 330)
+    model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=128)
+    model.save_pretrained(folder / "model")
+    (folder / "model/tokenizer.json").write_text(tokenizer.to_json())
+    (folder / "<b>letter<b>.txt").write_text(EXPLAINED)
+    words = [
+        "explain.py", "--model", str(folder / "model"), "--text-file", str(folder / "<b>letter<b>.txt"),
+        "--short-context-length", "6", "--k", "1", "3", "--out", str(folder / "page.html"),
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        run_stage(explain_program.parser(), explain_program.main)
+    return folder
+
+
+@pytest.fixture
+def explained_page(browser: "sync_api.BrowserContext", explained: Path) -> Iterator["sync_api.Page"]:
+    yield from opened(browser, explained / "page.html")
+
+
+def test_an_explained_text_is_shown_as_text(explained_page: "sync_api.Page") -> None:
+    assert EXPLAINED.endswith(explained_page.locator("#text .chunk").text_content())
+    assert explained_page.locator("#text-heading").inner_text() == "Document <b>letter<b>.txt"
+    assert explained_page.locator("#text .chunk").evaluate(
+        "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
+    )
+    assert explained_page.locator("script").count() == 3
+
+
+def test_the_page_of_a_text_shows_what_the_frame_says(
+    explained_page: "sync_api.Page", explained: Path
+) -> None:
+    frame = explain(EXPLAINED, str(explained / "model"), short_context_length=6, ks=[1, 3])
+    assert explained_page.locator("#text .target").count() == len(frame)
+    explained_page.get_by_role("slider").press("End")
+    for row in frame.iloc[::9].itertuples():
+        place = list(frame["position"]).index(row.position)
+        # A blank at the end of a line has no place that a mouse could click at.
+        explained_page.locator("#text .target").nth(place).dispatch_event("click")
+        assert [int(distance) for _, _, distance, *_ in cells(explained_page)] == [
+            row.position - source for source in row.source_positions
+        ]
+        moved = [float(shown) for *_, shown, _ in cells(explained_page)]
+        assert moved == pytest.approx(row.source_divergences, abs=6e-4)
+        numbers = explained_page.locator("#numbers").inner_text()
+        assert (
+            f"{row.short_context_loss:.3f}"[:-1] in numbers and f"{row.long_context_loss:.3f}"[:-1] in numbers
+        )
+    assert pd.notna(frame["specific_gain"]).all()
+
+
+def test_a_rule_without_a_null_offers_none(explained_page: "sync_api.Page") -> None:
+    assert explained_page.get_by_role("radio", name="null: another document's").is_disabled()
+    assert "measured without its null" in explained_page.locator("#note").inner_text()
+    explained_page.keyboard.press("n")
+    assert explained_page.get_by_role("radio", name="own").is_checked()
+    assert not explained_page.get_by_role("combobox", name="Beside it").is_visible()

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -17,12 +16,9 @@ from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARG
 from exported_results import vouch_for
 
 from analysis import explorer
-from analysis.explorer_records import choose, records
 from pipeline.cli import InputError
 from pipeline.explorer_page.writing import NATS, numbers_of, page_of, to_json
 from pipeline.results.read import read_artefact
-from pipeline.text.folder import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 # The first is of several chunks, whose borders cut characters.
@@ -57,20 +53,6 @@ def embedded(page: Path) -> dict:
     documents = [json.loads(found) for found in re.findall(element.format('class="document"'), html)]
     assert header["documents"] == [numbers_of(document) for document in documents]
     return header | {"documents": documents}
-
-
-def test_numbers_are_a_record_without_texts_and_choices() -> None:
-    chosen = {"k_star": {"loss": [4]}, "own": {"loss": [[1, 2]], "distance": [[3, 4]]}}
-    measured = {"short": [5], "long": [6], "rules": {"nearest": chosen}}
-    chunks = [
-        {"start": start, "pieces": ["ab", " cd"], "targets": [1], "models": {"m": measured}}
-        for start in (0, 2)
-    ]
-    numbers = {"short": [5], "long": [6], "rules": {"nearest": {"k_star": {"loss": [4]}}}}
-    assert numbers_of({"id": "0f", "num_tokens": 4, "chunks": chunks}) == {
-        "id": "0f", "num_tokens": 4, "beginning": "ab cd\nab cd",
-        "chunks": [{"start": start, "targets": [1], "models": {"m": numbers}} for start in (0, 2)],
-    }  # fmt: skip
 
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
@@ -173,27 +155,6 @@ def test_documents_that_one_stage_alone_has_measured_are_counted(explorable: Pat
     )
 
 
-@pytest.mark.slow
-def test_two_hundred_documents_stay_below_20_mb(tmp_path: Path) -> None:
-    words = ["the", "of", "and", "to", "a", "shop", "street", "water", "market", "carried", "sold", "bread"]
-    texts = [" ".join(np.random.default_rng(seed).choice(words, 300)) for seed in range(200)]
-    write_explorable(
-        tmp_path,
-        texts,
-        ["one"],
-        ["leave_one_out", "leave_one_out_divergence", "random", "nearest"],
-        (16, 256, 16),
-        [1, 2, 4, 8, 16],
-    )
-    page = run_explorer(tmp_path)
-    assert page.stat().st_size < 20_000_000
-    shown = embedded(page)
-    assert len(shown["documents"]) == 200
-    assert not any(
-        "documents more" in sentence or "of 200 documents:" in sentence for sentence in shown["left_out"]
-    )
-
-
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
     record = {
@@ -208,46 +169,20 @@ def test_texts_cannot_end_the_script_that_holds_them() -> None:
     assert page.count("<script") == page.count("</script>") == 3
 
 
-@pytest.mark.parametrize("artefact", ["loss_differences", "influential_tokens", "dependency_sparsity"])
-def test_a_missing_artefact_is_refused_with_those_present(copied: Path, artefact: str) -> None:
-    shutil.rmtree(copied / "results" / artefact)
+def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
+    for flags, sentence in (
+        (("--rules", "nearst"), "unknown rule 'nearst'; did you mean 'nearest'"),
+        (("--models", "othr"), "unknown model 'othr'"),
+        (("--models", LOSSES_ONLY), "no document with both loss differences and influential tokens of short"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            run_explorer(explorable, *flags)
+    shutil.rmtree(copied / "results" / "influential_tokens")
     with pytest.raises(InputError, match="parquet is missing, though marked as complete"):
         run_explorer(copied)
     vouch_for(copied / "results")
-    with pytest.raises(InputError, match=f"holds no {artefact}; it holds .*sparse_context_losses"):
+    with pytest.raises(InputError, match="holds no influential_tokens; it holds .*sparse_context_losses"):
         run_explorer(copied)
-
-
-def test_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
-    with pytest.raises(InputError, match="unknown rule 'nearst'; did you mean 'nearest'"):
-        run_explorer(explorable, "--rules", "nearst")
-    with pytest.raises(InputError, match="unknown model 'othr'"):
-        run_explorer(explorable, "--models", "othr")
-    with pytest.raises(
-        InputError, match="no document with both loss differences and influential tokens of short"
-    ):
-        run_explorer(explorable, "--models", LOSSES_ONLY)
-    shutil.rmtree(copied / "results" / "loss_differences" / "model=other")
-    vouch_for(copied / "results")
-    with pytest.raises(
-        InputError, match="no document with both loss differences and influential tokens of other"
-    ):
-        run_explorer(copied, "--models", "other")
-
-
-def test_half_of_a_target_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = TokenizedData.open(copied / "data")
-    shown = choose(copied / "results", data, None, None)
-    whole = read_artefact
-
-    def without_a_row(*arguments: object) -> pd.DataFrame:
-        rows = whole(*arguments)  # type: ignore[arg-type]
-        return rows.iloc[1:] if arguments[1] == "influential_tokens" else rows
-
-    monkeypatch.setattr("analysis.explorer_records.read_artefact", without_a_row)
-    tokenizer = load_tokenizer(copied / "data" / "tokenizer.json")
-    with pytest.raises(InputError, match="are not whole; run the same command"):
-        list(records(shown, shown.document_ids, data, tokenizer))
 
 
 def test_runs_as_a_file_and_refuses_with_exit_code_2(explorable: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Precision and recall by hand, and that what is drawn is the table."""
+"""What is found of true dependencies, and of those of position IDs: by hand, and drawn as in the table."""
 
 from pathlib import Path
 
@@ -8,8 +8,7 @@ from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import notebooks
-from analysis.synthetic import dependencies as found_dependencies
-from analysis.synthetic import dependencies as found_dependencies_figures
+from analysis.synthetic import dependencies
 from pipeline.synthetic.tasks import PARITY_VOCABULARY, lay_out_assignments, lay_out_sparse_parity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +39,7 @@ def rows() -> pd.DataFrame:
 
 
 def test_precision_and_recall_are_ratios_of_sums(rows: pd.DataFrame) -> None:
-    cells = found_dependencies.by_k(rows)
+    cells = dependencies.by_k(rows)
     removed = cells[cells["rule"] == "leave_one_out"].set_index("k")
     # Of three true dependencies of each model, 1, 2 and 3 are among the first 1, 2 and 3.
     assert removed["recall"].round(4).tolist() == [0.3333, 0.6667, 1.0]
@@ -57,14 +56,14 @@ def test_the_range_is_over_seeds(rows: pd.DataFrame) -> None:
     better = rows[rows["model"] == "b"].assign(
         is_dependency=lambda of_b: of_b["rank"] <= of_b["num_dependencies"]
     )
-    cells = found_dependencies.by_k(pd.concat([rows[rows["model"] == "a"], better]))
+    cells = dependencies.by_k(pd.concat([rows[rows["model"] == "a"], better]))
     at_2 = cells[(cells["k"] == 2) & (cells["rule"] == "leave_one_out")].iloc[0]
     assert (at_2["recall_lowest"], at_2["recall_highest"]) == (pytest.approx(2 / 3), 1.0)
     assert (at_2["precision_lowest"], at_2["precision_highest"]) == (0.5, 0.75)
 
 
 def test_at_their_number_precision_is_recall(rows: pd.DataFrame) -> None:
-    table = found_dependencies.at_their_number(rows)
+    table = dependencies.at_their_number(rows)
     # a: 1 of 2 and 0 of 1 found, b: 2 of 2 and 0 of 1.
     assert table[("leave_one_out", "remove")].tolist() == [pytest.approx((1 / 3 + 2 / 3) / 2)]
 
@@ -75,7 +74,7 @@ def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFram
         selection("a", 0, "1*0.*", [True, True, True, False, True], 5, 4, intervention="substitute"),
         selection("b", 0, "*1*.0", [True, True, True, False, True], 5, 4, intervention="substitute"),
     ]
-    parts = found_dependencies.by_part(pd.concat(selections)).set_index("part")
+    parts = dependencies.by_part(pd.concat(selections)).set_index("part")
     assert parts["found"].to_dict() == {"bits": 0.75, "marks": 0.75}
     assert parts["found_lowest"].to_dict() == {"bits": 0.5, "marks": 0.5}
     assert (
@@ -88,7 +87,7 @@ def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_ou
     ends = [sorted(places)[:2] for places in chosen.dependencies if len(places) == 3]
     assert ends == [[3, 5], [0, 2]]  # the left and the right side of each assignment that is restated
     rows = pd.DataFrame({"context_position": [*ends[0], *ends[1]]})
-    sides = found_dependencies.PARTS["variable_assignment"]
+    sides = dependencies.PARTS["variable_assignment"]
     assert sides["left sides"](rows).tolist() == [True, False] * 2
     assert sides["right sides"](rows).tolist() == [False, True] * 2
 
@@ -96,7 +95,7 @@ def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_ou
 def test_bits_and_marks_are_as_many_as_the_task_lays_out() -> None:
     example = lay_out_sparse_parity(bits=[1, 0, 1, 1], marked=[0, 3])
     tokens = [PARITY_VOCABULARY[example.token_ids_S[place]] for place in example.dependencies[0]]
-    parts = found_dependencies.PARTS["sparse_parity"]
+    parts = dependencies.PARTS["sparse_parity"]
     rows = pd.DataFrame({"context_token": tokens})
     assert [int(is_part(rows).sum()) for is_part in parts.values()] == [2, 2]
 
@@ -124,11 +123,65 @@ def test_the_figure_of_parts_can_be_read() -> None:
     sides = {"bits": "right sides", "marks": "left sides"}
     assigned = assigned.assign(part=assigned["part"].map(sides))
     fewer = table.assign(sparsity=1, found=0.0)  # of a task that with the most bits is drawn
-    figure = found_dependencies_figures.found_figure(pd.concat([fewer, table, assigned], ignore_index=True))
+    figure = dependencies.found_figure(pd.concat([fewer, table, assigned], ignore_index=True))
     assert [ax.get_title() for ax in figure.axes] == ["sparse parity of 2 bits", "variable assignment"]
     drawn = sorted(float(c.lines[0].get_xdata()[0]) for c in figure.axes[0].containers)
     assert drawn == pytest.approx([0.05, 0.095, 0.5, 0.95])
     assert_legible(figure)
+
+
+def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_divergence") -> dict[str, object]:
+    """The first token that a rule selects for the ID of one token of the response."""
+    return {
+        "task": "variable_assignment", "positions": "predicted", "largest_train_size": 6,
+        "largest_train_sparsity": None, "size": 6, "sparsity": None, "model": model, "example_index": 0,
+        "target_index": target, "rule": rule, "intervention": "substitute", "rank": 1, "context_token": "v1",
+        "context_position": 3, "is_dependency": is_found, "num_far_tokens": 20, "num_dependencies": 1,
+        "effect": 3.0 if is_found else 1.0,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def kinds() -> pd.DataFrame:
+    # Two assignments, of which the left side, = and the right side are targets.
+    found = {"a": [True, False, False, True, False, False], "b": [True, True, False, True, False, False]}
+    rows = [row(model, target, is_found) for model in found for target, is_found in enumerate(found[model])]
+    further = pd.DataFrame([row("a", 0, False)]).assign(rank=2)  # beyond its one dependency: not counted
+    return dependencies.by_kind(pd.concat([pd.DataFrame(rows), further]))
+
+
+def test_ids_that_the_content_decides_stand_apart(kinds: pd.DataFrame) -> None:
+    of_kind = kinds.set_index("part")
+    left, sign, right = (of_kind.loc[name] for name in ("a left side", "=", "a right side"))
+    assert (left["found"], left["found_lowest"], left["num_targets"]) == (1, 1, 2)
+    assert (sign["found"], sign["found_lowest"], sign["found_highest"]) == (0.25, 0, 0.5)
+    assert right["found"] == 0
+    assert (left["effect"], sign["effect"], right["effect"]) == (3.0, 1.5, 1.0)
+    assert set(kinds["chance"]) == {0.05} and set(kinds["num_seeds"]) == {2}
+
+
+def test_the_figure_draws_every_kind_of_id(kinds: pd.DataFrame) -> None:
+    both = pd.concat(
+        [kinds, kinds.assign(intervention="remove", found=0.98, found_lowest=0.9, found_highest=1.0)]
+    )
+    figure = dependencies.found_ids_figure(both)
+    assert [ax.get_title() for ax in figure.axes] == ["ID of a left side", "ID of =", "ID of a right side"]
+    drawn = [float(container.lines[0].get_xdata()[0]) for container in figure.axes[1].containers]
+    assert sorted(drawn) == [0.25, 0.98]
+    assert_legible(figure)
+
+
+def test_other_tasks_have_one_kind() -> None:
+    rows = pd.DataFrame([row("a", target, target == 0) for target in range(4)]).assign(task="copy")
+    kinds = dependencies.by_kind(rows)
+    assert kinds[["part", "found"]].values.tolist() == [["every ID", 0.25]]
+    assert_legible(dependencies.found_ids_figure(kinds))
+
+
+def test_the_figure_is_of_the_largest_examples_alone(kinds: pd.DataFrame) -> None:
+    larger, other = kinds.assign(size=9), kinds.assign(size=9, largest_train_size=7)
+    of_several = dependencies.of_largest_size(pd.concat([kinds, other, larger]))  # one condition
+    assert of_several[["size", "largest_train_size"]].drop_duplicates().values.tolist() == [[9, 7]]
 
 
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from legible_figures import assert_legible
 
 from analysis.drawing import model_labels
 from analysis.read import TARGET, MeasuredText
-from analysis.tokens import places as influential_places
-from analysis.tokens import places as place_figures
+from analysis.tokens import places
 from analysis.tokens.places import (
     AFTER_PREDECESSOR,
     BESIDE_COPY,
@@ -119,14 +118,14 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
                         }
                     )
                 )  # fmt: skip
-    selected = influential_places.selections(pd.concat(every, ignore_index=True), text)
+    selected = places.selections(pd.concat(every, ignore_index=True), text)
     bins = distance_bins(SHORT, LONG)
-    available = influential_places.available_places(selected, text, bins)
+    available = places.available_places(selected, text, bins)
     assert available[RELATIONS].sum(axis=1).to_numpy() == pytest.approx(1)
     assert available[bins[:-1]].sum(axis=1).to_numpy() == pytest.approx(1)
     for table in (
-        influential_places.relation_shares(selected, available, [LONG]),
-        influential_places.distance_shares(selected, available, [LONG], bins),
+        places.relation_shares(selected, available, [LONG]),
+        places.distance_shares(selected, available, [LONG], bins),
     ):
         assert table["chosen"].to_numpy() == pytest.approx(table["available"].to_numpy())
         assert table["chosen_beyond_available_high"].to_numpy() == pytest.approx(0)
@@ -135,11 +134,11 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
 
 def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
     tokens = tokens.query("model == 'other' and rule == 'nearest'")
-    selected = influential_places.selections(tokens, text)
+    selected = places.selections(tokens, text)
     assert len(selected) == len(tokens)
     bins = distance_bins(SHORT, LONG)
-    available = influential_places.available_places(selected, text, bins)
-    table = influential_places.relation_shares(selected, available, KS)
+    available = places.available_places(selected, text, bins)
+    table = places.relation_shares(selected, available, KS)
     key = {"model": "other", "rule": "nearest", "far_context": OTHER_DOCUMENT}
     rows = selected[(selected[list(key)] == pd.Series(key)).all(axis=1)]
     for k in KS:
@@ -149,7 +148,7 @@ def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
             one = one[(one["k"] == k) & (one["relation"] == relation)]
             assert one["chosen"].tolist() == pytest.approx([(first["relation"] == relation).mean()])
             assert one["num_targets"].tolist() == [len(first[TARGET].drop_duplicates())]
-    by_rank = influential_places.copies_by_rank(selected, available)
+    by_rank = places.copies_by_rank(selected, available)
     second = by_rank[(by_rank[list(key)] == pd.Series(key)).all(axis=1) & (by_rank["rank"] == 2)]
     copies = rows.loc[rows["rank"] == 2, "relation"].isin([COPY, INDUCTION]).mean()
     assert second["chosen"].tolist() == pytest.approx([copies])
@@ -158,23 +157,23 @@ def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
 def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, text: MeasuredText) -> None:
     wrong = tokens.assign(context_token_id=tokens["context_token_id"] + 1)
     with pytest.raises(InputError, match="are not those of the data"):
-        influential_places.selections(wrong, text)
+        places.selections(wrong, text)
     with pytest.raises(InputError, match="2 chunks that the data in .* does not hold"):
         extra = tokens.assign(
             document_id=tokens["document_id"].replace(tokens["document_id"].iloc[0], "f" * 16)
         )
-        influential_places.selections(extra, text)
+        places.selections(extra, text)
 
 
 def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredText, results: Path) -> None:
     rows = tokens.query("model == 'other' and rule == 'nearest'")
-    selected = influential_places.selections(rows, text)
+    selected = places.selections(rows, text)
     bins = distance_bins(SHORT, LONG)
-    available = influential_places.available_places(selected, text, bins)
-    relation = influential_places.relation_shares(selected, available, [8])
-    distance = influential_places.distance_shares(selected, available, [8], bins)
+    available = places.available_places(selected, text, bins)
+    relation = places.relation_shares(selected, available, [8])
+    distance = places.distance_shares(selected, available, [8], bins)
     role = model_labels(results, "influential_tokens")["other"]
-    figure = place_figures.places_figure(relation, distance, role)
+    figure = places.places_figure(relation, distance, role)
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
     hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == len(relation) // 2 - 1 + len(distance) // 2  # the null of each row, but "other"

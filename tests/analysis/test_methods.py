@@ -13,8 +13,7 @@ from olmo.model import OLMo
 from written_results import write_tables
 
 from analysis import methods as program
-from analysis.rules import benchmark as method_figures
-from analysis.rules.benchmark import methods_table
+from analysis.rules.benchmark import methods_figure, methods_table
 from analysis.rules.trial import OTHER
 from pipeline import influential_tokens
 from pipeline.cli import InputError
@@ -136,16 +135,16 @@ def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Pat
 def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> None:
     table = methods_table([text], synthetic=synthetic)
     signs = {name: 0.5 for name in ("found_signs", "found_signs_low", "found_signs_high")}
-    figure = method_figures.methods_figure(table.assign(**signs))
+    figure = methods_figure(table.assign(**signs))
     assert len(figure.axes) == 2
     assert figure.axes[1].get_xlabel() == "share found of planted signs\n(grey: of synthetic tokens)"
     assert len(figure.axes[1].containers) == 3 + 2  # signs of every method, synthetic tokens of two
     assert_legible(figure)
-    (worth,) = method_figures.methods_figure(methods_table([text])).axes  # where no truth is known
+    (worth,) = methods_figure(methods_table([text])).axes  # where no truth is known
     assert worth.get_xlabel() == "worth of 4 tokens\nto the prediction (nats)"
 
 
-def test_the_program(
+def test_the_program_on_a_tiny_run(
     tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "data", train_token_ids=[np.arange(1, 47).tolist()])
@@ -165,8 +164,3 @@ def test_the_program(
         "methods-background.png", "methods-remove.png",
     }  # fmt: skip
     assert isinstance(table, pd.DataFrame) and table["divergence_effect"].notna().all()
-
-
-def test_a_run_without_influential_tokens_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no influential tokens in results or removed/results; run a"):
-        program.main(program.parser().parse_args(["--run", str(tmp_path), "--figures", str(tmp_path / "f")]))

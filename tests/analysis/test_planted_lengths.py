@@ -122,8 +122,6 @@ def test_documents_that_do_not_count_are_left_out(run: Path) -> None:
     kept = answers_at_lengths(folders, sorted(run.glob("signs/*/data")), left_out)
     cells = kept.set_index(["model", "num_planted", "test_length"])
     assert cells.loc[("seed0", 1, 128), "right_share"] == 1.0
-    assert cells.loc[("seed1", 8, 64), "right_share"] == pytest.approx(1 / 3)
-    assert cells.loc[("seed0", 8, 128), "num_documents"] == NUM_TEXTS
     everything = {f"{length}-{k}-{text}" for length in LENGTHS for k in KS for text in range(NUM_TEXTS)}
     with pytest.raises(InputError, match="holds another sign by chance"):
         answers_at_lengths(folders, sorted(run.glob("signs/*/data")), everything)

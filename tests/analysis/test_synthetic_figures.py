@@ -10,7 +10,6 @@ from written_results import write_rows
 
 from analysis import notebooks
 from analysis.synthetic import accuracy as synthetic_accuracy
-from analysis.synthetic import accuracy as synthetic_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
@@ -46,13 +45,6 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
-def test_tasks_without_k_are_kept() -> None:
-    without = rows(0, 1, [1.0, 1.0, 0.0]).assign(sparsity=None, largest_train_sparsity=None)
-    cells = synthetic_accuracy.over_seeds(without)
-    assert cells["exact_match"].tolist() == [1.0, 1.0, 0.0]
-    assert synthetic_accuracy.largest_solved_sizes(cells)["largest_solved_size"].tolist() == [20]
-
-
 def test_a_size_is_solved_where_all_smaller_ones_are(cells: pd.DataFrame) -> None:
     # k = 2 is above 0.9 at 40 again, and that does not count; k = 3 is nowhere.
     solved = synthetic_accuracy.largest_solved_sizes(cells)
@@ -72,30 +64,15 @@ def parity(lowest: list[float], highest: list[float], within: list[float]) -> pd
     return pd.concat(tables, ignore_index=True)
 
 
-FARTHER = "Trained on fewer bits, models generalize farther"
-BOTH = "Fewer bits generalize farther, across trainings and within one"
-ALIKE = "; within one training the number of bits makes no clear difference"
-
-
 def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> None:
-    figure = synthetic_figures.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
+    figure = synthetic_accuracy.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
     across, within = ([list(line.get_ydata()) for line in ax.lines[:3]] for ax in figure.axes)
     assert across == [[1, 1, 1], [1, 1, pytest.approx(0.9)], [1, 1, pytest.approx(0.7)]]
     assert within == [[1, 1, pytest.approx(0.7)]] * 3
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     assert_legible(figure)
-    (alone,) = synthetic_figures.sparsity_figure(cells[cells["sparsity"] <= 2], 500).axes  # one training
+    (alone,) = synthetic_accuracy.sparsity_figure(cells[cells["sparsity"] <= 2], 500).axes  # one training
     assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
-    plt.close("all")
-
-
-def test_what_k_counts_is_called_by_its_name() -> None:
-    planted = parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]).assign(task="planted_correlation")
-    figure = synthetic_figures.sparsity_figure(planted, 500)
-    texts = [text.get_text() for text in figure.findobj(plt.Text)]
-    assert "up to 2 planted tokens" in texts and "guessing" in texts
-    assert not any("bit" in text for text in texts)
-    assert_legible(figure)
     plt.close("all")
 
 
@@ -110,13 +87,10 @@ def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     return synthetic_accuracy.over_seeds(without_k)
 
 
-NONE_WITH_POSE = "; with PoSE none is learnt"
-
-
 @pytest.mark.parametrize("is_learnt", [True, False])
 def test_the_figure_of_positions_can_be_read(is_learnt: bool) -> None:
-    figure = synthetic_figures.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=is_learnt), 500)
-    assert [ax.get_title() for ax in figure.axes] == [synthetic_figures.POSITION_WORDS["predicted"]]
+    figure = synthetic_accuracy.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=is_learnt), 500)
+    assert [ax.get_title() for ax in figure.axes] == [synthetic_accuracy.POSITION_WORDS["predicted"]]
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
     assert_legible(figure)
 
