@@ -27,14 +27,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
-from pipeline.explorer_page.writing import (
-    NATS,
-    Record,
-    bytes_of_parts,
-    numbers_of,
-    page_of,
-    to_json,
-)
+from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
 from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
 from pipeline.text.folder import TOKENIZER_FILE
 
@@ -56,10 +49,9 @@ def parser() -> argparse.ArgumentParser:
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
     add("--out", type=output_file, required=True, help="the page to write; one that is there is replaced")
     add(
-        "--data",
-        type=folder_path,
+        "--data", type=folder_path,
         help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
-    )
+    )  # fmt: skip
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
     add("--models", nargs="+", help="models shown; all if not given")
     add("--rules", nargs="+", help="selection rules shown; all if not given")
@@ -146,13 +138,10 @@ def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -
             f"{num_wanted - len(documents):,} documents more, for which {MAX_BYTES / 1e6:.0f} MB have no room"
             " (fewer --models or --rules leave room)."
         )
-    cut = [
-        document
-        for document in documents
-        if sum(len(chunk["pieces"]) for chunk in document["chunks"]) < document["num_tokens"]
-    ]
-    if cut:
-        left_out.append(f"Of {len(cut):,} documents the text outside of the measured chunks.")
+    shown_tokens = [sum(len(chunk["pieces"]) for chunk in document["chunks"]) for document in documents]
+    totals = [document["num_tokens"] for document in documents]
+    if num_cut := sum(num < total for num, total in zip(shown_tokens, totals, strict=True)):
+        left_out.append(f"Of {num_cut:,} documents the text outside of the measured chunks.")
     left_out.append("The influence of far tokens that no rule selected (artefact influences).")
     if not all("null" in chunk for document in documents for chunk in document["chunks"]):
         left_out.append("The text of the null's other documents, but for the tokens selected there.")

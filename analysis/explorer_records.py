@@ -79,16 +79,12 @@ def choose(
     settings = _shared_settings(results, data, chosen_models, with_selections)
     document_ids = set(both["document_id"])
     of_one_stage = ({*sparsity["document_id"]} | {*losses["document_id"]}) - document_ids
-    num_measured = _num_measured(results, [model for model in chosen_models if model in with_selections])
+    of_model = read_settings(results, "influential_tokens")
+    numbers = {of_model[name].get("num_documents") for name in chosen_models if name in with_selections}
+    num_measured = numbers.pop() if len(numbers) == 1 else None
     return Shown(
         results, chosen_models, chosen_rules, sorted(document_ids), len(of_one_stage), settings, num_measured
     )
-
-
-def _num_measured(results: Path, models: Sequence[str]) -> int | None:
-    settings = read_settings(results, "influential_tokens")
-    numbers = {settings[model].get("num_documents") for model in models}
-    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:

@@ -23,7 +23,13 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.losses.token_worth import effects_of_targets, token_effects
-from analysis.read import TARGET, interval_columns, interval_over_documents, read_sparse_losses
+from analysis.read import (
+    TARGET,
+    interval_columns,
+    interval_over_documents,
+    mean_columns,
+    read_sparse_losses,
+)
 from analysis.rules.selection import costs_of
 from analysis.rules.trial import OTHER, SAME, MeasuredText, found_signs
 from pipeline.cli import InputError
@@ -103,16 +109,14 @@ def _behind_first(losses: pd.DataFrame) -> pd.DataFrame:
     """What the rule that is first at k = 4 is worth beyond each rule, target by target: by rule and k."""
     effects = effects_of_targets(losses, DIVERGENCE)
     means = effects[effects["k"] == SORTED_AT_K].groupby("rule")["effect"].mean()
-    rows = {}
+    columns = ["behind_first", "behind_first_low", "behind_first_high"]
+    rows = []
     for k, of_k in effects.groupby("k"):
         effect = of_k.pivot(index=list(TARGET), columns="rule", values="effect")
         for rule in effect if len(means) else ():
-            behind = (effect[means.idxmax()] - effect[rule]).dropna().reset_index(name="behind")
-            interval = interval_over_documents(behind["document_id"], behind["behind"])
-            rows[rule, k] = interval_columns("behind_first", interval)
-    index = pd.MultiIndex.from_tuples(rows, names=["rule", "k"]) if rows else None
-    names = ["behind_first", "behind_first_low", "behind_first_high"]
-    return pd.DataFrame(list(rows.values()), index=index, columns=names)
+            behind = (effect[means.idxmax()] - effect[rule]).dropna().reset_index(name="behind_first")
+            rows.append({"rule": rule, "k": k} | mean_columns(behind, "behind_first"))
+    return pd.DataFrame(rows, columns=["rule", "k", *columns]).set_index(["rule", "k"])
 
 
 def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

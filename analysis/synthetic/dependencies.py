@@ -9,8 +9,7 @@ ID, that of the prompt which has it. Found is what is among the first as many to
 dependencies.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -44,14 +43,11 @@ def by_k(rows: pd.DataFrame) -> pd.DataFrame:
         `_highest` over the seeds, `chance_precision`, `chance_recall` (k tokens drawn uniformly), `num_seeds`
         and `num_targets` (of a seed).
     """
-    of_one_draw = rows["num_dependencies"] / rows["num_far_tokens"]
-    rows = rows.assign(expected_hits=of_one_draw)
+    rows = rows.assign(expected_hits=rows["num_dependencies"] / rows["num_far_tokens"])
     ranks = rows.groupby([*CONDITION, *SELECTION, "model", "rank"], dropna=False).agg(
-        hits=("is_dependency", "sum"),
-        expected_hits=("expected_hits", "sum"),
-        num_dependencies=("num_dependencies", "sum"),
-        num_targets=("is_dependency", "size"),
-    )
+        hits=("is_dependency", "sum"), expected_hits=("expected_hits", "sum"),
+        num_dependencies=("num_dependencies", "sum"), num_targets=("is_dependency", "size"),
+    )  # fmt: skip
     of_selection = ranks.groupby([*CONDITION, *SELECTION, "model"], dropna=False)
     k = ranks.index.get_level_values("rank").to_numpy()
     hits, expected = of_selection["hits"].cumsum(), of_selection["expected_hits"].cumsum()
@@ -151,8 +147,7 @@ def found_figure(parts: pd.DataFrame) -> Figure:
     rows = [(str(rule), what) for rule, what in keys.itertuples(index=False)]
     best = parts.groupby(["rule", "intervention"], dropna=False)["found"].max()
     rows.sort(key=lambda row: best[row[0]][best[row[0]].index.isin([row[1]])].iloc[0])
-    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(rows)
-    figure, axes = drawing.panels(len(shown), height)
+    figure, axes = drawing.panels(len(shown), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
     for of_one, ax in zip(shown, axes, strict=True):
         _draw(of_one, rows, ax)
     axes[0].set_yticks(range(len(rows)), [selection_words(*row) for row in rows])
@@ -166,7 +161,8 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     parts = list(dict.fromkeys(of_one["part"]))
     named: dict[str, float] = {}
     for row in of_one.to_dict("records"):
-        place = next(i for i, (rule, what) in enumerate(rows) if rule == row["rule"] and _same(what, row))
+        # As text, since no intervention is NaN, which equals nothing.
+        place = [(rule, str(what)) for rule, what in rows].index((row["rule"], str(row["intervention"])))
         y = place + _ASIDE * ((len(parts) - 1) / 2 - parts.index(row["part"])) * 2
         style = {"color": drawing.rule_style(row["rule"]).color, "marker": "os"[parts.index(row["part"]) % 2]}
         drawing.draw_points(ax, [y], pd.DataFrame([row]), "found", [style], ends=("lowest", "highest"))
@@ -187,11 +183,6 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     of_k = "" if pd.isna(first["sparsity"]) else f" of {drawing.counted(int(first['sparsity']), 'bit')}"
     ax.set_title(f"{task_words(first['task'])}{of_k}", pad=16)
     ax.set_xlabel("true tokens found (share)")
-
-
-def _same(intervention: object, row: Mapping[Hashable, Any]) -> bool:
-    """Whether they are of one intervention, where none is NaN, which equals nothing."""
-    return str(intervention) == str(row["intervention"])
 
 
 KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
@@ -231,12 +222,8 @@ def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
 
 def found_ids_figure(kinds: pd.DataFrame) -> Figure:
     """The share of the deciding tokens that each rule finds, the rules that find most on top."""
-    named = kinds.assign(
-        row=[
-            selection_words(rule, what)
-            for rule, what in zip(kinds["rule"], kinds["intervention"], strict=True)
-        ]
-    )
+    selections = zip(kinds["rule"], kinds["intervention"], strict=True)
+    named = kinds.assign(row=[selection_words(rule, what) for rule, what in selections])
     rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
     parts = list(dict.fromkeys(named["part"]))
     figure, axes = drawing.panels(len(parts), 0.9 + 0.2 * len(rows))

@@ -77,11 +77,8 @@ def summarize_conditions(fits: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for model, of_model in fits.groupby("model"):
         measured = _a_row_a_seed(of_model)
-        about = {
-            "model": model,
-            "num_seeds": len(measured),
-            "length_ratio": of_model["length_ratio"].max(),
-        }
+        ratio = of_model["length_ratio"].max()
+        about = {"model": model, "num_seeds": len(measured), "length_ratio": ratio}
         rows.append(about | _range_columns(measured))
     return pd.DataFrame(rows)
 

@@ -113,23 +113,15 @@ def found_needles(folder: Path, ks: Sequence[int] | None = None) -> pd.DataFrame
     columns = ["rule", "far_context", "rank", "context_position"]
     rows = answers(folder, "influential_tokens", columns)
     rows = rows[rows["depth"].notna()]
-    is_far = rows["needle_answer_positions"].map(max) < rows["num_far_tokens"]
-    rows = rows[is_far]
+    rows = rows[rows["needle_answer_positions"].map(max) < rows["num_far_tokens"]]
     if rows.empty:
         raise InputError(f"in no document of {folder} does the needle lie before the short context")
-    own_place = [
-        places[index]
-        for places, index in zip(rows["needle_answer_positions"], rows["answer_token"], strict=True)
-    ]
-    in_needle = [
-        position in places
-        for position, places in zip(rows["context_position"], rows["needle_answer_positions"], strict=True)
-    ]
-    rows = rows.assign(
-        in_needle=in_needle,
-        is_hit=rows["context_position"] == own_place,
-        num_answer_tokens=rows["needle_answer_positions"].map(len),
+    targets = zip(
+        rows["context_position"], rows["needle_answer_positions"], rows["answer_token"], strict=True
     )
+    found = [(place in answer, place == answer[token], len(answer)) for place, answer, token in targets]
+    names = ["in_needle", "is_hit", "num_answer_tokens"]
+    rows = rows.join(pd.DataFrame(found, columns=names, index=rows.index))
     studied = [2**power for power in range(int(rows["rank"].max()).bit_length())] if ks is None else ks
     return pd.concat([_found(rows[rows["rank"] <= k], k) for k in studied], ignore_index=True)
 
@@ -147,11 +139,8 @@ def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
         hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
         chance_recall=k / num_far, chance_hit_share=k / num_far,
     )  # fmt: skip
-    names = [name for measure in MEASURES for name in (measure, f"chance_{measure}")]
-    table = _means(
-        sums, ["model", "rule", "context_length", "far_context"], dict(zip(names, names, strict=True))
-    )
-    return table.assign(k=k)
+    names = {name: name for measure in MEASURES for name in (measure, f"chance_{measure}")}
+    return _means(sums, ["model", "rule", "context_length", "far_context"], names).assign(k=k)
 
 
 def _means(rows: pd.DataFrame, keys: list[str], columns: dict[str, str]) -> pd.DataFrame:

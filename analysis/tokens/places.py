@@ -139,7 +139,7 @@ def available_places(targets: pd.DataFrame, text: MeasuredText, bins: Sequence[i
 
 
 def _edges(bins: Sequence[int]) -> list[float]:
-    """Bins as numpy wants them: the last one includes its end, which must not double a distance."""
+    """Between distances: numpy's last bin includes its end."""
     return [edge - 0.5 for edge in bins]
 
 

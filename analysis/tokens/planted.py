@@ -18,11 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.read import (
-    joined_on_common,
-    mean_columns,
-    summarized,
-)
+from analysis.read import joined_on_common, mean_columns, summarized
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import EVALUATION_FILE, read_evaluation_documents
@@ -45,23 +41,16 @@ def answers_at_lengths(
 
     Returns:
         The columns of the schema `planted_lengths`.
-
-    Raises:
-        InputError: no planted answer was measured, or all of them are left out.
     """
-    measured = pd.concat(
-        [
-            read_artefact(folder, "loss_differences", ["document_id", "target_position", "long_context_loss"])
-            for folder in results
-        ]
-    )
+    keys = ["document_id", "target_position"]
+    columns = [*keys, "long_context_loss"]
+    measured = pd.concat([read_artefact(folder, "loss_differences", columns) for folder in results])
     truth = pd.DataFrame([row for folder in planted for row in read_planted(folder)])
     if not truth["document_id"].isin(measured["document_id"]).any():
         raise InputError(
             f"none of {', '.join(map(str, results))} measured a planted answer of"
             f" {', '.join(map(str, planted))}; run olmo_configs/studies/planted_lengths.yaml"
         )
-    keys = ["document_id", "target_position"]
     answers = joined_on_common(measured, truth, keys, "planted answers and their losses")
     answers = answers[~answers["document_id"].isin(left_out)].copy()
     if answers.empty:

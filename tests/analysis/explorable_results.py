@@ -20,8 +20,6 @@ SHORT, LONG, TARGETS = 4, 32, 5
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "nearest"]
 MODELS = ["long <b>", "other"]
-Study = tuple[Sequence[str], tuple[int, int, int], Sequence[int], str]
-"""Rules, lengths, ks, intervention."""
 LOSSES_ONLY = "short"
 """A model with loss differences and no influential tokens."""
 
@@ -30,9 +28,7 @@ def write_explorable(
     folder: Path,
     texts: Sequence[str],
     models: Sequence[str] = MODELS,
-    rules: Sequence[str] = RULES,
     lengths: tuple[int, int, int] = (SHORT, LONG, TARGETS),
-    ks: Sequence[int] = KS,
     intervention: str = "remove",
 ) -> tuple[Path, Path]:
     """`folder`/results and `folder`/data of all whole chunks of all texts.
@@ -47,9 +43,7 @@ def write_explorable(
         EvaluationDocument(hashlib.sha256(text.encode()).hexdigest()[:16], token_ids)
         for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True)
     ]
-    assert all(len(document.token_ids) >= lengths[1] for document in documents), (
-        "a text is shorter than a chunk"
-    )
+    assert all(len(document.token_ids) >= lengths[1] for document in documents), "a text is too short"
     write_evaluation_documents(data / EVALUATION_FILE, documents)
     (data / TOKENIZER_FILE).write_text(tokenizer.to_json())
     files = {name: (data / name).read_bytes() for name in (EVALUATION_FILE, TOKENIZER_FILE)}
@@ -64,49 +58,29 @@ def write_explorable(
     (data / "manifest.json").write_text(json.dumps(manifest))
     documents.sort(key=lambda document: document.document_id)
     sha256 = hashlib.sha256(files[EVALUATION_FILE]).hexdigest()
+    names = ("short_context_length", "long_context_length", "targets_per_chunk", "num_documents")
+    of_losses = dict(zip(names, (*lengths, len(documents)), strict=True))
+    of_selections = of_losses | {
+        "k": KS, "rules": RULES, "intervention": intervention, "recovery_fraction": 0.9, "minimum_gain": 0.1,
+    }  # fmt: skip
+    results, inputs = folder / "results", {"evaluation_documents": sha256}
     for index, model in enumerate([*models, LOSSES_ONLY]):
         generator = np.random.default_rng(index)
-        _write_model(
-            folder / "results", model, documents, sha256, (rules, lengths, ks, intervention), generator
-        )
-    return folder / "results", data
-
-
-def _write_model(
-    results: Path,
-    model: str,
-    documents: Sequence[EvaluationDocument],
-    sha256: str,
-    study: Study,
-    generator: np.random.Generator,
-) -> None:
-    rules, lengths, ks, intervention = study
-    settings = dict(
-        zip(("short_context_length", "long_context_length", "targets_per_chunk"), lengths, strict=True)
-    ) | {"num_documents": len(documents)}
-    inputs = {"evaluation_documents": sha256}
-    of_losses = StageOutput(
-        results, "loss_differences", model, settings=settings, inputs=inputs, num_shards=1
-    )
-    losses, selections = _tables(documents, study, model, generator)
-    of_losses.write_shard(0, {"loss_differences": losses})
-    if model != LOSSES_ONLY:
-        settings |= {
-            "k": list(ks), "rules": list(rules), "intervention": intervention, "recovery_fraction": 0.9,
-            "minimum_gain": 0.1,
-        }  # fmt: skip
-        StageOutput(
-            results, "influential_tokens", model, settings=settings, inputs=inputs, num_shards=1
-        ).write_shard(0, selections)
+        losses, selections = _tables(documents, lengths, intervention, model, generator)
+        stages = {"loss_differences": (of_losses, {"loss_differences": losses})}
+        if model != LOSSES_ONLY:
+            stages["influential_tokens"] = (of_selections, selections)
+        for stage, (settings, tables) in stages.items():
+            output = StageOutput(results, stage, model, settings=settings, inputs=inputs, num_shards=1)
+            output.write_shard(0, tables)
+    return results, data
 
 
 def _tables(
-    documents: Sequence[EvaluationDocument],
-    study: Study,
-    model: str,
+    documents: Sequence[EvaluationDocument], lengths: tuple[int, int, int], intervention: str, model: str,
     generator: np.random.Generator,
-) -> tuple[dict[str, list], dict[str, dict[str, list]]]:
-    rules, (short_length, long_length, num_targets), ks, intervention = study
+) -> tuple[dict[str, list], dict[str, dict[str, list]]]:  # fmt: skip
+    short_length, long_length, num_targets = lengths
     with_background = intervention == "background"
     losses: list[dict] = []
     tables: dict[str, list[dict]] = {
@@ -132,7 +106,7 @@ def _tables(
                         "short_context_divergence": expected, "specific_gain": specific,
                     }
                 )  # fmt: skip
-                for rule in rules:
+                for rule in RULES:
                     k_star = [None, 2, None][position % 3]
                     tables["dependency_sparsity"] += [
                         target | {
@@ -144,13 +118,13 @@ def _tables(
                     ]  # fmt: skip
                     for far_context in ("own", "other_document"):
                         here = target | {"rule": rule, "far_context": far_context}
-                        far = generator.permutation(np.arange(start, position - short_length))[: max(ks)]
+                        far = generator.permutation(np.arange(start, position - short_length))[: max(KS)]
                         tables["sparse_context_losses"] += [
                             here | both | of_background | {
                                 "k": k, "sparse_context_loss": generator.gamma(4, 1),
                                 "sparse_context_divergence": generator.gamma(1, 1),
                             }
-                            for k in ks
+                            for k in KS
                         ]  # fmt: skip
                         tables["influential_tokens"] += [
                             here | {

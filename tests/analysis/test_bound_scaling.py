@@ -37,14 +37,6 @@ def test_delta_is_the_mean_over_the_lengths_of_training(fits: pd.DataFrame) -> N
     assert row["published_bound"].item() == pytest.approx(8 * 64 * 64 * delta)
 
 
-def test_the_errors_after_training_with_their_range(fits: pd.DataFrame) -> None:
-    by_length = theory_bounds.errors_by_length(fits)
-    assert by_length["test_length"].tolist() == [*TEST_LENGTHS, *TEST_LENGTHS]
-    longest = by_length.query("model == 'local-k2' and test_length == 64").squeeze()
-    shown = longest[["squared_error", "squared_error_low", "squared_error_high"]].tolist()
-    assert shown == pytest.approx([64e-4, 32e-4, 96e-4])  # seeds 1, 0 and 2 at step 20
-
-
 def test_planted_powers_are_found(fits: pd.DataFrame) -> None:
     conditions = theory_bounds.summarize_conditions(fits).set_index("model")
     for model, power in (("local-k2", 2.0), ("uniform_all_keys-k2", 4.0)):

@@ -172,8 +172,6 @@ def test_the_keyboard_alone_goes_from_target_to_target(page: "sync_api.Page") ->
     assert len(places) == num_targets and places == sorted(set(places))
     page.keyboard.press("ArrowLeft")
     assert shown_position(page) == places[-2]
-    page.keyboard.press("End")
-    assert shown_position(page) == places[-1]
     focused = page.locator(":focus")
     assert focused.get_attribute("aria-pressed") == "true"
     assert "gain" in focused.get_attribute("aria-label")
@@ -190,7 +188,7 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
         "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
     )
     for target in page.locator("#text .target").all()[::3]:
-        target.click()
+        target.dispatch_event("click")  # some take no room that a mouse could click at
     assert page.locator("script").count() == 2 + len(TEXTS)  # header, code, documents
     assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
 
@@ -241,22 +239,6 @@ def test_in_a_background_the_curve_starts_at_its_loss(page: "sync_api.Page", exp
     assert heights == pytest.approx(
         [heights[low] + scale * (value - values[low]) for value in values], abs=0.2
     )
-
-
-def test_the_divergence_is_that_of_the_parquet(page: "sync_api.Page", explorable: Path) -> None:
-    page.get_by_role("combobox", name="Judged by").select_option("divergence")
-    said = view(page)
-    where = {"model": MODELS[0], "document_id": said["document"], "target_position": int(said["position"])}
-    (row,) = read(
-        explorable, "sparse_context_losses", **where, rule=RULES[0], far_context="own", k=int(said["k"])
-    ).to_dict("records")
-    shown = numbers_of(page)
-    assert float(shown[f"… and {said['k']} tokens"]) == pytest.approx(
-        row["sparse_context_divergence"], abs=6e-4
-    )
-    (expected,) = read(explorable, "loss_differences", **where)["short_context_divergence"]
-    assert float(shown["Divergence, short context"]) == pytest.approx(expected, abs=6e-4)
-    assert shown["k*"] == "4"
 
 
 def test_another_rule_stands_beside(page: "sync_api.Page", explorable: Path) -> None:

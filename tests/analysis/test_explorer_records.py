@@ -57,15 +57,10 @@ def embedded(page: Path) -> dict:
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     shown = embedded(run_explorer(explorable))
-    tokens = (
-        read_artefact(explorable / "results", "influential_tokens")
-        .set_index(["model", "document_id", "target_position", "rule", "far_context", "rank"])
-        .sort_index()
-    )
-    sparse = (
-        read_artefact(explorable / "results", "sparse_context_losses")
-        .set_index(["model", "document_id", "target_position", "rule", "far_context", "k"])
-        .sort_index()
+    keys = ["model", "document_id", "target_position", "rule", "far_context"]
+    tokens, sparse = (
+        read_artefact(explorable / "results", artefact).set_index([*keys, place]).sort_index()
+        for artefact, place in (("influential_tokens", "rank"), ("sparse_context_losses", "k"))
     )
     num_compared = 0
     for document in shown["documents"]:
@@ -78,9 +73,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                             of = {name: column[target] for name, column in of_rule[far_context].items()}
                             rows = tokens.loc[key]
                             assert of["distance"] == rows["distance"].tolist()
-                            influence = [
-                                np.nan if value is None else value * NATS for value in of["influence"]
-                            ]
+                            influence = np.array(of["influence"], dtype=float) * NATS
                             np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
                             losses = sparse.loc[key]["sparse_context_loss"]
                             np.testing.assert_allclose(np.array(of["loss"]) * NATS, losses, atol=NATS)
@@ -88,10 +81,8 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                                 assert of["token"] == rows["context_token_id"].tolist()
                                 assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
                             num_compared += 1
-    num_targets = len(
-        read_artefact(explorable / "results", "loss_differences", []).query("model == @LOSSES_ONLY")
-    )
-    assert num_compared == num_targets * len(MODELS) * len(RULES) * 2
+    losses = read_artefact(explorable / "results", "loss_differences", [])
+    assert num_compared == (losses["model"] == LOSSES_ONLY).sum() * len(MODELS) * len(RULES) * 2
 
 
 def test_losses_and_k_star_are_those_of_the_parquet(explorable: Path) -> None:

@@ -100,28 +100,21 @@ def test_bits_and_marks_are_as_many_as_the_task_lays_out() -> None:
     assert [int(is_part(rows).sum()) for is_part in parts.values()] == [2, 2]
 
 
-def parts_of(bits: tuple[float, float], marks: tuple[float, float]) -> pd.DataFrame:
+def test_the_figure_of_parts_can_be_read() -> None:
     """Bits and marks with the range of their seeds, found by one rule; and by random tokens."""
-    table = []
-    for part, (low, high) in (("bits", bits), ("marks", marks)):
+    rows = []
+    for part, low, high in (("bits", 0.9, 1.0), ("marks", 0.4, 0.6)):
         for rule, intervention, shrunk in (("leave_one_out", "substitute", 1.0), ("random", None, 0.1)):
             ends = {"found": (low + high) / 2, "found_lowest": low, "found_highest": high}
-            table.append(
-                {
-                    "task": "sparse_parity", "positions": "pose", "largest_train_size": 20,
-                    "largest_train_sparsity": 2, "size": 20, "sparsity": 2, "rule": rule,
-                    "intervention": intervention, "part": part, "chance": 0.2, "num_seeds": 3,
-                    "num_targets": 90, **{name: shrunk * share for name, share in ends.items()},
-                }
-            )  # fmt: skip
-    return pd.DataFrame(table)
-
-
-def test_the_figure_of_parts_can_be_read() -> None:
-    table = parts_of((0.9, 1.0), (0.4, 0.6))
-    assigned = table.assign(task="variable_assignment", sparsity=None)
-    sides = {"bits": "right sides", "marks": "left sides"}
-    assigned = assigned.assign(part=assigned["part"].map(sides))
+            rows.append({
+                "task": "sparse_parity", "positions": "pose", "largest_train_size": 20,
+                "largest_train_sparsity": 2, "size": 20, "sparsity": 2, "rule": rule,
+                "intervention": intervention, "part": part, "chance": 0.2, "num_seeds": 3,
+                "num_targets": 90, **{name: shrunk * share for name, share in ends.items()},
+            })  # fmt: skip
+    table = pd.DataFrame(rows)
+    sides = table["part"].map({"bits": "right sides", "marks": "left sides"})
+    assigned = table.assign(task="variable_assignment", sparsity=None, part=sides)
     fewer = table.assign(sparsity=1, found=0.0)  # of a task that with the most bits is drawn
     figure = dependencies.found_figure(pd.concat([fewer, table, assigned], ignore_index=True))
     assert [ax.get_title() for ax in figure.axes] == ["sparse parity of 2 bits", "variable assignment"]
@@ -169,13 +162,6 @@ def test_the_figure_draws_every_kind_of_id(kinds: pd.DataFrame) -> None:
     drawn = [float(container.lines[0].get_xdata()[0]) for container in figure.axes[1].containers]
     assert sorted(drawn) == [0.25, 0.98]
     assert_legible(figure)
-
-
-def test_other_tasks_have_one_kind() -> None:
-    rows = pd.DataFrame([row("a", target, target == 0) for target in range(4)]).assign(task="copy")
-    kinds = dependencies.by_kind(rows)
-    assert kinds[["part", "found"]].values.tolist() == [["every ID", 0.25]]
-    assert_legible(dependencies.found_ids_figure(kinds))
 
 
 def test_the_figure_is_of_the_largest_examples_alone(kinds: pd.DataFrame) -> None:

@@ -108,16 +108,12 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
             place = position - chunk.start
             for far_context, ids in ((OWN, chunk.token_ids_L), (OTHER_DOCUMENT, chunk.null_token_ids_L)):
                 far = np.arange(place - SHORT)
-                every.append(
-                    pd.DataFrame(
-                        {
-                            "model": "m", "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
-                            "target_position": position, "rule": "all", "far_context": far_context,
-                            "rank": far + 1, "context_position": chunk.start + far, "distance": place - far,
-                            "context_token_id": ids[far],
-                        }
-                    )
-                )  # fmt: skip
+                every.append(pd.DataFrame({
+                    "model": "m", "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
+                    "target_position": position, "rule": "all", "far_context": far_context,
+                    "rank": far + 1, "context_position": chunk.start + far, "distance": place - far,
+                    "context_token_id": ids[far],
+                }))  # fmt: skip
     selected = places.selections(pd.concat(every, ignore_index=True), text)
     bins = distance_bins(SHORT, LONG)
     available = places.available_places(selected, text, bins)
@@ -159,10 +155,8 @@ def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, t
     with pytest.raises(InputError, match="are not those of the data"):
         places.selections(wrong, text)
     with pytest.raises(InputError, match="2 chunks that the data in .* does not hold"):
-        extra = tokens.assign(
-            document_id=tokens["document_id"].replace(tokens["document_id"].iloc[0], "f" * 16)
-        )
-        places.selections(extra, text)
+        ids = tokens["document_id"]
+        places.selections(tokens.assign(document_id=ids.replace(ids.iloc[0], "f" * 16)), text)
 
 
 def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredText, results: Path) -> None:

@@ -87,19 +87,11 @@ def labels(folder: Path) -> dict[str, ModelLabel]:
     return model_labels(folder / f"length-{LENGTHS[-1]}" / "results", "loss_differences")
 
 
-def with_null(table: pd.DataFrame, hit_share_high: float) -> pd.DataFrame:
-    """The own far context, and the same again as a null that finds less."""
-    null = table.assign(
-        far_context="other_document", hit_share=0.0, hit_share_low=0.0, hit_share_high=hit_share_high
-    )
-    return pd.concat([table, null], ignore_index=True)
-
-
 def test_the_figure_of_found_needles_can_be_read(folder: Path) -> None:
     table = needles.found_needles(folder, KS)
-    figure = needles.found_figure(
-        with_null(table[table["context_length"] == 60], 0.1), labels(folder)["copier"]
-    )
+    own = table[table["context_length"] == 60]
+    null = own.assign(far_context="other_document", hit_share=0.0, hit_share_low=0.0, hit_share_high=0.1)
+    figure = needles.found_figure(pd.concat([own, null]), labels(folder)["copier"])
     nulls = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert nulls and all(line.get_linestyle() == "--" for line in nulls)
     assert_legible(figure)
