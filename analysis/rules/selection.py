@@ -31,8 +31,7 @@ REFERENCE_RULE = "leave_one_out"
 """Our reading of the paper's Eq. 20, which the others are compared with."""
 
 REDUNDANT_INFLUENCE_NATS = 0.05
-"""Leaving a token out costs less than this: what it says must stand elsewhere in the long context, or matter
-little beside the rest of it."""
+"""Leaving a token out costs less: what it says stands elsewhere in the long context, or matters little."""
 MISSED_NATS = 0.1
 """A choice is worse where it recovers this much less; the least gain that the stage gives a k* to."""
 
@@ -42,16 +41,12 @@ _FAR_CONTEXT = ["model", "far_context", *TARGET]
 
 def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
     """Rules in the order of the tables: those that see the answer, that fit the prediction, others."""
-    order = list(RULES)
-    return sorted(
-        set(sparse_context_losses["rule"]),
-        key=lambda rule: (
-            not sees_answer(rule),
-            not needs_null(rule),
-            order.index(rule) if rule in order else len(order),
-            rule,
-        ),
-    )
+    order = {rule: place for place, rule in enumerate(RULES)}
+
+    def place(rule: str) -> tuple[bool, bool, int, str]:
+        return not sees_answer(rule), not needs_null(rule), order.get(rule, len(order)), rule
+
+    return sorted(set(sparse_context_losses["rule"]), key=place)
 
 
 def rules_table(

@@ -27,6 +27,7 @@ from analysis.losses.token_worth import token_effects
 from analysis.read import (
     TARGET,
     interval_columns,
+    interval_of,
     interval_over_documents,
     is_own,
     mean_columns,
@@ -237,6 +238,11 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(next(iter(read_settings(folder, "influential_tokens").values())))
 
 
+def interval_words(row: Mapping[Any, Any], name: str) -> str:
+    """An interval of a row as text, "-" where it was not measured."""
+    return "-" if name not in row or pd.isna(row[name]) else str(interval_of(row, name))
+
+
 _IN_THE_PLACE = {
     REMOVE: "nothing in its place",
     SUBSTITUTE: "a token in its place",
@@ -250,20 +256,16 @@ _MOST_ROWS = 10
 _ROW_HEIGHT, _FRAME_HEIGHT = 0.36, 0.9  # inches
 
 
-def shown_measures(table: pd.DataFrame) -> pd.DataFrame:
-    """The first measures of the table, the best first; and the old one, wherever it stands."""
-    best = table[~table["rule"].isin(CONTROLS)].drop_duplicates(MEASURE[:-1])
-    rows = pd.concat([best.head(_MOST_ROWS - 1), table[_is_old(table)]])
-    return rows.drop_duplicates(MEASURE).reset_index(drop=True)
-
-
 def _is_old(table: pd.DataFrame) -> pd.Series:
     return (table[list(OLD_MEASURE)] == pd.Series(OLD_MEASURE)).all(axis=1)
 
 
 def measures_figure(table: pd.DataFrame) -> Figure:
     """Whether k* is right where it is known, and whether two seeds agree: a row a measure."""
-    rows = shown_measures(table).iloc[::-1].reset_index(drop=True)
+    # The best first, of a rule, intervention and judge by the better criterion; and the old, wherever it is.
+    best = table[~table["rule"].isin(CONTROLS)].drop_duplicates(MEASURE[:-1])
+    rows = pd.concat([best.head(_MOST_ROWS - 1), table[_is_old(table)]]).drop_duplicates(MEASURE)
+    rows = rows.iloc[::-1].reset_index(drop=True)
     figure, axes = drawing.panels(len(_PANELS), _FRAME_HEIGHT + _ROW_HEIGHT * len(rows))
     for ax, (name, title, unit, chance) in zip(axes, _PANELS, strict=True):
         styles = [drawing.rule_style(rule).measured | {"linestyle": ""} for rule in rows["rule"]]

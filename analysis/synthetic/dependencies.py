@@ -9,7 +9,8 @@ ID, that of the prompt which has it. Found is what is among the first as many to
 dependencies.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -89,8 +90,7 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
         part, `found_lowest` and `found_highest` over the seeds, `chance` (as many tokens drawn uniformly),
         `num_seeds` and `num_targets` (of a seed, the fewest).
     """
-    within = rows[rows["rank"] <= rows["num_dependencies"]]
-    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    within = _within(rows)
     # A target has as many rows here as dependencies, and a part of these each.
     tables = [
         of_task.assign(part=part, found=(of_task["is_dependency"] & is_part(of_task)) * len(parts))
@@ -98,21 +98,25 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
         for parts in [PARTS.get(str(task), {"true tokens": lambda rows: rows["is_dependency"]})]
         for part, is_part in parts.items()
     ]
-    return _over_seeds(pd.concat(tables), {"found": "found"})
+    return _over_seeds(pd.concat(tables), ["found", "chance"])
 
 
-def _over_seeds(rows: pd.DataFrame, shares: Mapping[str, str]) -> pd.DataFrame:
+def _within(rows: pd.DataFrame) -> pd.DataFrame:
+    """The first as many tokens as a target has dependencies, with the share that uniform draws would find."""
+    within = rows[rows["rank"] <= rows["num_dependencies"]]
+    return within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+
+
+def _over_seeds(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """A row a condition, selection and part: means of columns over targets, of these the mean over seeds."""
     keys = [*CONDITION, *SELECTION, "part"]
+    means: dict[str, Any] = {name: (name, "mean") for name in names}
     of_models = rows.groupby([*keys, "model"], dropna=False, sort=False).agg(
-        **{name: (column, "mean") for name, column in ({"chance": "chance"} | dict(shares)).items()},
-        targets=("rank", lambda ranks: (ranks == 1).sum()),
+        **means, targets=("rank", lambda ranks: (ranks == 1).sum())
     )
-    others = [name for name in ("effect",) if name in shares]
     table = of_models.groupby(keys, dropna=False, sort=False).agg(
-        found=("found", "mean"), found_lowest=("found", "min"), found_highest=("found", "max"),
-        chance=("chance", "mean"), **{name: (name, "mean") for name in others},
-        num_seeds=("found", "size"), num_targets=("targets", "min"),
+        **means, found_lowest=("found", "min"), found_highest=("found", "max"), num_seeds=("found", "size"),
+        num_targets=("targets", "min"),
     )  # fmt: skip
     return table.reset_index()
 
@@ -133,16 +137,14 @@ def selection_words(rule: str, intervention: object) -> str:
     return drawing.rule_text(rule) + _WHAT_HAPPENS.get(str(intervention), "")
 
 
-def drawn_conditions(parts: pd.DataFrame) -> list[pd.DataFrame]:
-    """At most two: of each task that with the most relevant bits, which has more than one token to find."""
+def found_figure(parts: pd.DataFrame) -> Figure:
+    """A panel a task, a row a rule, a point a part; the panels share their axis.
+
+    Of at most two tasks that is shown which has the most relevant bits, and so more than one token to find.
+    """
     of_task = [rows for _, rows in parts.groupby("task")]
     most = [rows[rows["sparsity"].isna() | (rows["sparsity"] == rows["sparsity"].max())] for rows in of_task]
-    return [next(one for _, one in rows.groupby(CONDITION, dropna=False)) for rows in most][:_MOST_PANELS]
-
-
-def found_figure(parts: pd.DataFrame) -> Figure:
-    """A panel a task, a row a rule, a point a part; the panels share their axis."""
-    shown = drawn_conditions(parts)
+    shown = [next(one for _, one in rows.groupby(CONDITION, dropna=False)) for rows in most][:_MOST_PANELS]
     keys = parts[["rule", "intervention"]].drop_duplicates().astype(object)
     rows = [(str(rule), what) for rule, what in keys.itertuples(index=False)]
     best = parts.groupby(["rule", "intervention"], dropna=False)["found"].max()
@@ -204,14 +206,13 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
         leaving these tokens out does, nats; NaN where the rule does not say), `num_seeds` and `num_targets`
         (of a seed, the fewest).
     """
-    within = rows[rows["rank"] <= rows["num_dependencies"]]
-    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    within = _within(rows).assign(found=lambda within: within["is_dependency"])
     tables = [
         of_task[is_kind(of_task)].assign(part=kind)
         for task, of_task in within.groupby("task")
         for kind, is_kind in KINDS.get(str(task), {"every ID": lambda rows: rows["rank"] > 0}).items()
     ]
-    return _over_seeds(pd.concat(tables), {"found": "is_dependency", "effect": "effect"})
+    return _over_seeds(pd.concat(tables), ["found", "chance", "effect"])
 
 
 def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:

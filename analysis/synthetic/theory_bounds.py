@@ -140,14 +140,11 @@ def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, drawing.Style]]
 def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
     """Two panels: wrong answers, and the squared error beside the bound, against the test length."""
     figure, (rate_ax, error_ax) = drawing.panels(2, _HEIGHT)
-    ends = against_length(by_length, "error_rate", rate_ax)
-    rate_ax.set(ylim=(-0.02, 0.62), ylabel="wrong answers (share)")
-    drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
-    drawing.label_line_ends(rate_ax, ends)
-    ends = against_length(by_length, "squared_error", error_ax)
-    ends += bound_against_length(by_length, error_ax)
-    error_ax.set(yscale="log", ylabel="squared error (1: always saying 0)")
-    drawing.label_line_ends(error_ax, ends)
+    rate_ends, error_ends = _draw(by_length, rate_ax, error_ax)
+    rate_ax.set_ylabel("wrong answers (share)")
+    error_ax.set_ylabel("squared error (1: always saying 0)")
+    drawing.label_line_ends(rate_ax, rate_ends)
+    drawing.label_line_ends(error_ax, error_ends)
     sample = f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length"
     told = "lines: medians; bands: range of seeds; grey: trained"
     drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
@@ -158,12 +155,8 @@ def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num
     """A column a k: above wrong answers, below the squared error and the bound, against the test length."""
     figure, axes = drawing.panels(len(by_length_of), 2 * _HEIGHT_OF_ROW, num_rows=2)
     for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.reshape(2, -1).T, strict=True):
-        rate_ends = against_length(by_length, "error_rate", rate_ax)
-        rate_ax.set(ylim=(-0.02, 0.62), title=f"k = {k}", xlabel="")
-        drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
-        error_ends = against_length(by_length, "squared_error", error_ax)
-        error_ends += bound_against_length(by_length, error_ax)
-        error_ax.set(yscale="log")
+        rate_ends, error_ends = _draw(by_length, rate_ax, error_ax)
+        rate_ax.set(title=f"k = {k}", xlabel="")
     axes = axes.reshape(2, -1)
     axes[0, 0].set_ylabel("wrong answers (share)")
     axes[1, 0].set_ylabel("squared error")
@@ -174,6 +167,19 @@ def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num
     told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
     drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
     return figure
+
+
+def _draw(
+    by_length: pd.DataFrame, rate_ax: Axes, error_ax: Axes
+) -> tuple[list[drawing.LineEnd], list[drawing.LineEnd]]:
+    """Wrong answers, and the squared error beside the bound; what their lines are called."""
+    rate_ends = against_length(by_length, "error_rate", rate_ax)
+    rate_ax.set_ylim(-0.02, 0.62)
+    drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
+    error_ends = against_length(by_length, "squared_error", error_ax)
+    error_ends += bound_against_length(by_length, error_ax)
+    error_ax.set_yscale("log")
+    return rate_ends, error_ends
 
 
 def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[drawing.LineEnd]:

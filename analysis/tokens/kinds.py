@@ -25,9 +25,9 @@ A word is a run of letters and digits with the apostrophes inside of it and, bet
                       at the start, after a line break, an opening quotation mark or one of `. ! ? : …`
     content word      every other
 
-So a name that begins a sentence, or stands behind the full stop of `Mr.`, counts as a content word, and every
-capitalized word of a headline but the first as a name. Categories differ in more than their names say
-(numbers are rarer than function words, and harder): a difference is a description and no cause.
+A name that begins a sentence, or stands behind the full stop of `Mr.`, counts as a content word; of a
+headline every capitalized word but the first as a name. Categories differ in more than their names say: a
+difference is a description and no cause.
 """
 
 import re
@@ -188,13 +188,8 @@ def class_of(tag: str) -> str:
 def of_tokens(pieces: Sequence[str], positions: Sequence[int], tagger: Tagger) -> list[str]:
     """The part of speech of the tokens at `positions`: that of the unit their first visible character is in.
 
-    Args:
-        pieces: the text of each token of a document, from its start.
-        positions: of the tokens asked for; only their sentences are tagged.
-        tagger: `load_tagger`'s.
-
-    Returns:
-        A class for each position; "other" for white space.
+    `pieces` are the texts of a document's tokens, from its start; only sentences asked for are tagged. White
+    space is "other".
     """
     text, places = "".join(pieces), first_characters(pieces)
     wanted = {place for position in positions if (place := places[position]) is not None}
@@ -235,15 +230,9 @@ _TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
 
 
 def word_categories(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """(word_part, word_kind) of each token.
-
-    Args:
-        pieces: the text of each token of a document, from its start.
-    """
+    """(word_part, word_kind) of each token of a document, of which `pieces` are the texts from its start."""
     text = "".join(pieces)
-    word_at: dict[int, Word] = {
-        place: word for word in words_of(text) for place in range(word.start, word.end)
-    }
+    word_at = {place: word for word in words_of(text) for place in range(word.start, word.end)}
     categories, before = [], None
     for place in first_characters(pieces):
         word = None if place is None else word_at.get(place)
@@ -260,7 +249,7 @@ def word_categories(pieces: Sequence[str]) -> list[tuple[str, str]]:
 def repetition(token_ids_L: np.ndarray, target: int, short_context_length: int) -> str:
     """Whether a chunk's target, alone or with the tokens before it, stands in its far context."""
     num_far = max(0, target - short_context_length)
-    repeated = None
+    found = SHORT_ONLY if token_ids_L[target] in token_ids_L[num_far:target] else NEW
     for num_tokens, category in ((1, REPEATED), (2, REPEATED_BIGRAM), (3, REPEATED_TRIGRAM)):
         if target + 1 < num_tokens or num_far < num_tokens:
             break
@@ -268,10 +257,8 @@ def repetition(token_ids_L: np.ndarray, target: int, short_context_length: int) 
         windows = np.lib.stride_tricks.sliding_window_view(token_ids_L[:num_far], num_tokens)
         if not (windows == ends_here).all(axis=1).any():
             break
-        repeated = category
-    if repeated:
-        return repeated
-    return SHORT_ONLY if token_ids_L[target] in token_ids_L[num_far:target] else NEW
+        found = category
+    return found
 
 
 def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
@@ -280,32 +267,20 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
     `part_of_speech` is null everywhere where no tagger is installed.
     """
     tokenizer, tagger = text.tokenizer, load_tagger()
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for document, chunk in text.chunks():
         targets = text.targets_of(chunk)
         pieces = tokenizer.pieces(document.token_ids[: targets[-1] + 1 + _TOKENS_BEYOND].tolist())
         words = word_categories(pieces)
         tags = of_tokens(pieces, targets, tagger) if tagger else [None] * len(targets)
         for position, tag in zip(targets, tags, strict=True):
-            place = position - chunk.start
-            rows.append(
-                {
-                    "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
-                    "target_position": position,
-                    "word_part": words[position][0], "word_kind": words[position][1],
-                    "repetition": repetition(chunk.token_ids_L, place, text.short_context_length),
-                    "part_of_speech": tag,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
+            repeats = repetition(chunk.token_ids_L, position - chunk.start, text.short_context_length)
+            rows.append((chunk.document_id, chunk.chunk_index, position, *words[position], repeats, tag))
+    return pd.DataFrame(rows, columns=[*TARGET, *ASPECTS])
 
 
 def by_repeats(categories: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The targets that end a repeated bigram or trigram, so that copying can foretell them, and all others.
-
-    Returns:
-        `ENDS_OF_REPEATS` and `OTHERS` -> the rows of these targets.
-    """
+    """The targets that end a repeated bigram or trigram, which copying can foretell, and all others."""
     is_repeat = categories["repetition"].isin((REPEATED_BIGRAM, REPEATED_TRIGRAM))
     return {ENDS_OF_REPEATS: categories[is_repeat], OTHERS: categories[~is_repeat]}
 
@@ -315,13 +290,7 @@ def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
 
     Where the text is not kept, the table that stands in its place is read: `token_categories.parquet` in the
     folder of the data, as the notebook wrote it.
-
-    Args:
-        results: the results folder.
-        data: the folder of the tokenized data; `data` beside the results where None.
-
-    Raises:
-        InputError: there is neither, or the data is not that which was measured.
+    `data` is the folder of the tokenized data, that beside the results where None.
     """
     kept = (data or results.parent / "data") / CATEGORIES_FILE
     if kept.is_file():
@@ -332,10 +301,8 @@ def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
 def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None:
     """Occurrences of each token ID among the training tokens: int64 [V]; None where the data is not at hand.
 
-    Args:
-        results: a results folder with `loss_differences`.
-        data: the folder of tokenize_c4.py that was measured; where None, `data` beside the results if
-            tokenized data is there.
+    `data` is the folder of tokenize_c4.py that was measured, where None that beside the results, if tokenized
+    data is there.
     """
     beside = results.parent / "data"
     if data is None and not (beside / MANIFEST_FILE).is_file():  # a table made of the text may lie there
@@ -402,26 +369,20 @@ def sparsity_by_category(
 
     def shares(targets: pd.DataFrame) -> pd.DataFrame:
         k_star = sparsity_category(targets, studied_ks)
-        tables = [
-            summarized(
-                targets.assign(share=(k_star == name).astype("float64")),
-                ["model", "rule"],
-                lambda group: mean_columns(group, "share"),
-            ).assign(k_star=name)
-            for name in sparsity_categories(studied_ks)
-        ]
+        tables = []
+        for name in sparsity_categories(studied_ks):
+            of_name = targets.assign(share=(k_star == name).astype("float64"))
+            means = summarized(of_name, ["model", "rule"], lambda group: mean_columns(group, "share"))
+            tables.append(means.assign(k_star=name))
         return pd.concat(tables, ignore_index=True)
 
     return by_category(dependency_sparsity, categories, shares)
 
 
 def gaps_by_category(
-    loss_differences: pd.DataFrame,
-    categories: pd.DataFrame,
-    *,
-    short_models: Sequence[str],
+    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str],
     reference_model: str,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Generalization gap of short-trained models: a row a category and model.
 
     Returns:
@@ -443,11 +404,7 @@ def gaps_by_repeats(
     The kinds are told by the token that came, and so is the sampled gap: where copying foretells it, a model
     that copies less looks worse, elsewhere better. The expected gap does not see that token.
 
-    Args:
-        loss_differences: the artefact, measured with --reference-model.
-        categories: `categories_of_targets`.
-        short_models: models trained at a short context.
-        floor_model: a long-trained seed that is not the reference.
+    The floor model is a long-trained seed that is not the reference.
 
     Returns:
         kind (of `by_repeats`), then the columns of `expected_gaps.mean_gaps`.

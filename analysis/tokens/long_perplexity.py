@@ -48,15 +48,10 @@ def is_key_token(
 ) -> pd.Series:
     """Whether LSD > alpha and LCL > beta: bool, a value a target.
 
-    Args:
-        targets: rows of `loss_differences`.
-        short_context: a key of `SHORT_LOSS`.
-        alpha: least LSD, nats.
-        beta: least log-probability under the long context, nats; -inf asks for none.
+    `short_context` is a key of `SHORT_LOSS`, thresholds are in nats; a beta of -inf asks for none.
     """
     lsd = targets[SHORT_LOSS[short_context]] - targets["long_context_loss"]
-    lcl = -targets["long_context_loss"]
-    return (lsd > alpha) & (lcl > beta)
+    return (lsd > alpha) & (-targets["long_context_loss"] > beta)
 
 
 def long_perplexities(
@@ -81,8 +76,11 @@ def long_perplexities(
         InputError: no results of the evaluator, or a model has no target in common with it.
     """
     rows = []
-    for model, targets in loss_differences.groupby("model"):
-        chosen_by = targets if evaluator is None else _rows_of(loss_differences, evaluator)
+    of_model = {str(model): targets for model, targets in loss_differences.groupby("model")}
+    if evaluator is not None and evaluator not in of_model:
+        raise unknown_name("evaluator", evaluator, of_model)
+    for model, targets in of_model.items():
+        chosen_by = targets if evaluator is None else of_model[evaluator]
         pairs = targets[[*TARGET, "long_context_loss"]].rename(columns={"long_context_loss": "loss"})
         what = f"targets of {model} and of the evaluator"
         pairs = joined_on_common(pairs, chosen_by[COLUMNS], TARGET, what)
@@ -101,13 +99,6 @@ def long_perplexities(
     table = pd.DataFrame(rows)
     nullable = [name for name in table if str(name).startswith("long_perplexity")]
     return table.astype(dict.fromkeys(nullable, "Float64"))
-
-
-def _rows_of(loss_differences: pd.DataFrame, model: str) -> pd.DataFrame:
-    rows = loss_differences[loss_differences["model"] == model]
-    if rows.empty:
-        raise unknown_name("evaluator", model, loss_differences["model"].unique())
-    return rows
 
 
 def _measured(targets: pd.DataFrame) -> list[str]:

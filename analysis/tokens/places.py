@@ -17,7 +17,6 @@ In the figure the null is hollow, and a grey tick is what a choice at random has
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.read import TARGET, MeasuredText, interval_columns, interval_over_documents, joined_on_common
+from analysis.read import TARGET, MeasuredText, joined_on_common, mean_columns, sample_counts
 from pipeline.cli import InputError
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
@@ -126,16 +125,9 @@ def available_places(targets: pd.DataFrame, text: MeasuredText, bins: Sequence[i
                 related_F = relations(far_F, chunk.token_ids_L[place - 1], chunk.token_ids_L[place])
                 shares = np.bincount(related_F, minlength=len(RELATIONS)) / len(far_F)
                 distances, _ = np.histogram(place - np.arange(len(far_F)), _edges(bins))
-                of_values: dict[Hashable, float] = dict(zip(RELATIONS, shares, strict=True))
-                of_values |= dict(zip(bins[:-1], distances / len(far_F), strict=True))
-                rows.append(
-                    {
-                        "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
-                        "target_position": position, "far_context": far_context,
-                        **of_values,
-                    }
-                )  # fmt: skip
-    return pd.DataFrame(rows)
+                key = chunk.document_id, chunk.chunk_index, position, far_context
+                rows.append((*key, *shares, *(distances / len(far_F))))
+    return pd.DataFrame(rows, columns=[*TARGET, "far_context", *RELATIONS, *bins[:-1]])
 
 
 def _edges(bins: Sequence[int]) -> list[float]:
@@ -201,15 +193,12 @@ def _shares(
             of_target = of_target.reindex(columns=list(values), fill_value=0.0).reset_index()
             pairs = of_target.merge(available[[*keys, *values]], on=keys, suffixes=(None, " available"))
             for value in values:
-                shares = {CHOSEN: pairs[value], AVAILABLE: pairs[f"{value} available"]}
+                both = {CHOSEN: pairs[value], AVAILABLE: pairs[f"{value} available"]}
+                shares = pairs[TARGET].assign(**both)
                 shares["chosen_beyond_available"] = shares[CHOSEN] - shares[AVAILABLE]
-                row: dict[Hashable, Any] = {
-                    "model": model, "rule": rule, name: number, "far_context": far_context, column: value,
-                }  # fmt: skip
-                row |= {"num_targets": len(pairs), "num_documents": pairs["document_id"].nunique()}
-                for label, amounts in shares.items():
-                    row |= interval_columns(label, interval_over_documents(pairs["document_id"], amounts))
-                rows.append(row)
+                row = {"model": model, "rule": rule, name: number, "far_context": far_context, column: value}
+                means = mean_columns(shares, CHOSEN, AVAILABLE, "chosen_beyond_available")
+                rows.append(row | sample_counts(shares) | means)
     return pd.DataFrame(rows)
 
 
