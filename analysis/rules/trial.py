@@ -27,7 +27,6 @@ from analysis.losses.token_worth import token_effects
 from analysis.read import (
     TARGET,
     interval_columns,
-    interval_of,
     interval_over_documents,
     is_own,
     mean_columns,
@@ -236,11 +235,6 @@ def _widths(table: pd.DataFrame, text: MeasuredText, k: int) -> dict[str, Any]:
 def _settings(folder: Path) -> dict[str, Any]:
     """Of the first model: a study measures all of them alike."""
     return dict(next(iter(read_settings(folder, "influential_tokens").values())))
-
-
-def interval_words(row: Mapping[Any, Any], name: str) -> str:
-    """An interval of a row as text, "-" where it was not measured."""
-    return "-" if name not in row or pd.isna(row[name]) else str(interval_of(row, name))
 
 
 _IN_THE_PLACE = {

@@ -65,8 +65,8 @@ def answers(folder: Path, artefact: str, columns: Sequence[str]) -> pd.DataFrame
             raise InputError(
                 f"{results} measured no token of an answer; run the stages on {length_folder}/data"
             )
-        stage = "influential_tokens" if artefact == "influential_tokens" else "loss_differences"
-        short = {model: made["short_context_length"] for model, made in read_settings(results, stage).items()}
+        of_model = read_settings(results, artefact)
+        short = {model: settings["short_context_length"] for model, settings in of_model.items()}
         rows["num_far_tokens"] = rows["target_position"] - rows["model"].map(short)
         tables.append(rows)
     table = pd.concat(tables, ignore_index=True)
@@ -88,13 +88,13 @@ def retrieval_losses(folder: Path) -> pd.DataFrame:
     with_needle = rows[rows["depth"].notna()]
     what = "answer tokens with and without the needle"
     pairs = joined_on_common(with_needle, control, keys, what, ("", "_of_control"))
-    pairs["retrieval_gain"] = pairs["long_context_loss_of_control"] - pairs["long_context_loss"]
-    pairs["is_retrieved"] = (pairs["long_context_loss"] < np.log(2)).astype("float64")
-    named = {
-        "loss": "long_context_loss", "control_loss": "long_context_loss_of_control",
-        "retrieval_gain": "retrieval_gain", "retrieved_share": "is_retrieved",
-    }  # fmt: skip
-    return _means(pairs, ["model", "context_length", "depth"], named)
+    pairs = pairs.assign(
+        loss=pairs["long_context_loss"], control_loss=pairs["long_context_loss_of_control"],
+        retrieval_gain=pairs["long_context_loss_of_control"] - pairs["long_context_loss"],
+        retrieved_share=(pairs["long_context_loss"] < np.log(2)).astype("float64"),
+    )  # fmt: skip
+    names = "loss", "control_loss", "retrieval_gain", "retrieved_share"
+    return _means(pairs, ["model", "context_length", "depth"], names)
 
 
 def found_needles(folder: Path, ks: Sequence[int] | None = None) -> pd.DataFrame:
@@ -139,16 +139,14 @@ def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
         hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
         chance_recall=k / num_far, chance_hit_share=k / num_far,
     )  # fmt: skip
-    names = {name: name for measure in MEASURES for name in (measure, f"chance_{measure}")}
+    names = [name for measure in MEASURES for name in (measure, f"chance_{measure}")]
     return _means(sums, ["model", "rule", "context_length", "far_context"], names).assign(k=k)
 
 
-def _means(rows: pd.DataFrame, keys: list[str], columns: dict[str, str]) -> pd.DataFrame:
-    """A row a group: sample sizes, and the mean of each column under its new name, with its interval."""
-    of_haystacks = rows.assign(
-        document_id=rows["source_document_id"], **{name: rows[column] for name, column in columns.items()}
-    )
-    return summarized(of_haystacks, keys, lambda group: mean_columns(group, *columns))
+def _means(rows: pd.DataFrame, keys: list[str], names: Sequence[str]) -> pd.DataFrame:
+    """A row a group: sample sizes, and the mean of each column over haystacks with its interval."""
+    of_haystacks = rows.assign(document_id=rows["source_document_id"])
+    return summarized(of_haystacks, keys, lambda group: mean_columns(group, *names))
 
 
 OVER_HAYSTACKS = "bars: 95 % over haystacks"
