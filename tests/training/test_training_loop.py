@@ -243,6 +243,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
 def test_a_training_flushes_denormal_numbers_and_ends_with_the_same_weights(
     tmp_path: Path, make_trainer: MakeTrainer
 ) -> None:
+    torch.set_flush_denormal(False)  # the flag is the thread's own, for the rest of its life
     alone = make_trainer(tmp_path / "alone").run()
     trainer = make_trainer(tmp_path / "run")
     denormal = torch.tensor(torch.finfo(torch.float32).smallest_normal) / 2
@@ -252,7 +253,6 @@ def test_a_training_flushes_denormal_numbers_and_ends_with_the_same_weights(
         seen.append(float(denormal * 1))
         return trainer
 
-    torch.set_flush_denormal(False)  # the flag is the thread's own, for the rest of its life
     assert float(denormal * 1) > 0
     train(tmp_path / "run", trainer._config, "", make)
     torch.set_flush_denormal(False)
