@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.results.files import file_record
 
 
-def vouch_for(results: Path) -> Path:
+def mark_as_whole(results: Path) -> Path:
     """Mark the files that are there, and nothing else, as the stages that wrote them would."""
     of_mark: dict[Path, dict[str, object]] = {mark: {} for mark in results.glob("_stages/*/*/*.done")}
     for path in results.glob("*/model=*/*.parquet"):

@@ -30,6 +30,7 @@ from pipeline.synthetic.dependencies import (
     SHORT_CONTEXT_LENGTH,
 )
 from pipeline.synthetic.evaluation import NUM_EXAMPLES
+from pipeline.training.settings import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
@@ -328,15 +329,7 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
 
 
 def _read(path: Path) -> DictConfig:
-    try:
-        file = OmegaConf.load(path)
-    except FileNotFoundError as error:
-        raise InputError(f"no study file {path}; there are some in olmo_configs/studies/") from error
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"{path} is not a readable YAML file: {error}") from error
-    if not isinstance(file, DictConfig):
-        raise InputError(f"{path} does not hold the fields of a study; see olmo_configs/studies/demo.yaml")
-    return file
+    return read_yaml(path, "study", "; there are some in olmo_configs/studies/")
 
 
 def is_training_configuration(path: Path) -> bool:

@@ -66,24 +66,24 @@ def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Seque
             raise InputError(sentence.format(config))
 
 
-def read_yaml(path: Path) -> DictConfig:
-    """What a configuration file says; an InputError where there is none, or it does not hold fields."""
+def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:
+    """What a file says; an InputError, with the advice, where there is none, or it does not hold fields."""
     try:
         file = OmegaConf.load(path)
     except FileNotFoundError as error:
-        raise InputError(f"no configuration file {path}") from error
+        raise InputError(f"no {kind} file {path}{advice}") from error
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"{path} is not a readable YAML file: {error}") from error
     if not isinstance(file, DictConfig):
-        raise InputError(f"{path} does not hold the fields of a training configuration")
+        raise InputError(f"{path} does not hold the fields of a {kind}{advice}")
     return file
 
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
     """What `field.subfield=value` words of a command line say; an InputError names one that is not."""
     for override in overrides:
-        if "=" not in override:
-            raise InputError(f"override '{override}' has no '='; write it as field=value, such as seed=1")
+        if not override.partition("=")[0] or "=" not in override:
+            raise InputError(f"override '{override}' is no field=value, such as seed=1")
         try:
             OmegaConf.from_dotlist([override])
         except (YAMLError, OmegaConfBaseException) as error:

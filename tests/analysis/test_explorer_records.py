@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
-from exported_results import vouch_for
+from exported_results import mark_as_whole
 
 from analysis import explorer
 from pipeline.cli import InputError
@@ -138,7 +138,7 @@ def test_documents_that_one_stage_alone_has_measured_are_counted(explorable: Pat
     for path in (copied / "results" / "dependency_sparsity").rglob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.filter(pc.not_equal(table["document_id"], first)), path)
-    vouch_for(copied / "results")
+    mark_as_whole(copied / "results")
     page = embedded(run_explorer(copied))
     assert [document["id"] for document in page["documents"]] == others
     assert page["left_out"][0] == (
@@ -171,7 +171,7 @@ def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, co
     shutil.rmtree(copied / "results" / "influential_tokens")
     with pytest.raises(InputError, match="parquet is missing, though marked as complete"):
         run_explorer(copied)
-    vouch_for(copied / "results")
+    mark_as_whole(copied / "results")
     with pytest.raises(InputError, match="holds no influential_tokens; it holds .*sparse_context_losses"):
         run_explorer(copied)
 

@@ -78,7 +78,7 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
     ("override", "sentence"),
     [
         ("optimizer.lerning_rate=1", "tiny.yaml: optimizer.lerning_rate: Key 'lerning_rate' not in"),
-        ("seed", "override 'seed' has no '='"),
+        ("seed", "override 'seed' is no field=value"),
         ("seed=[", "override 'seed=[' is not readable"),
         ("seed=x", "seed: Value 'x' of type 'str' could not be converted to Integer"),
         ("model=5", "model: Merge error: int is not a subclass of ModelConfig"),
