@@ -17,6 +17,7 @@ from analysis.gap.slopes import gap_targets, slope_with_gain
 from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import (
+    PAPER_FIGURE,
     excess_over_null,
     nearest_equivalents,
     number_in_words,
@@ -250,7 +251,8 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
         recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
     exports = {artefact: results / exported_name(artefact) for artefact in artefacts}
     data = [path if path.exists() else results / of / "model=*" / "*.parquet" for of, path in exports.items()]
-    drawn = [str(path) for path in sorted(figures.glob("*.png"))] or [f"none in {figures}"]
+    paths = sorted(figures.glob("*.png"), key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
+    drawn = [str(path) for path in paths] or [f"none in {figures}"]  # the paper's own figure first
     partial = [f"({note})", ""] if (note := partial_note()) else []
     return "\n".join(
         [

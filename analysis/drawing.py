@@ -424,8 +424,8 @@ def tokens_axis(ax: Axes, ks: Iterable[int], label: str = "k tokens") -> None:
     ax.set_xlabel(label)
 
 
-def share_scale(axes: np.ndarray, largest: float = np.inf) -> None:
-    """Give panels of one quantity the same vertical limits, the upper one `largest` at most."""
+def share_scale(axes: np.ndarray) -> None:
+    """Give panels of one quantity the same vertical limits."""
     limits = [limit for ax in axes for limit in ax.get_ylim()]
     for ax in axes:
-        ax.set_ylim(max(min(limits), -largest), min(max(limits), largest))
+        ax.set_ylim(min(limits), max(limits))

@@ -11,8 +11,7 @@ Whatever the intervention, k tokens are added to a baseline, and what they recov
 Nats, means over targets; intervals as in `analysis.read`.
 """
 
-from collections.abc import Hashable, Iterator
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,13 @@ from analysis.read import (
     of_common_groups,
     summarized,
 )
+from pipeline.measuring.rules import REMOVE
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 
 CRITERIA = (LOSS, DIVERGENCE)
 NEAREST = "nearest"
+PAPER_FIGURE = "loss_against_k"
+"""What the file of `loss_figure` is called, followed by the model."""
 _CHOICE = ["model", "judge", "rule", "k"]
 
 
@@ -235,56 +237,84 @@ def effect_sentences(effects: pd.DataFrame, equivalents: pd.DataFrame) -> Iterat
         )
 
 
-_LARGEST_SHARE = 3.0
-"""Of the gain; a choice that sees the answer and "recovers" more leaves the scale, and its name says so."""
-_BESIDE = 1.04  # factor on a logarithmic axis between a rule's bars and its null's, which may be equal
+_ROLES = {
+    "leave_one_out": "chosen by the answer", "leave_one_out_divergence": "chosen blind",
+    "nearest": "nearest", "random": "random",
+}  # fmt: skip
+"""What the paper's figure shows; `analysis.rules.selection` draws every rule."""
+_ASIDE = 0.04  # doublings between lines whose bars would hide each other
+_STEP_TO_ALL = 1.5  # doublings from the largest k to all far tokens, not to scale
 
 
-def recovered_figure(recovered: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
-    """A panel of rules that do not see the answer, one of those that do, on one scale; each beside its null.
+def why_no_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> str:
+    """Why influential_tokens of these settings and rules have no `loss_figure`; "" where they have one."""
+    intervention = settings.get("intervention") or REMOVE
+    if intervention != REMOVE:
+        why = f"the tokens stood in a context of the intervention '{intervention}', not alone ('{REMOVE}')"
+    elif not set(rules) & set(_ROLES):
+        why = f"it shows {', '.join(_ROLES)}, and none of these rules was measured"
+    else:
+        return ""
+    return f"the loss against k is not drawn: {why}"
 
-    `recovered_losses` of one model, as a share of the gain; in nats where that is not clear.
+
+def loss_curves(recovered: pd.DataFrame) -> pd.DataFrame:
+    """The curves of the paper's figure, of `recovered_losses` of one model and judge under `remove`.
+
+    A loss is that with the short context less what the tokens take off it, and its interval is of that
+    difference: how hard the documents are drops out. A null may be of some of the documents only.
+
+    Returns:
+        rule, far_context, k (from 0), num_targets, num_documents, recovered_fraction, then with intervals
+        loss, and in every row the same long_loss, nats: of k tokens, and of all.
     """
-    is_fitted = recovered["rule"].map(needs_null).astype(bool)
-    of_panel = {
-        "chosen blind to the answer": recovered[~is_fitted],
-        "chosen by the answer, or to fit the prediction": recovered[is_fitted],
-    }
-    of_panel = {name: rows for name, rows in of_panel.items() if len(rows)}
-    value, axis, whole, most = "recovered_fraction", "recovered share of the gain", 1.0, _LARGEST_SHARE
-    if not recovered["is_gain_clear"].any():
-        value, axis, most = "recovered_loss", "recovered (nats)", np.inf
-        whole = recovered["loss_difference"].iloc[0]
+    rows = recovered[recovered["rule"].isin(_ROLES)]
+    most = rows.sort_values("num_targets").iloc[-1]  # whose losses are the two levels
+    none = rows.drop_duplicates(["rule", "far_context"]).assign(k=0)
+    none = none.assign(**dict.fromkeys(("recovered_loss", "recovered_loss_low", "recovered_loss_high"), 0.0))
+    rows = pd.concat([none, rows]).sort_values(["rule", "far_context", "k"], ignore_index=True)
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        rows[f"loss{end}"] = most["baseline_loss"] - rows[f"recovered_loss{other}"]
+        rows[f"long_loss{end}"] = most["baseline_loss"] - most[f"loss_difference{other}"]
+    return rows
 
-    figure, axes = drawing.panels(len(of_panel), 3.4)
-    ends_of_panels = []
-    for ax, (title, rows) in zip(axes, of_panel.items(), strict=True):
-        ends, nulls = [], []
-        for (rule, far_context), line in rows.groupby(["rule", "far_context"], sort=False):
-            line, style, name = line.sort_values("k"), drawing.rule_style(str(rule)), _name(str(rule))
-            if far_context == OWN:
-                ends.append(drawing.draw_line(ax, line["k"] / _BESIDE, line, value, style.measured, name))
-            else:
-                name = "its null: the same\nin another document"
-                nulls.append(drawing.draw_line(ax, line["k"] * _BESIDE, line, value, style.null, name))
-        lowest = min(nulls, key=lambda end: end.y, default=None)
-        if lowest is not None:
-            several = replace(lowest, name="dashed: their nulls", color=drawing.GREY)
-            ends.append(several if len(nulls) > 1 else lowest)
-        ends_of_panels.append(ends)
-        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-        drawing.name_level(ax, whole, "the whole gain" if ax is axes[0] else "", "left")
-        drawing.tokens_axis(ax, rows["k"].unique())
-        ax.set_title(title, loc="left")
-    drawing.share_scale(axes, most)
-    for ax, ends in zip(axes, ends_of_panels, strict=True):
-        top = ax.get_ylim()[1]
-        drawing.label_line_ends(
-            ax, [replace(end, y=top, name=f"{end.name}: {end.y:.2g}") if end.y > top else end for end in ends]
-        )
-    axes[0].set_ylabel(axis)
-    title = "How much of what the far context is worth do k tokens recover?"
-    drawing.put_title(figure, title, drawing.sample_size(recovered), label.size, label.text, drawing.BARS)
+
+def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
+    """The paper's figure: the loss with the short context and k far tokens, from none of them to all.
+
+    `loss_curves`; `judge` in words, where another model judged.
+    """
+    figure, (ax,) = drawing.panels(1, 3.2)
+    ks = sorted(curves["k"].unique())
+    places = {0: -1.0} | {k: float(np.log2(k)) for k in ks[1:]}
+    place_of_all, ends = places[ks[-1]] + _STEP_TO_ALL, []
+    lines = list(curves.groupby(["rule", "far_context"]))
+    for index, ((rule, far_context), line) in enumerate(lines):
+        style, share = drawing.rule_style(str(rule)), line["recovered_fraction"].iloc[-1]
+        is_own, aside = far_context == OWN, _ASIDE * drawing.beside(index, len(lines))
+        name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
+        name += "" if np.isnan(share) else f": {drawing.percent(share)}"
+        at = line["k"].map(places) + aside * (line["k"] > 0)
+        end = drawing.draw_line(ax, at, line, "loss", style.measured if is_own else style.null, name)
+        if is_own or needs_null(str(rule)):  # the other nulls lie about the short context's line
+            ends.append(end)
+    drawn = label.style.measured | {"linestyle": "none"}
+    drawing.draw_line(ax, [place_of_all], curves[:1], "long_loss", drawn)
+    for name, level in zip(("short", "long"), curves[["loss", "long_loss"]].iloc[0], strict=True):
+        ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
+        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name} context: {level:.2f}", drawing.GREY))
+    ticks = {str(k): place for k, place in places.items()}
+    ticks |= {"…": place_of_all - _STEP_TO_ALL / 2, "all": place_of_all}
+    ax.set_xticks(list(ticks.values()), list(ticks))
+    ax.set_xlabel("k far tokens beside the short context")
+    ax.set_ylabel("loss (nats)")
+    drawing.label_line_ends(ax, ends)
+    drawing.put_title(
+        figure, "How much of what the long context gains do k of its tokens bring back?",
+        drawing.sample_size(curves), label.size, label.text, f"judged by {judge}" if judge else "",
+        "hollow: the same choice in another text", "%: of the gain, at the last k",
+        f"{drawing.BARS}, of the difference from the short context",
+    )  # fmt: skip
     return figure
 
 

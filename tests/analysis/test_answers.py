@@ -145,7 +145,11 @@ def test_runs_from_any_directory_and_refuses_in_a_sentence(results: Path, tmp_pa
 def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
     for folder in (Path("loss_differences"), Path("_stages", "loss_differences")):
         shutil.copytree(results / folder, tmp_path / folder)
+    (tmp_path / "figures").mkdir()
+    for name in ("calibration", "loss_against_k-m"):
+        (tmp_path / "figures" / f"{name}.png").touch()
     text = answers.page(tmp_path, tmp_path / "figures", "leave_one_out")
+    assert text.index("loss_against_k-m.png") < text.index("calibration.png")  # the paper's own figure first
     assert answers.models_table(tmp_path) in text
     assert "not measured: no influential tokens" in text
     assert "run influential_tokens with its own choice of rules" in " ".join(text.split())

@@ -92,42 +92,32 @@ def assert_points(ax: Axes, rows: pd.DataFrame, value: str) -> None:
         np.testing.assert_allclose(bar.get_segments()[0][:, 0], [row[f"{value}_low"], row[f"{value}_high"]])
 
 
-def test_a_rule_and_its_null_have_one_colour(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    rows = of(recovered, model=LONG)
-    figure = token_worth.recovered_figure(rows, labels[LONG])
-    blind_ax, seeing_ax = figure.axes
-    assert blind_ax.get_ylim() == seeing_ax.get_ylim()
-    assert len(blind_ax.containers) == 4  # nearest and random, each beside its null
-    null, own = (
-        assert_drawn(
-            seeing_ax, index, of(rows, rule="leave_one_out", far_context=far_context), "recovered_fraction"
-        )
-        for index, far_context in enumerate(("other_document", "own"))
-    )
-    np.testing.assert_allclose(own.get_xdata(), KS, rtol=0.05)
+def test_the_paper_figure_is_its_table(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    curves = token_worth.loss_curves(of(recovered, model=LONG))
+    figure = token_worth.loss_figure(curves, labels[LONG], "another model")
+    (ax,) = figure.axes
+    groups = list(curves.groupby(["rule", "far_context"]))
+    lines = {key: assert_drawn(ax, index, rows, "loss") for index, (key, rows) in enumerate(groups)}
+    null, own = (lines["leave_one_out", far_context] for far_context in ("other_document", "own"))
+    np.testing.assert_allclose(own.get_xdata(), [-1, *np.log2(KS)], atol=0.2)
     assert null.get_color() == own.get_color() == drawing.rule_style("leave_one_out").color
     assert (null.get_linestyle(), own.get_linestyle()) == ("--", "-")
     assert to_hex(null.get_markerfacecolor()) == "#ffffff"
-    assert [tick.get_text() for tick in seeing_ax.get_xticklabels()] == [str(k) for k in KS]
+    assert_drawn(ax, len(groups), curves[:1], "long_loss")  # all far tokens
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", *map(str, KS), "…", "all"]
+    short, long = of(recovered, model=LONG)[["baseline_loss", "long_context_loss"]].iloc[0]
+    levels = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1][-2:]
+    assert levels == pytest.approx([short, long])
+    share = of(recovered, model=LONG, rule="leave_one_out", far_context="own", k=16)["recovered_fraction"]
+    expected = {f"chosen by the answer: {100 * share.iloc[0]:.0f} %", f"long context: {long:.2f}"}
+    assert expected <= {text.get_text() for text in ax.texts}
     assert_legible(figure)
 
 
-def test_many_gains_do_not_flatten_the_others(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    columns = ["recovered_fraction", "recovered_fraction_low", "recovered_fraction_high"]
-    rows = of(recovered, model=LONG).copy()
-    rows.loc[rows["rule"] == "leave_one_out", columns] *= 20
-    figure = token_worth.recovered_figure(rows, labels[LONG])
-    assert figure.axes[0].get_ylim()[1] == figure.axes[1].get_ylim()[1] == 3
-    own = of(rows, rule="leave_one_out", far_context="own", k=16)["recovered_fraction"].iloc[0]
-    assert f"leave one out: {own:.2g}" in [text.get_text() for text in figure.axes[1].texts]
-    plt.close(figure)
-
-
-def test_nats_are_drawn_without_a_gain(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    rows = of(recovered, model="short-contiguous")
-    figure = token_worth.recovered_figure(rows, labels["short-contiguous"])
-    assert figure.axes[0].get_ylabel() == "recovered (nats)"
-    assert_drawn(figure.axes[0], 1, of(rows, rule="nearest", far_context="own"), "recovered_loss")
+def test_the_paper_figure_without_a_gain(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    curves = token_worth.loss_curves(of(recovered, model="short-contiguous"))
+    figure = token_worth.loss_figure(curves, labels["short-contiguous"])
+    assert "nearest" in [text.get_text() for text in figure.axes[0].texts]  # no share of nothing
     assert_legible(figure)
 
 

@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
     "dependency_sparsity", "gap_slopes", "generalization_gap_by_sparsity", "loss_against_context_length",
-    "long_perplexity", "model_scale", *(f"recovered_loss_against_k-{model}" for model in CHOOSING),
-    *(f"token_effects-{model}{judge}" for model in CHOOSING for judge in ("", "-by-another-model")),
+    "long_perplexity", "model_scale",
+    *(f"{figure}-{model}{judge}" for figure in ("loss_against_k", "token_effects") for model in CHOOSING
+      for judge in ("", "-by-another-model")),
 }  # fmt: skip
 
 

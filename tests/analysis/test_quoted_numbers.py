@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from quoted import (
+    C4,
     FINDINGS,
     FIRST_PAGE,
     RECIPES,
@@ -30,7 +31,7 @@ from analysis.gap.scale import compared_models, sparsity_by_scale
 from analysis.gap.slopes import WITH_GAIN, gap_slopes, gap_targets
 from analysis.gap.sparsity import ALL_TARGETS, read_sparsity_measures
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import excess_over_null, recovered_losses
+from analysis.losses.token_worth import excess_over_null, loss_curves, recovered_losses
 from analysis.read import interval_columns, interval_over_documents, read_sparse_losses
 from analysis.rules.selection import rules_table
 from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
@@ -70,6 +71,32 @@ def test_what_few_tokens_recover(recovered: dict[Any, Row], excess: dict[Any, Ro
         agree(cell, *interval(excess[model, "leave_one_out", k], "excess_fraction"))
     beyond = re.findall(r"Beyond the null remain (\S+ \[.*?\])", text.replace("\n", " "))
     agree(beyond[0], *interval(excess[model, "leave_one_out", 16], "excess_loss"))
+
+
+def test_the_paper_figure(recovered: dict[Any, Row]) -> None:
+    """The table below it, of three models, and what both pages say of it."""
+    text = section(FINDINGS, "Do few tokens predict as well as all?")
+    first_run = by(recovered_losses(read_sparse_losses(C4)), "model", "rule", "far_context", "k")
+    tables = (recovered, "2m-long-seed0"), (recovered, "300k-long-seed0"), (first_run, "long-seed0")
+    for place, (table, model) in enumerate(tables):
+        for label, rule, far_context in (
+            ("chosen blind", "leave_one_out_divergence", "own"), ("nearest", "nearest", "own"),
+            ("random", "random", "own"), ("chosen by the answer", "leave_one_out", "own"),
+            ("the same in another text |", "leave_one_out", "other_document"),
+        ):  # fmt: skip
+            row = table[model, rule, far_context, 16]
+            agree_cell(text, label, row, "recovered_fraction", place)
+        agree_cell(text, "gain of the long context", row, "loss_difference", place)
+    of_model = pd.DataFrame([row for key, row in recovered.items() if key[0] == "2m-long-seed0"])
+    curves = by(loss_curves(of_model), "rule", "far_context", "k")
+    pages = [text.replace("\n", " "), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")]
+    for page in pages:
+        share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_fraction")
+        agree(re.findall(r"bring back (\S+ \[.*?\]) of what", page)[0], *share)
+    four, eight, sixteen = (curves["leave_one_out", "other_document", k] for k in (4, 8, 16))
+    found = re.findall(r"at k = 8: their loss is (\S+) nats, that of the long context (\S+)\.", pages[0])
+    agree(" ".join(found[0]), eight["loss"], eight["long_loss"])
+    assert four["loss"] > four["long_loss"] and sixteen["recovered_fraction_low"] > 1
 
 
 def test_slopes_with_the_gain_held_constant() -> None:

@@ -12,10 +12,12 @@ from synthetic_results import KS, SELECTION_BONUS, Truth
 from analysis.losses.token_worth import (
     effect_sentences,
     excess_over_null,
+    loss_curves,
     nearest_equivalents,
     number_in_words,
     recovered_losses,
     token_effects,
+    why_no_loss_figure,
 )
 from analysis.read import read_sparse_losses
 
@@ -48,6 +50,32 @@ def test_recovered_losses_by_hand(by_hand: pd.DataFrame) -> None:
     # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t at one degree of freedom.
     interval = own["recovered_fraction_low"], own["recovered_fraction_high"]
     assert interval == pytest.approx((0.75 - 12.7062 / 4, 0.75 + 12.7062 / 4))
+
+
+def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
+    """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
+    losses = [name for name in by_hand if name.endswith("_loss")]
+    by_hand.loc[by_hand["document_id"] == "a", losses] += 1
+    rows = by_hand[(by_hand["far_context"] == "own") | (by_hand["document_id"] == "b")]
+    curves = loss_curves(recovered_losses(rows)).set_index(["far_context", "k"])
+    assert curves["loss"].to_dict() == {
+        ("other_document", 0): 3.5, ("other_document", 1): 3.0, ("own", 0): 3.5, ("own", 1): 2.75
+    }  # fmt: skip
+    own = curves.loc[("own", 1)]
+    assert (own["loss_low"], own["loss_high"]) == pytest.approx((2.75 - 3.17655, 2.75 + 3.17655), abs=1e-5)
+    assert (curves[["long_loss", "long_loss_low", "long_loss_high"]] == 2.5).all(axis=None)
+    assert (curves.loc[("own", 0), ["loss_low", "loss_high"]] == 3.5).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rules", "why"),
+    [({}, ["nearest"], ""), ({"intervention": "remove"}, ["greedy", "random"], ""),
+     ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
+     ({}, ["greedy"], "none of these rules was measured")],
+)  # fmt: skip
+def test_why_the_loss_is_not_drawn(settings: dict[str, str], rules: list[str], why: str) -> None:
+    said = why_no_loss_figure(settings, rules)
+    assert why in said and bool(why) == bool(said)
 
 
 def test_excess_by_hand(by_hand: pd.DataFrame) -> None:
