@@ -68,8 +68,20 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from typing import Any
 
-from pipeline.cli import finite_float, fraction, positive_int, random_seed, stage_parser, whole_number
+from pipeline.cli import (
+    InputError,
+    finite_float,
+    folder_path,
+    fraction,
+    positive_fraction,
+    positive_int,
+    random_seed,
+    stage_parser,
+    whole_number,
+)
+from pipeline.measuring.choices import choices_sha256, read_choices, settings_of_choices
 from pipeline.measuring.flags import (
     KEPT_FRACTION,
     LEARNING_CHUNKS,
@@ -84,13 +96,17 @@ from pipeline.measuring.rules import (
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
+    REMOVE,
     RULES,
     SUBSTITUTE,
+    find_rule,
     refuse_rules,
     studied_numbers,
 )
 from pipeline.text.folder import TokenizedData, UnigramDistribution
 
+POSITIONS = ORIGINAL, COMPACT = "original", "compact"
+"""Position IDs of sparse contexts: as they were, or without gaps."""
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
 
@@ -102,9 +118,11 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     # fmt: off
     add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS),
-        help="numbers of influential tokens studied")
-    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+    add("--k", type=positive_int, nargs="+",
+        help=f"numbers of influential tokens studied; if not given {', '.join(map(str, DEFAULT_KS))},"
+        " as far as the far context goes")
+    add("--rules", nargs="+",
+        help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
         help="what stands where a token is left out: nothing, a token drawn from the training tokens, or"
         " another document's in a foreign far context")
@@ -112,7 +130,25 @@ def parser() -> argparse.ArgumentParser:
         help="foreign documents that --intervention background takes the mean over")
     add("--judge-with", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints of the same tokenizer, named as --checkpoints are, that the chosen tokens are"
-        " tried on too; none if not given")
+        " tried on instead of those that chose them")
+    add("--choose-together", action="store_true",
+        help="the mean of all --checkpoints' scores chooses, and only --judge-with tries the choice:"
+        " cross-fitting; filed under their names joined by +")
+    add("--choosers-judge", action="store_true",
+        help="with --judge-with, try the tokens on the models that chose them too")
+    add("--null-fraction", type=positive_fraction, default=1.0,
+        help="of the documents, those with a null, controls and rules that say nothing without a null; a hash"
+        " of the text decides which")
+    add("--last-tokens", type=positive_int, metavar="N",
+        help="read the last N tokens of each chunk only: the same targets, each after fewer tokens")
+    add("--choices", type=folder_path, metavar="RESULTS",
+        help="choose nothing: try the tokens that another results folder holds on --checkpoints, such as"
+        " short-trained models under --intervention remove: the short context, S_k and nothing else")
+    add("--choices-of", metavar="MODEL",
+        help="whose choices, where that folder holds several models'")
+    add("--positions", choices=POSITIONS, default=ORIGINAL,
+        help="of the short context and S_k under --intervention remove: each token keeps its position ID, or"
+        " they are closed up, so that k + s positions suffice")
     add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
         " fitted to; an even number")
@@ -123,7 +159,8 @@ def parser() -> argparse.ArgumentParser:
         " a model")
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add("--minimum-gain", type=finite_float, default=0.1,
-        help="gain of the long context, in nats, below which a target has no k*: there is nothing to recover")
+        help="gain of the far context, in nats, below which a target has no k* and no mean_log2_k: there is"
+        " nothing to bring back; by the divergence it is D(0)")
     add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
     # fmt: on
     return stage
@@ -135,13 +172,47 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     Raises:
         InputError: names the flag.
     """
-    lengths = ContextLengths(
-        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
-    )
-    arguments.k = sorted(set(arguments.k))
+    long, last = arguments.long_context_length, arguments.last_tokens
+    if last is not None and last >= long:
+        raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
+    lengths = ContextLengths(arguments.short_context_length, last or long, arguments.targets_per_chunk)
+    known: dict[str, Any] = {"k": DEFAULT_KS, "rules": DEFAULT_RULES}
+    if arguments.choices is not None and arguments.choices.exists():  # not yet, where a study is planned
+        known = settings_of_choices(arguments)
+    smallest = int(lengths.num_far_tokens_T[0])
+    arguments.k = arguments.k or [k for k in known["k"] if k <= smallest]
+    arguments.rules = arguments.rules or list(known["rules"])
+    if arguments.k != sorted(set(arguments.k)):
+        raise InputError(f"--k {' '.join(map(str, arguments.k))}: name each k once, in ascending order")
+    alone = [rule for rule in arguments.rules if find_rule(rule).says_something_alone]
+    for is_wrong, sentence in (
+        (
+            arguments.choose_together and not arguments.judge_with,
+            "--choose-together needs --judge-with: the models that choose do not try their own choice",
+        ),
+        (
+            arguments.choosers_judge and not arguments.judge_with,
+            "--choosers-judge would change nothing: without --judge-with they do",
+        ),
+        (
+            arguments.positions == COMPACT and arguments.intervention != REMOVE,
+            "--positions compact is of --intervention remove, where nothing stands between the tokens",
+        ),
+        (
+            arguments.choices and (arguments.judge_with or arguments.choose_together),
+            "--choices are tried on --checkpoints; leave out --judge-with and --choose-together",
+        ),
+        (
+            arguments.null_fraction < 1 and not alone,
+            "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
+            f" {DEFAULT_RULES[0]}",
+        ),
+    ):
+        if is_wrong:
+            raise InputError(sentence)
     refuse_rules(
         arguments.rules, intervention=arguments.intervention, largest_k=arguments.k[-1],
-        smallest_far_context=int(lengths.num_far_tokens_T[0]), num_subsets=arguments.num_subsets,
+        smallest_far_context=smallest, num_subsets=arguments.num_subsets,
         num_backgrounds=arguments.num_backgrounds,
     )  # fmt: skip
     return lengths
@@ -163,7 +234,9 @@ def main(arguments: argparse.Namespace) -> None:
         numbers_of_rule={rule: studied_numbers(rule, arguments.k, num_far) for rule in arguments.rules},
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
-        unigram=unigram,
+        unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
+        choosers_judge=arguments.choosers_judge,
+        choices=None if arguments.choices is None else read_choices(arguments, lengths),
     )  # fmt: skip
 
     def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
@@ -174,9 +247,10 @@ def main(arguments: argparse.Namespace) -> None:
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     evaluate_checkpoints(
         arguments, "influential_tokens", _settings(arguments, unigram),
-        lambda loaded, chunk, judges: measure_chunk(loaded, chunk, judges, request),
+        lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
+        together=arguments.choose_together, last_tokens=arguments.last_tokens,
     )  # fmt: skip
 
 
@@ -195,4 +269,9 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         "learning_chunks": arguments.learning_chunks if learns else None,
         "kept_fraction": arguments.kept_fraction if is_fitted else None,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
+        "choosers_judge": arguments.choosers_judge or None,
+        "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,
+        "last_tokens": arguments.last_tokens,
+        "choices": arguments.choices and {"model": arguments.choices_of, "sha256": choices_sha256(arguments)},
+        "positions": arguments.positions if arguments.positions == COMPACT else None,
     }

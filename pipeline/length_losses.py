@@ -86,7 +86,10 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.contexts import full_pass, measured_windows, own_context
     from pipeline.measuring.stage import evaluate_checkpoints
 
-    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "Sequence[LoadedModel]") -> "dict[str, Columns]":
+    def measure(
+        models: "Sequence[LoadedModel]", chunk: "Chunk", _: "Sequence[LoadedModel]"
+    ) -> "dict[str, Columns]":
+        (loaded,) = models
         chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
         long = full_pass(loaded.model, own_context(chunk_L, lengths)).predictions
         measured = [

@@ -77,6 +77,15 @@ def parser() -> argparse.ArgumentParser:
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
         " long context is compared with: a long-trained seed, for the expected gap; none if not given",
     )  # fmt: skip
+    stage.add_argument(
+        "--near-context-length", type=positive_int, metavar="W",
+        help="also measure what foreign tokens before the last W do to the prediction from the last W alone:"
+        " the harm of length; W is the length that a model was trained at; not measured if not given",
+    )  # fmt: skip
+    stage.add_argument(
+        "--num-backgrounds", type=positive_int, default=4,
+        help="foreign documents that --near-context-length takes the mean over",
+    )  # fmt: skip
     return stage
 
 
@@ -90,6 +99,12 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
         raise InputError(
             f"--windowed-stride {stride} is more than the {num_far} far-context tokens of the last target:"
             " its shared window would be the whole long context; choose a smaller one"
+        )
+    near = arguments.near_context_length
+    if near is not None and near >= lengths.first_target:
+        raise InputError(
+            f"--near-context-length {near} leaves no place for foreign tokens: the first target has"
+            f" {lengths.first_target} tokens before it; choose a smaller one"
         )
     return lengths
 
@@ -107,19 +122,29 @@ def main(arguments: argparse.Namespace) -> None:
         windowed_losses,
     )
     from pipeline.measuring.far_context import FarContext
-    from pipeline.measuring.sparsity import compared_losses
+    from pipeline.measuring.sparsity import compared_losses, length_harm
     from pipeline.measuring.stage import evaluate_checkpoints
     from pipeline.models.interface import NotFiniteLossError
     from pipeline.results.schemas import OWN
 
     reference = [] if arguments.reference_model is None else [arguments.reference_model]
 
+    near = arguments.near_context_length
+    num_backgrounds = 0 if near is None else arguments.num_backgrounds
+
     def measure(
-        loaded: "LoadedModel", chunk: "Chunk", references: "Sequence[LoadedModel]"
+        models: "Sequence[LoadedModel]", chunk: "Chunk", references: "Sequence[LoadedModel]"
     ) -> "dict[str, Columns]":
+        (loaded,) = models
         chunk_L, sequence = chunk.token_ids_L, own_context(chunk.token_ids_L, lengths)
-        measurement = Measurement(loaded.model, lengths, loaded.batching)
-        columns = compared_losses(chunk, FarContext(OWN, chunk_L, chunk_L, (sequence,), measurement))
+        own = FarContext(
+            OWN, chunk_L, chunk_L, (sequence,), Measurement(loaded.model, lengths, loaded.batching)
+        )
+        columns = compared_losses(chunk, own)
+        if near is not None:
+            harm_TB = length_harm(own, near, chunk.other_token_ids_NL[1:])
+            columns["length_harm"] = harm_TB.mean(-1).tolist()
+            columns["length_harm_of_backgrounds"] = harm_TB.tolist()
         if stride is not None:
             short, targets_T = lengths.short_context_length, lengths.targets_T
             windowed = windowed_losses(loaded.model, chunk_L, targets_T, short, stride, loaded.batching)
@@ -136,7 +161,11 @@ def main(arguments: argparse.Namespace) -> None:
             columns["reference_divergence"] = divergences.tolist()
         return {"loss_differences": columns}
 
-    settings = {"short_context_length": lengths.short_context_length, "windowed_stride": stride}
+    settings = {
+        "short_context_length": lengths.short_context_length, "windowed_stride": stride,
+        "near_context_length": near, "num_backgrounds": num_backgrounds or None,
+    }  # fmt: skip
     evaluate_checkpoints(
-        arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference}
-    )
+        arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference},
+        num_other_documents=1 + num_backgrounds,
+    )  # fmt: skip

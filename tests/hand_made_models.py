@@ -146,5 +146,5 @@ def exhaustive(context: FarContext, k: int) -> np.ndarray:
     for target_index, num_far in enumerate(context.num_far_tokens_T):
         sets_Nk = np.array(list(combinations(range(num_far - 1, -1, -1), k)))
         measured = context.measured_with(np.full(len(sets_Nk), target_index), sets_Nk)
-        best.append(sets_Nk[measured.losses.argmin()])
+        best.append(sets_Nk[measured.losses[:, 0].argmin()])
     return np.stack(best)

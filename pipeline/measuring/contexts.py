@@ -220,6 +220,8 @@ class Measurement:
     """How likely a token is to be in a subset of rules `surrogate*`."""
     num_sampled_answers: int = NUM_SAMPLED_ANSWERS
     """Tokens drawn from the prediction that rule `gradient_divergence` averages over."""
+    is_compact: bool = False
+    """Whether sparse contexts are closed up: position IDs without gaps, so that they span few positions."""
     head_weights: HeadWeights | None = None
     """Of rules `learned_attention*`; None where none of them is asked for."""
     num_integration_steps: int = NUM_INTEGRATION_STEPS
@@ -242,6 +244,16 @@ class Measured(NamedTuple):
     def mean(cls, parts: Sequence["Measured"]) -> "Measured":
         """The mean of several, such as over foreign documents."""
         return cls(*(np.mean(values, axis=0) for values in zip(*parts, strict=True)))
+
+    @classmethod
+    def of_each(cls, parts: Sequence["Measured"]) -> "Measured":
+        """Several of one shape, which become a last axis: [..., B]."""
+        return cls(*(np.stack(values, axis=-1) for values in zip(*parts, strict=True)))
+
+    @property
+    def over_backgrounds(self) -> "Measured":
+        """The mean over the last axis."""
+        return Measured(self.losses.mean(-1), self.divergences.mean(-1))
 
     @classmethod
     def joined(cls, parts: Sequence["Measured"], axis: int = 0) -> "Measured":

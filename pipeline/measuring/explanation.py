@@ -227,7 +227,7 @@ def _measured(loaded: LoadedModel, chunk: Chunk, request: Request) -> dict[str, 
             return hidden_BTD
 
         loaded.model.hidden_states = hidden_states  # type: ignore[method-assign]
-        columns = measure_chunk(loaded, chunk, (), request, contexts)
+        columns = measure_chunk([loaded], chunk, (), request, contexts)
         columns["loss_differences"] = compared_losses(chunk, contexts[OWN])
         bar.total = bar.n  # which was an estimate
     tables = {name: pd.DataFrame(of).assign(model=loaded.name) for name, of in columns.items()}

@@ -220,8 +220,8 @@ class FarContext:
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
     own: Optional["FarContext"] = None
     """The chunk's own far context, of a null; None: this is it."""
-    _measured_sets: dict[bytes, tuple[np.float32, np.float32]] = field(default_factory=dict, init=False)
-    """`_set_keys` -> loss and divergence of a set that is likely to be asked for again."""
+    _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
+    """`_set_keys` -> loss and divergence [2, B] of a set that is likely to be asked for again."""
     _kept: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def once(self, measure: Callable[["FarContext"], T]) -> T:
@@ -410,6 +410,11 @@ class FarContext:
         """loss(t | short and a foreign far context) and its divergence, where there is such a thing."""
         return None
 
+    @property
+    def baselines(self) -> Measured:
+        """What far tokens are added to, in each background, or the short context as the only one: [T, B]."""
+        return Measured.of_each([self.short])
+
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
@@ -422,7 +427,7 @@ class FarContext:
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        measured = self.measure_sets(target_index_N, sets_NK, self.without_context)
+        measured = self.measure_sets(target_index_N, sets_NK, self.without_context).over_backgrounds
         of_all_TF = []
         # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
         is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
@@ -432,8 +437,8 @@ class FarContext:
             of_all_TF.append(values_TF)
             is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
         keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
-        kept = [values_N[is_kept_N] for values_N in measured]
-        self._measured_sets.update(zip(keys, zip(*kept, strict=True), strict=True))
+        kept_N2B = np.stack([values_N[is_kept_N, None] for values_N in measured], axis=1)
+        self._measured_sets.update(zip(keys, kept_N2B, strict=True))
         return Measured(*of_all_TF)
 
     @cached_property
@@ -442,9 +447,10 @@ class FarContext:
         return read_without_context(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
-        """loss(t | short and the given far positions), nothing else visible, and its divergence: [N] each.
+        """loss(t | short and the given far positions), nothing else visible, and its divergence: [N, B] each.
 
-        A set is measured once, however often it is asked for: rules often select the same.
+        A set is measured once, however often it is asked for: rules often select the same. B is 1, but for
+        the intervention background.
 
         Args:
             target_index_N: which target each set is for, from 0.
@@ -455,10 +461,10 @@ class FarContext:
         row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._measured_sets}
         if row_of_unknown:
             rows = list(row_of_unknown.values())
-            measured = self.measure_sets(target_index_N[rows], sets_NK[rows])
-            self._measured_sets.update(zip(row_of_unknown, zip(*measured, strict=True), strict=True))
-        values_2N = np.array([self._measured_sets[key] for key in keys], dtype=np.float32).T
-        return Measured(*values_2N)
+            measured_N2B = np.stack(self.measure_sets(target_index_N[rows], sets_NK[rows]), axis=1)
+            self._measured_sets.update(zip(row_of_unknown, measured_N2B, strict=True))
+        values_N2B = np.array([self._measured_sets[key] for key in keys], dtype=np.float32)
+        return Measured(values_N2B[:, 0], values_N2B[:, 1])
 
     def measure_sets(
         self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
@@ -471,10 +477,13 @@ class FarContext:
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
         rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
-        return measured_contexts(
+        positions_NC = np.concatenate([rest_NK, short_NC], axis=1)
+        if self.measurement.is_compact:
+            positions_NC = np.broadcast_to(np.arange(positions_NC.shape[1]), positions_NC.shape)
+        measured = measured_contexts(
             self.model,
             np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),
-            np.concatenate([rest_NK, short_NC], axis=1),
+            positions_NC,
             self.chunk_L[targets_N1[:, 0]],
             self.measurement.batching,
             self.reference,
@@ -482,6 +491,7 @@ class FarContext:
             first_tokens,
             None if first_tokens is None else sets_NK[:, 0],
         )
+        return Measured.of_each([measured])
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
         """What `inspect` tells of the far tokens of each target, from reading the long context: [T, F].
@@ -572,10 +582,15 @@ class FarContextInBackground(FarContext):
 
     _stand_ins = replacements
 
-    @cached_property
+    @property
     def background(self) -> Measured:
-        """loss(t | B) and its divergence: [T] each."""
-        return Measured.mean(
+        """loss(t | B) and its divergence, mean over the backgrounds: [T] each."""
+        return self.baselines.over_backgrounds
+
+    @cached_property
+    def baselines(self) -> Measured:
+        """The same in each background: [T, B]."""
+        return Measured.of_each(
             [
                 measured_in_foreign_context(
                     self.model, self.chunk_L, background_L, self.lengths, self.reference
@@ -604,7 +619,7 @@ class FarContextInBackground(FarContext):
         self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
     ) -> Measured:
         """See `FarContext.measure_sets`; here a set's first token always has context."""
-        return Measured.mean(
+        return Measured.of_each(
             [
                 self._restored(background_L, foreign, target_index_N, sets_NK)
                 for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)
@@ -689,7 +704,7 @@ def sparse_contexts(
     positions_of_rule: Mapping[str, np.ndarray],
     numbers_of_rule: Mapping[str, Sequence[int]],
 ) -> dict[str, Measured]:
-    """loss(t | short context and S_k), and its divergence, for every rule: rule -> [T, J] each.
+    """loss(t | short context and S_k), and its divergence, for every rule: rule -> [T, J, B] each.
 
     Args:
         far_context: which the positions are of; its model measures, whichever chose them.
@@ -705,9 +720,9 @@ def sparse_contexts(
             np.tile(np.arange(num_targets), len(rules)),
             np.concatenate([positions_of_rule[rule][:, :k] for rule in rules]),
         )
-        of_rules = np.reshape(measured, (2, len(rules), num_targets)).swapaxes(0, 1)
-        of_rule_and_k |= {(rule, k): values_2T for rule, values_2T in zip(rules, of_rules, strict=True)}
+        of_rules = np.reshape(measured, (2, len(rules), num_targets, -1)).swapaxes(0, 1)
+        of_rule_and_k |= {(rule, k): values_2TB for rule, values_2TB in zip(rules, of_rules, strict=True)}
     return {
-        rule: Measured(*np.stack([of_rule_and_k[rule, k] for k in numbers], axis=-1))
+        rule: Measured(*np.stack([of_rule_and_k[rule, k] for k in numbers], axis=-2))
         for rule, numbers in numbers_of_rule.items()
     }

@@ -35,8 +35,8 @@ DEFAULT_INTERVENTION = BACKGROUND
 CONTROLS = ("random", "nearest")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
 """First the one that stood the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
-DEFAULT_KS = (1, 2, 4, 8, 16)
-"""Numbers of influential tokens studied, where nothing else is asked for."""
+DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of influential tokens studied where nothing else is asked for, as far as the far context goes."""
 
 _ADDING_ONE_BY_ONE = ("add_one_in", "add_one_in_divergence", "greedy", "greedy_divergence")
 """Of these the far tokens without context are read once, and the first round is shared."""
@@ -185,9 +185,9 @@ class RuleCosts:
 
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
-Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
-"""(far context, K, generator of the rules that draw) -> the first K tokens: int64 [T, K], most influential
-first, no position twice; every target's far context holds K."""
+Ranking = Callable[[Sequence["FarContext"], int, np.random.Generator], np.ndarray]
+"""(one far context as each chooser reads it, K, generator of the rules that draw) -> the first K tokens,
+most influential first, no position twice: int64 [T, K]; every target's far context holds K."""
 Scores = Callable[["FarContext"], np.ndarray]
 """Far context -> a score for each target and far token: [T, F], NaN where a token is none of the target's."""
 
@@ -238,6 +238,11 @@ class Rule:
         """
         return self.sees == "answer" or self.null == MIMICRY
 
+    @property
+    def says_something_alone(self) -> bool:
+        """Whether it is measured where a document has no null: it is no control, and needs none."""
+        return self.name not in CONTROLS and not self.needs_null
+
 
 def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
@@ -251,30 +256,33 @@ def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
 
 
 def _by(scores: Scores) -> Ranking:
-    return lambda context, max_k, generator: ranked(scores(context), max_k)
+    """By the mean of the choosers' scores."""
+    return lambda contexts, max_k, generator: ranked(np.mean([*map(scores, contexts)], axis=0), max_k)
 
 
 def _greedy_by(criterion: Literal["losses", "divergences"]) -> Ranking:
     """The best addition to those already chosen, again and again."""
 
-    def ranking(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-        chosen_TK = ranked(-getattr(context.first_additions, criterion), 1)
+    def ranking(contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator) -> np.ndarray:
+        added = [context.first_additions for context in contexts]
+        chosen_TK = ranked(-np.mean([getattr(values, criterion) for values in added], axis=0), 1)
         while chosen_TK.shape[1] < max_k:
-            added_TF = getattr(context.measured_additions(chosen_TK), criterion)
-            chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, 1)], axis=1)
+            added = [context.measured_additions(chosen_TK) for context in contexts]
+            next_T1 = ranked(-np.mean([getattr(values, criterion) for values in added], axis=0), 1)
+            chosen_TK = np.concatenate([chosen_TK, next_T1], axis=1)
         return chosen_TK
 
     return ranking
 
 
-def _random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    num_far_T = context.num_far_tokens_T
+def _random(contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator) -> np.ndarray:
+    num_far_T = contexts[0].num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
-def _nearest(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    return context.num_far_tokens_T[:, None] - 1 - np.arange(max_k)
+def _nearest(contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator) -> np.ndarray:
+    return contexts[0].num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
 
 def _method(
@@ -387,12 +395,18 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def selected_positions(far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]) -> np.ndarray:
+def selected_positions(
+    far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int],
+    other_choosers: Sequence["FarContext"] = (),
+) -> np.ndarray:  # fmt: skip
     """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K].
 
     The same seed draws the same positions in the own far context and in its null.
+
+    Args:
+        other_choosers: the same far context as other models read it; the mean of all their scores ranks.
     """
-    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
+    return find_rule(rule).ranking([far_context, *other_choosers], max_k, np.random.default_rng(seed))
 
 
 def studied_numbers(rule: str, ks: Sequence[int], smallest_far_context: int) -> list[int]:
@@ -431,7 +445,7 @@ def refuse_rules(
     for is_refused, sentence in (
         (
             largest_k > smallest_far_context,
-            f"--k {largest_k} is more than the {smallest_far_context} far-context tokens of the first target;"
+            f"--k {largest_k} is more than the {smallest_far_context} far-context tokens of the first target:"
             " choose a smaller k, a longer long context or fewer targets a chunk",
         ),
         (

@@ -7,17 +7,25 @@ Shapes: T targets, F far-context positions, K largest k of a rule, J studied val
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
+import torch
 
-from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, measured_in_foreign_context
+from pipeline.measuring.choices import Choices
+from pipeline.measuring.contexts import (
+    HeadWeights,
+    Measured,
+    Measurement,
+    Rows,
+    measured_in_foreign_context,
+)
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
-from pipeline.measuring.rules import find_rule, selected_positions
+from pipeline.measuring.rules import CONTROLS, find_rule, selected_positions
 from pipeline.measuring.stage import LoadedModel
-from pipeline.models.interface import NotFiniteLossError
+from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 from pipeline.text.folder import UnigramDistribution
@@ -34,7 +42,7 @@ class Request:
     recovery_fraction: float
     """k* recovers this much of the gain."""
     minimum_gain: float
-    """Nats; where the gain is below it there is nothing to recover."""
+    """Nats; where the gain is below it there is nothing to recover, and no sparsity."""
     seed: int
     num_subsets: int = NUM_SUBSETS
     kept_fraction: float = KEPT_FRACTION
@@ -42,17 +50,28 @@ class Request:
     """What left-out tokens are replaced by under `substitute`."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
+    null_fraction: float = 1.0
+    """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
+    choosers_judge: bool = True
+    """Whether the tokens are tried on the models that chose them too."""
+    is_compact: bool = False
+    """Whether sparse contexts are closed up, position IDs without gaps."""
+    choices: Mapping[tuple[str, int], Choices] | None = None
+    """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
     """Whether the table `influences` is made: that of every far token on every target."""
     head_weights: dict[str, HeadWeights] = field(default_factory=dict)
     """Model -> what the rules learned_attention* need of it."""
 
-    def numbers_in(self, far_context: str) -> dict[str, Sequence[int]]:
-        """`numbers_of_rule` of the rules that choose in this far context."""
+    def numbers_in(self, far_context: str, document_id: str = "") -> dict[str, Sequence[int]]:
+        """`numbers_of_rule` of the rules that choose in this far context of a document."""
+        place = int(document_id or "0", 16) / 16 ** len(document_id)  # of a hash, so anywhere in [0, 1)
+        has_null = place < self.null_fraction
         return {
             rule: numbers
             for rule, numbers in self.numbers_of_rule.items()
-            if far_context == OWN or self.every_null or find_rule(rule).needs_null
+            if (has_null and (far_context == OWN or self.every_null or find_rule(rule).needs_null))
+            or (far_context == OWN and find_rule(rule).says_something_alone)
         }
 
     def seed_of(self, chunk: Chunk) -> tuple[int, ...]:
@@ -65,6 +84,7 @@ class Request:
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
             kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
+            is_compact=self.is_compact,
             where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
@@ -76,13 +96,16 @@ class Request:
 
 
 def measure_chunk(
-    loaded: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
+    choosers: Sequence[LoadedModel], chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
     contexts: Mapping[str, FarContext] | None = None,
 ) -> dict[str, Columns]:  # fmt: skip
-    """The tokens that a model's rules choose, and losses and divergences with them, its own and the judges'.
+    """The tokens that the rules choose, and losses and divergences of the judges with them.
 
     Args:
-        contexts: of `request.far_contexts`, where the caller asks them for more.
+        choosers: the models whose mean scores choose; where `request.choices` has the tokens, the model that
+            they are tried on.
+        contexts: of `request.far_contexts`, as the first chooser reads them, where the caller asks them for
+            more.
 
     Returns:
         Artefact -> column -> values.
@@ -90,17 +113,57 @@ def measure_chunk(
     Raises:
         NotFiniteLossError: a model gives what is no number; it is named.
     """
-    contexts = contexts or request.far_contexts(loaded, chunk)
+    of_choosers: list[Mapping[str, FarContext]] = [contexts or request.far_contexts(choosers[0], chunk)]
+    of_choosers += [request.far_contexts(chooser, chunk) for chooser in choosers[1:]]
+    tables: dict[str, Columns] = {}
+    if request.choices is None:
+        chosen: Choices = _chosen(tables, chunk, of_choosers, request)
+    else:
+        chosen = {
+            name: of_rules | _controls(of_choosers[0][name], chunk, request)
+            for name, of_rules in request.choices[chunk.document_id, chunk.chunk_index].items()
+        }
+    judging: list[tuple[LoadedModel, Mapping[str, FarContext]]] = [
+        (judge, request.far_contexts(judge, chunk)) for judge in judges
+    ]
+    if request.choosers_judge or not judges:
+        judging = [*zip(choosers, of_choosers, strict=True), *judging]
+    for judge, of_judge in judging:
+        try:
+            append_columns(tables, _evaluated(judge.name, chunk, of_judge, chosen, request))
+        except NotFiniteLossError as error:
+            error.model_name = judge.name
+            raise
+    return tables
+
+
+def _controls(context: FarContext, chunk: Chunk, request: Request) -> dict[str, np.ndarray]:
+    """What the controls choose, for which no results need be read."""
+    numbers = request.numbers_in(context.name, chunk.document_id)
+    return {
+        rule: selected_positions(context, rule, numbers[rule][-1], request.seed_of(chunk))
+        for rule in CONTROLS
+        if rule in numbers
+    }
+
+
+def _chosen(
+    tables: dict[str, Columns], chunk: Chunk, of_choosers: Sequence[Mapping[str, FarContext]],
+    request: Request,
+) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
+    """What each rule chooses in each far context; rows that say so are appended to the tables."""
     targets_T, seed = request.lengths.targets_T, request.seed_of(chunk)
     every_T = np.arange(len(targets_T))[:, None]
-    tables: dict[str, Columns] = {}
-    chosen: dict[str, dict[str, np.ndarray]] = {}  # far context -> rule -> positions [T, K], as they rank
-    for name, context in contexts.items():
+    chosen: dict[str, dict[str, np.ndarray]] = {}
+    for name in of_choosers[0]:
+        context, *others = [contexts[name] for contexts in of_choosers]
         chosen[name] = {
-            rule: selected_positions(context, rule, numbers[-1], seed)
-            for rule, numbers in request.numbers_in(name).items()
+            rule: selected_positions(context, rule, numbers[-1], seed, others)
+            for rule, numbers in request.numbers_in(name, chunk.document_id).items()
         }
         influence_TF = context.every_influence_TF
+        if influence_TF is not None and others:
+            influence_TF = np.mean([influence_TF, *(other.influence_TF for other in others)], axis=0)
         if request.every_influence and influence_TF is not None:
             far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
             influences = _rows(chunk, targets_T, 1, far_context=name) | {"influences": far_only}
@@ -116,14 +179,7 @@ def measure_chunk(
                 influence=None if influence_TF is None else influence_TF[every_T, positions_TK],
             )  # fmt: skip
             append_columns(tables, {"influential_tokens": selected})
-    for judge in (loaded, *judges):
-        of_judge = contexts if judge is loaded else request.far_contexts(judge, chunk)
-        try:
-            append_columns(tables, _evaluated(judge.name, chunk, of_judge, chosen, request))
-        except NotFiniteLossError as error:
-            error.model_name = judge.name
-            raise
-    return tables
+    return chosen
 
 
 def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
@@ -143,6 +199,58 @@ def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
         "short_context_divergence": short.divergences.tolist(),
         "foreign_context_divergence": foreign.divergences.tolist(),
     }
+
+
+def length_harm(own: FarContext, near_context_length: int, background_ids_BL: np.ndarray) -> np.ndarray:
+    """KL(p(.|last w tokens) || p(.|foreign far tokens, last w tokens)): float32 [T, B], nats.
+
+    What foreign far tokens do to a prediction that does not need them: harm of length, and nothing else.
+
+    Args:
+        near_context_length: w, beyond which the tokens are another document's.
+    """
+    model, near = own.model, replace(own.lengths, short_context_length=near_context_length)
+    places_TC = near.targets_T[:, None] + np.arange(-near_context_length, 0)
+    hidden = []
+    for places_BC in np.array_split(
+        places_TC, -(-len(places_TC) // own.measurement.batching.num_sequences(model, near_context_length))
+    ):
+        queries_B1 = np.full((len(places_BC), 1), near_context_length - 1)
+        rows = Rows(own.chunk_L[places_BC], places_BC, None, queries_B1)
+        hidden.append(model.hidden_states(*rows.on_device(model.device))[:, 0])
+    near_only = Predictions.of(model, torch.cat(hidden))
+    return np.stack(
+        [
+            measured_in_foreign_context(model, own.chunk_L, background_L, near, near_only).divergences
+            for background_L in background_ids_BL
+        ],
+        axis=-1,
+    )
+
+
+def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) -> np.ndarray:
+    """How many tokens it takes, in doublings, on average over what is asked back: float64 [N].
+
+    The mean over thresholds in (0, 1) of log2 k*(threshold), which is the integral of 1 - r over log2 k from
+    1 token to all F. r is the share that comes back, clipped to [0, 1] and never falling: straight lines in
+    log2 k between the studied k, and 1 at F. 0: one token does everything; log2 F: nothing comes back before
+    the last token.
+
+    Args:
+        shares_NJ: of what the far context is worth, the share that the first k tokens bring back.
+        ks_J: the studied k, ascending, none above F.
+        num_far_N: F.
+    """
+    rising_NJ = np.maximum.accumulate(np.clip(shares_NJ, 0, 1), axis=1)
+    is_all_NJ = ks_J >= num_far_N[:, None]
+    shares_NJ = np.column_stack([np.where(is_all_NJ, 1, rising_NJ), np.ones(len(num_far_N))])
+    log2_ks_NJ = np.log2(np.column_stack([np.broadcast_to(ks_J, rising_NJ.shape), num_far_N]))
+    if ks_J[0] > 1:  # what fewer tokens than were studied bring back is not known: as much as none
+        shares_NJ = np.column_stack([np.zeros(len(num_far_N)), shares_NJ])
+        log2_ks_NJ = np.column_stack([np.zeros(len(num_far_N)), log2_ks_NJ])
+    missing_NJ = 1 - (shares_NJ[:, 1:] + shares_NJ[:, :-1]) / 2
+    integral_N: np.ndarray = (missing_NJ * np.diff(log2_ks_NJ, axis=1)).sum(1)
+    return integral_N
 
 
 def dependency_sparsity(
@@ -177,10 +285,9 @@ def _null_kind(far_context: str, rule: str) -> str | None:
 
 
 def _evaluated(
-    judge: str, chunk: Chunk, contexts: Mapping[str, FarContext],
-    chosen: Mapping[str, Mapping[str, np.ndarray]], request: Request,
-) -> dict[str, Columns]:  # fmt: skip
-    """What the chosen tokens are worth to a model, and the k* of the own ones."""
+    judge: str, chunk: Chunk, contexts: Mapping[str, FarContext], chosen: Choices, request: Request
+) -> dict[str, Columns]:
+    """What the chosen tokens are worth to a model, and the sparsity of the own ones."""
     own, targets_T = contexts[OWN], request.lengths.targets_T
     of_target = {
         "short_context_loss": own.short.losses,
@@ -191,10 +298,10 @@ def _evaluated(
         of_target["background_loss"] = own.background.losses
         of_target["background_divergence"] = own.background.divergences
     tables: dict[str, Columns] = {}
-    for name, context in contexts.items():
-        sparse = sparse_contexts(context, chosen[name], request.numbers_in(name))
-        for rule, found in sparse.items():
-            numbers = request.numbers_of_rule[rule]
+    for name, of_rules in chosen.items():
+        sparse = sparse_contexts(contexts[name], of_rules, request.numbers_of_rule)
+        for rule, of_backgrounds in sparse.items():
+            numbers, found = request.numbers_of_rule[rule], of_backgrounds.over_backgrounds
             columns = _rows(
                 chunk, targets_T, len(numbers), rule=rule, far_context=name, null_kind=_null_kind(name, rule),
                 judge=judge, k=np.broadcast_to(numbers, found.losses.shape),
@@ -210,31 +317,61 @@ def _evaluated(
 def _sparsity_rows(
     judge: str, chunk: Chunk, own: FarContext, sparse: Mapping[str, Measured], request: Request
 ) -> dict[str, Columns]:
-    """A row a target, rule and criterion: k*, and how long a context of nearest tokens does as well."""
+    """A row a target, rule and criterion: how few tokens do, and how long a context of nearest ones does."""
     tables: dict[str, Columns] = {}
-    targets_T, baseline = request.lengths.targets_T, own.background or own.short
+    targets_T, short = request.lengths.targets_T, request.lengths.short_context_length
     for criterion, values_of in ((LOSS, attrgetter("losses")), (DIVERGENCE, attrgetter("divergences"))):
-        baseline_T = values_of(baseline)
         # Under the long context the divergence is 0, so that all of it is to be recovered.
-        gains_T = baseline_T - own.long_losses_T if criterion == LOSS else baseline_T
+        long_T1 = own.long_losses_T[:, None] if criterion == LOSS else 0
+        baseline_TB = values_of(own.baselines)
+        gains_TB = baseline_TB - long_T1
+        gains_T = gains_TB.mean(-1)
+        recovered = {rule: baseline_TB[:, None] - values_of(found) for rule, found in sparse.items()}
         k_stars = {
             rule: dependency_sparsity(
-                gains_T, baseline_T[:, None] - values_of(found), np.array(request.numbers_of_rule[rule]),
+                gains_T, recovered_TJB.mean(-1), np.array(request.numbers_of_rule[rule]),
                 recovery_fraction=request.recovery_fraction, minimum_gain=request.minimum_gain,
             )
-            for rule, found in sparse.items()
+            for rule, recovered_TJB in recovered.items()
         }  # fmt: skip
         nearest_T = k_stars["nearest"][0] if "nearest" in k_stars else [None] * len(targets_T)
-        short = request.lengths.short_context_length
         for rule, (k_star_T, is_censored_T) in k_stars.items():
+            numbers = np.array(request.numbers_of_rule[rule])
             columns = _rows(
                 chunk, targets_T, 1, rule=rule, judge=judge, criterion=criterion, gain=gains_T,
                 loss_difference=own.short.losses - own.long_losses_T, is_censored=is_censored_T,
             )  # fmt: skip
             columns["dependency_sparsity"] = k_star_T
+            columns["half_sparsity"], _ = dependency_sparsity(
+                gains_T, recovered[rule].mean(-1), numbers, recovery_fraction=0.5,
+                minimum_gain=request.minimum_gain,
+            )  # fmt: skip
             columns["minimum_context_length"] = [None if k is None else short + k for k in nearest_T]
+            columns |= _mean_log2_k(recovered[rule], gains_TB, numbers, request)
             append_columns(tables, {"dependency_sparsity": columns})
     return tables
+
+
+def _mean_log2_k(
+    recovered_TJB: np.ndarray, gains_TB: np.ndarray, ks_J: np.ndarray, request: Request
+) -> Columns:
+    """`mean_log2_k` of each target, mean over backgrounds, and of each background.
+
+    Null where the gain is below the minimum, and of a background that gives no gain.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares_TJB = recovered_TJB / gains_TB[:, None]
+    num_far_T = request.lengths.num_far_tokens_T
+    of_each_TB = np.stack(
+        [mean_log2_k(shares_TJ, ks_J, num_far_T) for shares_TJ in np.moveaxis(shares_TJB, -1, 0)], axis=-1
+    )
+    of_each_TB[(gains_TB <= 0) | (gains_TB.mean(-1) < request.minimum_gain)[:, None]] = np.nan
+    rows = [[None if np.isnan(value) else float(value) for value in row_B] for row_B in of_each_TB]
+    means = [[value for value in row if value is not None] for row in rows]
+    return {
+        "mean_log2_k": [float(np.mean(row)) if row else None for row in means],
+        "mean_log2_k_of_backgrounds": [row if any(v is not None for v in row) else None for row in rows],
+    }
 
 
 def _rows(

@@ -47,8 +47,9 @@ class LoadedModel:
     batching: Batching
 
 
-Measure = Callable[[LoadedModel, Chunk, Sequence[LoadedModel]], dict[str, Columns]]
-"""What a stage does with one chunk, and other models beside it: artefact -> column -> values."""
+Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[str, Columns]]
+"""What a stage does with one chunk, given the models of a result, mostly one, and others beside them:
+artefact -> column -> values."""
 Prepare = Callable[[LoadedModel, str, str], None]
 """What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
@@ -56,7 +57,7 @@ Prepare = Callable[[LoadedModel, str, str], None]
 def evaluate_checkpoints(
     arguments: argparse.Namespace, stage: str, settings: Mapping[str, Any], measure: Measure, *,
     other_models: Mapping[str, Sequence[str]] | None = None, num_other_documents: int = 1,
-    prepare: Prepare | None = None,
+    prepare: Prepare | None = None, together: bool = False, last_tokens: int | None = None,
 ) -> list[str]:  # fmt: skip
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
@@ -65,6 +66,8 @@ def evaluate_checkpoints(
         settings: the stage's own, beyond those flags.
         other_models: flag -> checkpoints, as that flag names them, which `measure` is given beside each.
         num_other_documents: those whose chunks a chunk is measured with.
+        together: all checkpoints make one result, under their names joined by +.
+        last_tokens: of each chunk only so many are read.
 
     Returns:
         The names of the models whose results are now complete.
@@ -76,14 +79,19 @@ def evaluate_checkpoints(
         SystemExit: with --status, after saying what is missing: 0 where nothing is, else 1.
     """
     keep_freed_memory()
-    run = _Run(arguments, stage, settings, measure, num_other_documents, prepare, other_models or {})
+    run = _Run(
+        arguments, stage, settings, measure, num_other_documents, prepare, other_models or {}, last_tokens
+    )
     outputs: dict[str, StageOutput] = {}
-    for name, checkpoint in named_checkpoints(arguments.checkpoints, arguments).items():
+    checkpoints = named_checkpoints(arguments.checkpoints, arguments)
+    groups = [checkpoints] if together else [{name: one} for name, one in checkpoints.items()]
+    for models in groups:
+        name = "+".join(models)
         dtype = dtype_of_results(arguments.dtype, arguments.results, stage, name, run.loading.device)
-        outputs[name] = output = run.output_of(name, checkpoint, dtype)
+        outputs[name] = output = run.output_of(name, models, dtype)
         if not arguments.status and not output.is_done(run.split.shards(len(run.shards))):
             with output.writing(run.split.name):
-                run.measure_checkpoint(name, checkpoint, output, dtype)
+                run.measure_models(name, models, output, dtype)
     if arguments.status:
         of_task = None if arguments.task_index is None else run.split.of_the_task().shards(len(run.shards))
         sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs.values())
@@ -139,6 +147,7 @@ class _Run:
     num_other_documents: int
     prepare: Prepare | None
     other_models: Mapping[str, Sequence[str]]
+    last_tokens: int | None
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,15 +170,16 @@ class _Run:
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
-    def output_of(self, name: str, checkpoint: Checkpoint, dtype: str) -> StageOutput:
-        """Where the results of a checkpoint go; refuse that another of its name is measured beside it."""
+    def output_of(self, name: str, models: Mapping[str, Checkpoint], dtype: str) -> StageOutput:
+        """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""
         arguments = self.arguments
-        flag, namesake = self.others.get(name, ("", checkpoint))
-        if namesake.folder.resolve() != checkpoint.folder.resolve():
-            raise InputError(
-                f"{flag} {namesake.folder} and --checkpoints {checkpoint.folder} are both named '{name}', by"
-                " which results tell models; rename one of the folders"
-            )
+        for model, checkpoint in models.items():
+            flag, namesake = self.others.get(model, ("", checkpoint))
+            if namesake.folder.resolve() != checkpoint.folder.resolve():
+                raise InputError(
+                    f"{flag} {namesake.folder} and --checkpoints {checkpoint.folder} are both named"
+                    f" '{model}', by which results tell models; rename one of the folders"
+                )
         settings = {
             "long_context_length": arguments.long_context_length,
             "targets_per_chunk": arguments.targets_per_chunk,
@@ -178,7 +188,10 @@ class _Run:
             "documents_per_shard": arguments.documents_per_shard, "dtype": dtype,
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
-        inputs = {"checkpoint": self._sha256(checkpoint), "evaluation_documents": evaluated}
+        inputs = {"evaluation_documents": evaluated} | {
+            "checkpoint" if model == name else f"checkpoint {model}": self._sha256(checkpoint)
+            for model, checkpoint in models.items()
+        }
         for other, (flag, beside) in self.others.items():
             inputs[f"{flag.removeprefix('--')} {other}"] = self._sha256(beside)
         return StageOutput(
@@ -189,23 +202,28 @@ class _Run:
     def _sha256(self, checkpoint: Checkpoint) -> str:
         return sha256_of_files(*checkpoint.files(self.loading.trust_remote_code))
 
-    def measure_checkpoint(self, name: str, checkpoint: Checkpoint, output: StageOutput, dtype: str) -> None:
+    def measure_models(
+        self, name: str, models: Mapping[str, Checkpoint], output: StageOutput, dtype: str
+    ) -> None:
         """Measure the shards that are missing of those of this process."""
         arguments = self.arguments
         pending = output.pending_shards(self.split.shards(len(self.shards)))
         if dtype == "bfloat16":
             warn_where_bfloat16_is_slow(self.loading.device, "--dtype float32")
-        loaded = self._load(name, checkpoint, dtype)
+        loaded = [self._load(model, checkpoint, dtype) for model, checkpoint in models.items()]
+        first, checkpoint = loaded[0], next(iter(models.values()))
         facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
-        facts["num_parameters"] = loaded.model.num_parameters
-        others = [self._other(other, loaded, dtype) for other in self.others if other != name]
+        facts["num_parameters"] = first.model.num_parameters
+        others = [self._other(other, first, dtype) for other in self.others if other not in models]
         if self.prepare is not None:
-            self.prepare(loaded, self._sha256(checkpoint), dtype)
+            for one, checkpoint in zip(loaded, models.values(), strict=True):
+                self.prepare(one, self._sha256(checkpoint), dtype)
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{self.stage} {name}", "document"):
-            for chunk in chunks_of(self.documents, index, *limits):
+            for whole_chunk in chunks_of(self.documents, index, *limits):
+                chunk = whole_chunk if self.last_tokens is None else whole_chunk.last(self.last_tokens)
                 where = f" of document {chunk.document_id}, or of the document that is its null,"
                 with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                     append_columns(tables, self.measure(loaded, chunk, others))
@@ -214,8 +232,8 @@ class _Run:
                 tables = {}
         logger.info(
             "%s: %.2f GiB of memory at the peak; batches of up to %d tokens, within a budget of %.2f GiB",
-            name, peak_bytes(loaded.model.device) / GIBIBYTE,
-            loaded.batching.tokens_per_batch, loaded.batching.memory_budget_bytes / GIBIBYTE,
+            name, peak_bytes(first.model.device) / GIBIBYTE,
+            first.batching.tokens_per_batch, first.batching.memory_budget_bytes / GIBIBYTE,
         )  # fmt: skip
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:

@@ -66,9 +66,9 @@ SELECTION_COLUMNS = [
     column("num_candidates", pa.int32(), "of earlier results: tokens that each step of the search tried,"
            " those that a screen put first; null in all others", nullable=True),
 ]
-JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: the one that the"
-               " tokens were chosen with, or one of --judge-with; null in the oldest results, which have the"
-               " former only", nullable=True)
+JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: one of --judge-with,"
+               " or one that the tokens were chosen with; null in the oldest results, which have the latter"
+               " only", nullable=True)
 SHORT_DIVERGENCE = column("short_context_divergence", pa.float32(), "KL(p(.|long) || p(.|short context)),"
                           " nats: the gain that the long context is expected to have; it does not see the"
                           " target", nullable=True)
@@ -153,6 +153,11 @@ SCHEMAS: dict[str, pa.Schema] = {
                " context)), nats: the specific gain that is expected", nullable=True),
         column("reference_divergence", pa.float32(), "KL(p_ref(.|long) || p(.|long)), p_ref of"
                " --reference-model, nats; null where not asked for", nullable=True),
+        column("length_harm", pa.float32(), "KL(p(.|last w tokens) || p(.|foreign far tokens, last w"
+               " tokens)), nats, w of --near-context-length: what length alone does, mean over foreign"
+               " documents; null where not asked for", nullable=True),
+        column("length_harm_of_backgrounds", pa.list_(pa.float32()), "the same of each foreign document",
+               nullable=True),
     ]),
     "influential_tokens": pa.schema([
         *TARGET_COLUMNS,
@@ -208,8 +213,17 @@ SCHEMAS: dict[str, pa.Schema] = {
                " short_context_divergence by the criterion; under the intervention 'background'"
                " background_loss - long_context_loss or background_divergence; null in the oldest results",
                nullable=True),
+        column("mean_log2_k", pa.float32(), "how many tokens it takes, in doublings: the mean over thresholds"
+               " in (0, 1) of log2 of the least k that brings back so much of the gain, by straight lines in"
+               " log2 k between the studied k; 0 where one token does everything, log2 of the number of far"
+               " tokens where all are needed; mean over backgrounds; null where the gain is too small",
+               nullable=True),
+        column("mean_log2_k_of_backgrounds", pa.list_(pa.float32()), "the same in each background, whose"
+               " spread is the noise of one; null of one without a gain", nullable=True),
         column("dependency_sparsity", pa.int32(), "k*: the least studied k recovering the recovery fraction"
                " of the gain; null where the gain is below the minimum, or no studied k reaches it",
+               nullable=True),
+        column("half_sparsity", pa.int32(), "the least studied k recovering half of the gain; null likewise",
                nullable=True),
         column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
         column("rationale_size", pa.int32(), "of earlier results: least number of the rule's first tokens,"

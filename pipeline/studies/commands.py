@@ -11,7 +11,7 @@ Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pipeline.cli import InputError
@@ -36,7 +36,8 @@ _OF_CHUNKS = (
     "documents_per_shard", "dtype",
 )  # fmt: skip
 _OF_CHOICES = (
-    "rules", "k", "intervention", "num_backgrounds", "num_subsets", "kept_fraction", "learning_chunks",
+    "rules", "k", "intervention", "num_backgrounds", "null_fraction", "last_tokens", "choose_together",
+    "positions", "num_subsets", "kept_fraction", "learning_chunks",
 )  # fmt: skip
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
@@ -224,6 +225,11 @@ class _EvaluationPlan:
         size = self.size if self.study.sizes_in_names else ""
         return "-".join(filter(None, [stage, size, self.name]))
 
+    def _of(self, name: str) -> "_EvaluationPlan":
+        """Another evaluation of this size."""
+        name = "" if name == "evaluation" else name
+        return replace(self, name=name, evaluation=self.study.evaluations[name])
+
     def _measured_models(self, stage: str) -> list[str]:
         """Those asked for that this size has."""
         asked, field = self.evaluation.models or list(self.trainings), "models"
@@ -252,6 +258,16 @@ class _EvaluationPlan:
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
         needs = (self.data_command, *dict.fromkeys(training.name for training in [*trainings, *others]))
+        if stage == "loss_differences" and evaluation.near_context_length is not None:
+            arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
+        if stage == "influential_tokens" and others and evaluation.choosers_judge:
+            arguments += ("--choosers-judge",)
+        if stage == "influential_tokens" and evaluation.choices is not None:
+            chosen = self._of(evaluation.choices)
+            models = [self.trainings[name].name for name in chosen._measured_models(stage)]
+            whose = "+".join(models) if chosen.evaluation.choose_together else models[0]
+            arguments += ("--choices", str(chosen.folder("results")), "--choices-of", whose)
+            needs += (chosen._command_name(stage),)
         about = Measuring(evaluation, self.data, tuple(measured))
         name, num_tasks = self._command_name(stage), self.study.slurm.measure
         return Command(name, f"pipeline/{stage}.py", arguments, needs, about, num_tasks)

@@ -23,7 +23,7 @@ kept; in found_dependencies the passes of the rules, those that leave a token ou
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,14 @@ import torch
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.flags import NUM_SUBSETS
-from pipeline.measuring.rules import BACKGROUND, DEFAULT_INTERVENTION, SUBSTITUTE, RuleCosts, find_rule
+from pipeline.measuring.rules import (
+    BACKGROUND,
+    DEFAULT_INTERVENTION,
+    DEFAULT_KS,
+    SUBSTITUTE,
+    RuleCosts,
+    find_rule,
+)
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
 from pipeline.synthetic.config import TaskConfig
@@ -194,7 +201,9 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
-    length = evaluation.long_context_length
+    length, rules = evaluation.long_context_length, evaluation.rules
+    if stage == "influential_tokens":
+        length = evaluation.last_tokens or length
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
     costs = RuleCosts(
         s, length, m, intervention=intervention, num_backgrounds=evaluation.num_backgrounds or 1,
@@ -204,11 +213,26 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         return 4 * m * length
     if stage == "loss_differences":
         num_readings = 1 if evaluation.reference_model is None else 2
-        return m * s + num_readings * length + costs.foreign_context()
-    selecting = 2 * costs.token_forwards_together(evaluation.rules, max(evaluation.k))
-    trying = 2 * costs.sparse_contexts(evaluation.rules, evaluation.k) + m * s
+        harm = 0
+        if (near := evaluation.near_context_length) is not None:
+            foreign = replace(costs, short_context_length=near).foreign_context()
+            harm = m * near + costs.num_backgrounds * foreign
+        return m * s + num_readings * length + costs.foreign_context() + harm
+    ks = evaluation.k or [k for k in DEFAULT_KS if k <= costs.num_far_tokens[0]]
+    alone = [rule for rule in rules if find_rule(rule).says_something_alone]
+    with_null = 1.0 if evaluation.null_fraction is None else evaluation.null_fraction
+
+    def of_documents(own: Callable[[Collection[str]], int]) -> float:
+        """Of those with a null, which is measured too, and of those without."""
+        return with_null * 2 * own(rules) + (1 - with_null) * own(alone)
+
+    selecting = of_documents(lambda some: costs.token_forwards_together(some, ks[-1]))
+    trying = of_documents(lambda some: costs.sparse_contexts(some, ks)) + m * s + length
     trying += costs.num_backgrounds * costs.foreign_context() if intervention == BACKGROUND else 0
-    return selecting + trying + len(evaluation.judge_with) * (trying + length)
+    choosers_try = evaluation.choosers_judge or not evaluation.judge_with
+    share = len(evaluation.influential_models) if evaluation.choose_together else 1
+    num_trying = choosers_try + len(evaluation.judge_with) / share
+    return round((evaluation.choices is None) * selecting + num_trying * trying)
 
 
 def num_chunks(evaluation: Evaluation, data: Path) -> int | None:

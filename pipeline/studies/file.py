@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from pipeline.cli import InputError, omegaconf_sentence, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
-from pipeline.measuring.rules import DEFAULT_KS, DEFAULT_RULES
+from pipeline.measuring.rules import DEFAULT_RULES
 from pipeline.synthetic.dependencies import (
     DEFAULT_FINDING_RULES,
     DEFAULT_INTERVENTIONS,
@@ -129,11 +129,26 @@ class Evaluation:
     """A killed measurement goes on at the shard."""
     dtype: str | None = None
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
-    k: list[int] = field(default_factory=lambda: [*DEFAULT_KS])
+    k: list[int] | None = None
     intervention: str | None = None
     """What stands where a token is left out."""
     num_backgrounds: int | None = None
-    """Foreign documents, under the intervention background."""
+    """Foreign documents, under the intervention background, and of `near_context_length`."""
+    null_fraction: float | None = None
+    """Of the documents, those that have a null and controls."""
+    last_tokens: int | None = None
+    """Of each chunk only so many are read to choose tokens."""
+    choose_together: bool = False
+    """Whether the influential models' mean scores choose."""
+    choosers_judge: bool = False
+    """Whether the models that chose try the tokens too, where `judge_with` names others."""
+    choices: str | None = None
+    """Another evaluation whose choices are tried on the influential models: its name; `evaluation` is the
+    study's first."""
+    positions: str | None = None
+    """Of sparse contexts: original or compact."""
+    near_context_length: int | None = None
+    """Beyond so many tokens loss_differences puts foreign ones: the harm of length."""
     num_subsets: int | None = None
     """Of the rules banzhaf* and surrogate*."""
     kept_fraction: float | None = None
@@ -361,6 +376,9 @@ def _refuse_names(study: TextStudy) -> None:
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
+        if evaluation.choices is not None:
+            choosing = ["evaluation", *study.further_evaluations]
+            _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
         for names in (evaluation.models, evaluation.influential_models):
             _refuse_unknown("model of an evaluation", names, study.models)
         beside = [*evaluation.judge_with, *filter(None, [evaluation.reference_model])]

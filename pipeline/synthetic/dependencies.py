@@ -91,12 +91,12 @@ class SearchedExample:
         found = []
         for rule in map(find_rule, rules):
             if not rule.knows_interventions:
-                found.append(Selection(rule.name, None, rule.ranking(own, max_k, generator)))
+                found.append(Selection(rule.name, None, rule.ranking([own], max_k, generator)))
                 continue
             for intervention in interventions:
                 if intervention in rule.interventions:
                     context = contexts[intervention]
-                    positions_TK = rule.ranking(context, max_k, generator)
+                    positions_TK = rule.ranking([context], max_k, generator)
                     of_far_tokens = _EFFECTS.get(rule.name)
                     effects_TK = (
                         np.take_along_axis(getattr(context, of_far_tokens), positions_TK, axis=1)

@@ -25,16 +25,19 @@ class Chunk:
     token_ids_L: np.ndarray
     other_token_ids_NL: np.ndarray
     """The same chunk of N other documents: of its null, then of backgrounds."""
+    start: int = 0
+    """Place of the chunk's first token in the document."""
 
     @property
     def null_token_ids_L(self) -> np.ndarray:
         """The chunk of the document that is its null."""
         return self.other_token_ids_NL[0]
 
-    @property
-    def start(self) -> int:
-        """Place of the chunk's first token in the document."""
-        return self.chunk_index * len(self.token_ids_L)
+    def last(self, num_tokens: int) -> "Chunk":
+        """Its last tokens only, as a chunk of its own: the same targets after a shorter context."""
+        start = self.start + len(self.token_ids_L) - num_tokens
+        others = self.other_token_ids_NL[:, -num_tokens:]
+        return Chunk(self.document_id, self.chunk_index, self.token_ids_L[-num_tokens:], others, start)
 
     def target_columns(self, targets_T: np.ndarray) -> Columns:
         """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
@@ -84,7 +87,8 @@ def chunks_of(
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
         own, *others = [_chunk_of(document, chunk_index, chunk_length) for document in used]
-        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others)))
+        start = chunk_index * chunk_length
+        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
     return chunks
 
 

@@ -41,7 +41,7 @@ def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.
     found = selected_positions(context["own"], name, 2, seed=[0])
     assert found.tolist() == [[6, 2], [4, 8]]  # of the others the nearest
     measured = sparse_contexts(context["own"], {name: found}, {name: [1, 2]})[name]
-    assert np.isfinite(measured.losses).all() and measured.losses.shape == (2, 2)
+    assert np.isfinite(measured.losses).all() and measured.losses.shape == (2, 2, 1)
 
 
 def test_the_benchmark_of_methods() -> None:

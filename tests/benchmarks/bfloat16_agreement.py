@@ -111,7 +111,7 @@ def numbers(exact: FarContext, coarse: FarContext, float32_model: CausalLM) -> d
 
 def recovered(context: FarContext, positions_TK: np.ndarray, short_of: FarContext) -> float:
     """Sum over targets of L_short - L_short+8, nats."""
-    measured = context.measured_with(np.arange(len(positions_TK)), positions_TK)
+    measured = context.measured_with(np.arange(len(positions_TK)), positions_TK).over_backgrounds
     return float((short_of.short.losses - measured.losses).sum())
 
 

@@ -207,13 +207,13 @@ def test_every_sparse_context_and_the_background(
             for rule in rules:
                 sets = [positions[rule][index, :k].tolist() for k in (1, 3, 9)]
                 naive = model.naive(name, target, sets, backgrounds)
-                for found_TJ, values in zip(sparse[rule], naive, strict=True):
+                for found_TJ, values in zip(sparse[rule].over_backgrounds, naive, strict=True):
                     close(found_TJ[index], values, (name, target, rule))
             for found_T, (value,) in zip(
                 context.background or context.short, model.naive(name, target, [[]], backgrounds), strict=True
             ):
                 assert found_T[index] == pytest.approx(value, abs=TOLERANCE), (name, target)
-            whole = context.measured_with(np.array([index]), np.arange(target - S)[None])
+            whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_backgrounds
             assert whole.losses[0] == pytest.approx(context.long_losses_T[index], abs=TOLERANCE)
             if name == "own":
                 assert 0 <= whole.divergences[0] < 2e-6
@@ -319,6 +319,6 @@ def test_exhaustive_takes_the_best_naive_pair_and_is_no_worse_than_greedy(model:
     assert sorted(pairs[0].tolist()) == list(every_pair[int(np.argmin(losses))])
     greedy, nothing = selected_positions(own, "greedy", 2, seed=[0]), np.empty((M, 0), dtype=np.int64)
     of_exhaustive, of_greedy, of_nothing = (
-        own.measured_with(np.arange(M), positions).losses for positions in (pairs, greedy, nothing)
+        own.measured_with(np.arange(M), positions).losses[:, 0] for positions in (pairs, greedy, nothing)
     )
     assert (of_exhaustive <= of_greedy + TOLERANCE).all() and (of_greedy < of_nothing).all()

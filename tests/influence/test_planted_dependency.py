@@ -99,7 +99,7 @@ def test_the_planted_token_restores_the_prediction_and_its_null_does_not(copier:
         for context in contexts.values():
             selected = {"leave_one_out": selected_positions(context, "leave_one_out", 1, seed=[0])}
             values = sparse_contexts(context, selected, {"leave_one_out": [1]})["leave_one_out"]
-            losses[context.name].extend(values.losses[:, 0].tolist())
+            losses[context.name].extend(values.losses[:, 0, 0].tolist())
     assert np.mean(losses[OWN]) < 0.5 < 1.5 < np.mean(losses[OTHER_DOCUMENT])
 
 
@@ -149,7 +149,7 @@ def test_k_star_is_the_planted_k(k: int) -> None:
     own = _contexts(_evidence(k), k)["own"]
     rule = "add_one_in_divergence"
     positions_TK = selected_positions(own, rule, STUDIED[-1], seed=[0])
-    sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule]
+    sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule].over_backgrounds
     long = Measured(own.long_losses_T, np.zeros(2))
     assert own.background is not None
     for without_T, with_some_TJ, with_all_T in zip(own.background, sparse, long, strict=True):
@@ -168,7 +168,7 @@ def test_of_the_null_nothing_is_found() -> None:
     assert null.background is not None
     for rule in SEARCHES:
         positions_TK = selected_positions(null, rule, 4, seed=[0])
-        sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule]
+        sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule].over_backgrounds
         for values_TJ, nothing_T in zip(sparse, null.background, strict=True):
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens

@@ -30,7 +30,7 @@ SCORED = SimpleNamespace(
 
 
 def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> list[list[int]]:
-    return find_rule(rule).ranking(context, max_k, np.random.default_rng(seed)).tolist()
+    return find_rule(rule).ranking([context], max_k, np.random.default_rng(seed)).tolist()
 
 
 OF_METHODS = [name for name in RULES if hasattr(methods, name)]
@@ -115,7 +115,7 @@ def test_only_exhaustive_finds_a_pair_that_is_worth_nothing_singly() -> None:
     assert _select("greedy", 3, context=context) == [[5, 4, 8]]
     every_target = np.array([0])
     losses = [
-        float(context.measured_with(every_target, np.array(positions)).losses[0])
+        float(context.measured_with(every_target, np.array(positions)).losses[0, 0])
         for positions in ([[3, 1]], [[5, 4]], np.empty((1, 0), dtype=int))
     ]
     np.testing.assert_allclose(losses, [_loss(5), _loss(4), _loss(0)], atol=1e-6)

@@ -1,0 +1,77 @@
+"""Tokens that earlier results chose, to be tried on other models: `influential_tokens.py --choices`.
+
+No torch here: a refusal is quick.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from pipeline.cli import InputError
+from pipeline.measuring.flags import ContextLengths
+from pipeline.results.read import read_artefact, read_made_by, whole_files
+from pipeline.results.versions import sha256_of_files
+from pipeline.text.folder import TokenizedData
+
+STAGE = "influential_tokens"
+Choices = Mapping[str, dict[str, np.ndarray]]
+"""Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
+
+
+def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How the tokens of --choices were chosen; `arguments.choices_of` is set to whose they are.
+
+    Raises:
+        InputError: the folder has none, or several models' and none is named; or they are of another text or
+            of other lengths, which are named.
+    """
+    found = read_made_by(arguments.choices, STAGE)
+    name = arguments.choices_of or next(iter(found), None)
+    if name not in found or (arguments.choices_of is None and len(found) > 1):
+        raise InputError(
+            f"--choices {arguments.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
+            " --choices-of"
+        )
+    arguments.choices_of, made_by = name, found[name]
+    settings: dict[str, Any] = made_by["settings"]
+    for setting in (
+        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
+        "max_chunks_per_document",
+    ):  # fmt: skip
+        theirs, ours = settings.get(setting), getattr(arguments, setting)
+        if theirs != ours:
+            raise InputError(
+                f"--choices were made with {setting} {theirs}, and here it is {ours}: make them equal"
+            )
+    if made_by["inputs"]["evaluation_documents"] != TokenizedData.open(arguments.data).evaluation_sha256:
+        raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
+    if arguments.k and arguments.k[-1] > settings["k"][-1]:
+        raise InputError(f"--k {arguments.k[-1]} is more than the {settings['k'][-1]} tokens of --choices")
+    if unknown := set(arguments.rules or ()) - set(settings["rules"]):
+        raise InputError(f"--choices have no rule {min(unknown)}; they have {', '.join(settings['rules'])}")
+    return settings
+
+
+def read_choices(
+    arguments: argparse.Namespace, lengths: ContextLengths
+) -> dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]:
+    """Document and chunk -> `Choices`: the positions count from the start of what is read of the chunk."""
+    keys = ["document_id", "chunk_index", "far_context", "rule"]
+    order = [*keys, "target_position", "rank"]
+    only = {"model": [arguments.choices_of], "rule": arguments.rules}
+    rows = read_artefact(arguments.choices, STAGE, [*order, "context_position"], only).sort_values(order)
+    skipped = arguments.long_context_length - lengths.long_context_length
+    choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
+    for key, of_rule in rows.groupby(keys, sort=False):
+        document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
+        start = chunk * arguments.long_context_length + skipped
+        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.targets_per_chunk, -1) - start
+        choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
+    return choices
+
+
+def choices_sha256(arguments: argparse.Namespace) -> str:
+    """Of the files that hold the chosen tokens."""
+    return sha256_of_files(*whole_files(arguments.choices, STAGE, [arguments.choices_of]))
