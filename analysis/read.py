@@ -282,13 +282,16 @@ def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None
     """
     rows = read_artefact(results, "dependency_sparsity", None, only)
     chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
-    rows = rows[~is_own(rows) & (rows["criterion"] == DIVERGENCE) & chooses]
+    is_other = rows["judge"].notna() & (rows["judge"] != rows["model"])
+    rows = rows[is_other & (rows["criterion"] == DIVERGENCE) & chooses]
     return rows[rows["judge"] == rows.groupby("model")["judge"].transform("first")].reset_index(drop=True)
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
-    """Whether each row is judged by the model that chose; so is all that results of version 1 hold."""
-    return rows["judge"].isna() | (rows["judge"] == rows["model"])
+    """Whether each row is of the model that chose, or of the first that tried, where the former did not."""
+    is_chooser = rows["judge"].isna() | (rows["judge"] == rows["model"])  # version 1 names none
+    first = rows.groupby("model")["judge"].transform("first")
+    return is_chooser | (~is_chooser.groupby(rows["model"]).transform("any") & (rows["judge"] == first))
 
 
 def requested_ks(results: Path) -> dict[str, list[int]]:

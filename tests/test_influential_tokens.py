@@ -180,7 +180,7 @@ def test_neither_shards_nor_batches_move_a_number(folder: Path, tables: Tables, 
 
 def test_the_seed_moves_random_and_nothing_else(folder: Path, tables: Tables, tmp_path: Path) -> None:
     # k is sorted and counted once
-    measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1", "--k", "5", "1", "2", "2")
+    measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1", "--k", "1", "2", "5")
     places = [
         frame.groupby("rule")["context_position"].apply(list)
         for frame in (tables["influential_tokens"], read_artefact(tmp_path, "influential_tokens"))

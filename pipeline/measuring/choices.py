@@ -43,7 +43,7 @@ def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         theirs, ours = settings.get(setting), getattr(arguments, setting)
         if theirs != ours:
             raise InputError(
-                f"--choices were made with {setting} {theirs}, and here it is {ours}: make them equal"
+                f"--choices were made with {setting} {theirs}, here it is {ours}: make them equal"
             )
     if made_by["inputs"]["evaluation_documents"] != TokenizedData.open(arguments.data).evaluation_sha256:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")

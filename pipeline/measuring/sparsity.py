@@ -299,7 +299,8 @@ def _evaluated(
         of_target["background_divergence"] = own.background.divergences
     tables: dict[str, Columns] = {}
     for name, of_rules in chosen.items():
-        sparse = sparse_contexts(contexts[name], of_rules, request.numbers_of_rule)
+        numbers_of_rule = {rule: request.numbers_of_rule[rule] for rule in of_rules}
+        sparse = sparse_contexts(contexts[name], of_rules, numbers_of_rule)
         for rule, of_backgrounds in sparse.items():
             numbers, found = request.numbers_of_rule[rule], of_backgrounds.over_backgrounds
             columns = _rows(

@@ -85,6 +85,11 @@ def evaluate_checkpoints(
     outputs: dict[str, StageOutput] = {}
     checkpoints = named_checkpoints(arguments.checkpoints, arguments)
     groups = [checkpoints] if together else [{name: one} for name, one in checkpoints.items()]
+    if together and (twice := checkpoints.keys() & run.others.keys()):
+        raise InputError(
+            f"model {min(twice)} is named by --checkpoints and by {run.others[min(twice)][0]}: who chooses"
+            " together with others does not try the choice; name it once"
+        )
     for models in groups:
         name = "+".join(models)
         dtype = dtype_of_results(arguments.dtype, arguments.results, stage, name, run.loading.device)

@@ -227,12 +227,14 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         return with_null * 2 * own(rules) + (1 - with_null) * own(alone)
 
     selecting = of_documents(lambda some: costs.token_forwards_together(some, ks[-1]))
-    trying = of_documents(lambda some: costs.sparse_contexts(some, ks)) + m * s + length
+    trying = of_documents(lambda some: costs.sparse_contexts(some, ks)) + m * s
     trying += costs.num_backgrounds * costs.foreign_context() if intervention == BACKGROUND else 0
+    if evaluation.choices is not None:
+        return round(trying + length)
+    num_choosers = len(evaluation.influential_models) if evaluation.choose_together else 1
+    of_judges = len(evaluation.judge_with) / num_choosers * (trying + length)
     choosers_try = evaluation.choosers_judge or not evaluation.judge_with
-    share = len(evaluation.influential_models) if evaluation.choose_together else 1
-    num_trying = choosers_try + len(evaluation.judge_with) / share
-    return round((evaluation.choices is None) * selecting + num_trying * trying)
+    return round(selecting + choosers_try * trying + of_judges)
 
 
 def num_chunks(evaluation: Evaluation, data: Path) -> int | None:

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) ->
 def judged(folder: Path) -> Path:
     """Both models choose, and both judge."""
     both = [str(folder / "run"), str(folder / "other")]
-    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both)
+    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both, "--choosers-judge")
 
 
 def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int) -> np.ndarray:

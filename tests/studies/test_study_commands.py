@@ -100,6 +100,6 @@ def test_the_demo_is_what_the_page_says() -> None:
     page = page.replace("runs/demo/models/*", " ".join(f"runs/demo/models/{name}" for name in names))
     shown = [set(line.split()) for line in page.splitlines() if "runs/demo" in line]
     commands = typed(ROOT / "olmo_configs" / "studies" / "demo.yaml")
-    assert len(commands) == 10
+    assert len(commands) == 11
     for command in commands.values():
         assert set(command.split()) in shown, command

@@ -1,0 +1,300 @@
+"""mean_log2_k by hand and by brute force, models that choose together, harm of length, choices tried again.
+
+The stages are compared with stock models that read every context by hand (naive_predictions.py), and the
+integral with a sum over a fine grid.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measured_documents import DOCUMENTS, SHORT, measure, write_checkpoint, write_data
+from naive_predictions import Case, Stock, divergence, log_probs, naive_losses, stock_olmo
+from olmo.model import OLMo
+
+from pipeline import influential_tokens, loss_differences
+from pipeline.cli import InputError
+from pipeline.measuring.sparsity import mean_log2_k
+from pipeline.results.read import read_artefact
+
+NAMES = ("run", "second", "third", "fourth")
+L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two backgrounds
+WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
+IN_BACKGROUND = ["--intervention", "background", "--num-backgrounds", "2"]
+TARGET = ["document_id", "chunk_index", "target_position"]
+TOLERANCE = 2e-5
+
+
+def value(shares: list[float], ks: list[int], num_far: int) -> float:
+    return float(mean_log2_k(np.array([shares]), np.array(ks), np.array([num_far]))[0])
+
+
+def test_by_hand() -> None:
+    assert value([1, 1], [1, 2], 8) == 0  # one token does everything
+    assert value([0, 0, 0], [1, 2, 4], 8) == pytest.approx(2 + 0.5)  # nothing before the last of 8: 1 - r
+    # is 1 up to 4 tokens, and falls to 0 along a straight line in log2 k from 4 to 8
+    assert value([0, 1, 0.2], [1, 2, 4], 8) == pytest.approx(0.5)  # what came back once stays
+    assert value([0, 2, 1], [1, 2, 4], 8) == pytest.approx(0.5)  # above 1 counts as 1
+    assert value([-3, 1, 1], [1, 2, 4], 8) == pytest.approx(0.5)  # below 0 counts as 0
+    assert value([0.5], [1], 1) == 0  # F = 1: the only token is all of them
+    assert value([0.25, 0.5], [1, 2], 6) == pytest.approx(0.625 + 0.25 * np.log2(3))  # F no power of two
+    assert value([0.3, 0.5, 0.1], [1, 2, 4], 4) == pytest.approx(0.6 + 0.25)  # at k = F all is back
+    # What fewer tokens than were studied bring back is not known: as none at one token.
+    assert value([1.0], [4], 8) == pytest.approx(1.0)
+
+
+def test_where_every_token_counts_alike() -> None:
+    for num_far in (16, 256, 4096):
+        every_k = np.arange(1, num_far + 1)
+        found = value(list(every_k / num_far), list(every_k), num_far)
+        # The integral of 1 - 2^x / F over x from 0 to log2 F, exactly; lines move it little.
+        assert found == pytest.approx(np.log2(num_far) - (1 - 1 / num_far) / np.log(2), abs=0.02)
+
+
+def test_it_is_the_mean_over_thresholds() -> None:
+    generator, ks, num_far = np.random.default_rng(0), [1, 2, 4, 8, 16], 37
+    for _ in range(20):
+        shares = generator.normal(0.5, 0.4, len(ks))
+        nodes = [0.0]
+        for share in shares:
+            nodes.append(max(nodes[-1], min(1.0, max(0.0, share))))
+        log2_ks, reached = np.log2([*ks, num_far]), [*nodes[1:], 1.0]
+        thresholds = (np.arange(200_000) + 0.5) / 200_000
+        needed = []
+        for low, high, left, right in zip(reached[:-1], reached[1:], log2_ks[:-1], log2_ks[1:], strict=True):
+            inside = thresholds[(thresholds > low) & (thresholds <= high)]
+            needed.append(left + (inside - low) / (high - low) * (right - left) if high > low else inside)
+        total = np.concatenate([np.zeros((thresholds <= reached[0]).sum()), *needed]).mean()
+        assert value(list(shares), ks, num_far) == pytest.approx(total, abs=5e-5)
+
+
+@pytest.fixture(scope="module")
+def stocks(make_olmo: Callable[..., OLMo]) -> dict[str, Stock]:
+    return {name: stock_olmo(make_olmo(seed=seed)) for seed, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    folder = tmp_path_factory.mktemp("mean_log2_k")
+    write_data(folder / "data")
+    for seed, name in enumerate(NAMES):
+        write_checkpoint(folder / name, make_olmo(seed=seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crossed(folder: Path) -> Path:
+    """Two models choose together, two others try the choice, in two backgrounds."""
+    first, second, *judges = [str(folder / name) for name in NAMES]
+    words = ["--checkpoints", first, second, "--choose-together", "--judge-with", *judges]
+    rules = ["--rules", "leave_one_out_divergence", "random", "nearest"]
+    where = ["--results", str(folder / "crossed"), "--minimum-gain", "0"]
+    return measure(influential_tokens, folder, *WORDS, *words, *rules, *IN_BACKGROUND, *where)
+
+
+def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
+    names = list(DOCUMENTS)
+    tokens = DOCUMENTS[names[(names.index(document_id) + num_after) % len(names)]].astype(np.int64)
+    start = chunk_index % (len(tokens) // L) * L
+    return tokens[start : start + L]
+
+
+def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHORT) -> np.ndarray:
+    return np.concatenate([far_L[: place - short], own_L[place - short :]])
+
+
+def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
+    """Far tokens by the mean divergence of leaving one out, of both choosers in both backgrounds."""
+    own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
+    scores = []
+    for name in NAMES[:2]:
+        for number in (2, 3):
+            without = []
+            for position in range(place - SHORT):
+                tokens = own_L.copy()
+                tokens[position] = chunk_of(*key[:2], number)[position]
+                without.append((tokens, range(place)))
+            whole_V, *others = log_probs(stocks[name], place, [(own_L, range(place)), *without])
+            scores.append([divergence(whole_V, other_V) for other_V in others])
+    return np.argsort(-np.mean(scores, axis=0), kind="stable")
+
+
+def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) -> list[float]:
+    """mean_log2_k in each background, as the trapezoids between the studied k add up."""
+    own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
+    values = []
+    for number in (2, 3):
+        nothing = with_far(own_L, chunk_of(*key[:2], number), place)
+        cases: list[Case] = [(own_L, range(place)), (nothing, range(place))]
+        for k in KS:
+            restored = nothing.copy()
+            restored[chosen[:k]] = own_L[chosen[:k]]
+            cases.append((restored, range(place)))
+        whole_V, *others = log_probs(stock, place, cases)
+        missing = [divergence(whole_V, other_V) for other_V in others]
+        best, total, num_far = 0.0, 0.0, place - SHORT
+        points = []
+        for k, left in zip(KS, missing[1:], strict=True):
+            best = max(best, min(1.0, 1 - left / missing[0]))
+            points.append((np.log2(k), 1 - (1.0 if k == num_far else best)))
+        points.append((np.log2(num_far), 0.0))
+        for (x, y), (next_x, next_y) in zip(points[:-1], points[1:], strict=True):
+            total += (next_x - x) * (y + next_y) / 2
+        values.append(total)
+    return values
+
+
+def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -> None:
+    chosen = read_artefact(crossed, "influential_tokens")
+    assert set(chosen["model"]) == {"run+second"}
+    own = chosen.query("rule == 'leave_one_out_divergence' and far_context == 'own'").sort_values("rank")
+    rows = read_artefact(crossed, "dependency_sparsity")
+    assert set(rows["judge"]) == set(NAMES[2:])
+    rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
+    assert len(rows) == 2 * 5 * M
+    for row in rows.itertuples():
+        key = row.document_id, row.chunk_index, row.target_position
+        mine = own[(own[TARGET] == key).all(axis=1)]["context_position"].to_numpy() - row.chunk_index * L
+        best = naive_choice(stocks, key)
+        assert mine.tolist() == best[: KS[-1]].tolist()
+        expected = naive_values(stocks[row.judge], key, mine)
+        np.testing.assert_allclose(row.mean_log2_k_of_backgrounds, expected, atol=5e-6)
+        assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=5e-6)
+        assert row.half_sparsity is None or np.isnan(row.half_sparsity) or row.half_sparsity in KS
+
+
+def test_half_of_the_texts_have_a_null_and_controls(folder: Path, tmp_path: Path) -> None:
+    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "nearest"]
+    where = ["--results", str(tmp_path), "--null-fraction", "1e-18"]
+    results = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, *where)
+    few = read_artefact(results, "sparse_context_losses")
+    # IDs of these documents are 0 and a little, so that of such a fraction none has a null.
+    assert set(few["rule"]) == {"leave_one_out_divergence"} and set(few["far_context"]) == {"own"}
+    every = measure(
+        influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", str(tmp_path / "all")
+    )
+    every_rows = read_artefact(every, "sparse_context_losses")
+    assert set(every_rows["rule"]) == set(rules[1:]) and set(every_rows["far_context"]) == {
+        "own",
+        "other_document",
+    }
+    same = every_rows.query("rule == 'leave_one_out_divergence' and far_context == 'own'")
+    np.testing.assert_allclose(few["sparse_context_loss"], same["sparse_context_loss"], atol=TOLERANCE)
+
+
+def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_path: Path) -> None:
+    of_third = read_artefact(crossed, "dependency_sparsity").query("judge == 'third' and rule == 'nearest'")
+    middle = of_third.query("criterion == 'divergence'")["gain"].median()
+    words = ["--checkpoints", str(folder / "third"), "--rules", "nearest", "--minimum-gain", str(middle)]
+    results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
+    rows = read_artefact(results, "dependency_sparsity").query("criterion == 'divergence'")
+    is_small = rows["gain"] < middle
+    assert 0 < is_small.sum() < len(rows)
+    assert (rows["mean_log2_k"].isna() == is_small).all()
+
+
+def test_the_harm_of_length(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
+    near = 6
+    words = ["--near-context-length", str(near), "--num-backgrounds", "2", "--results", str(tmp_path)]
+    rows = read_artefact(measure(loss_differences, folder, *WORDS[:2], *words), "loss_differences")
+    assert len(rows) == 5 * M
+    for row in rows.itertuples():
+        place, own_L = row.target_position - row.chunk_index * L, chunk_of(row.document_id, row.chunk_index)
+        foreign: list[Case] = [
+            (with_far(own_L, chunk_of(row.document_id, row.chunk_index, number), place, near), range(place))
+            for number in (2, 3)
+        ]
+        alone_V, *others = log_probs(stocks["run"], place, [(own_L, range(place - near, place)), *foreign])
+        expected = [divergence(alone_V, other_V) for other_V in others]
+        np.testing.assert_allclose(row.length_harm_of_backgrounds, expected, atol=TOLERANCE)
+        assert row.length_harm == pytest.approx(np.mean(expected), abs=TOLERANCE)
+
+
+def test_fewer_tokens_before_the_same_targets(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
+    words = ["--last-tokens", "9", "--rules", "leave_one_out", "--k", "1", "--results", str(tmp_path)]
+    results = measure(influential_tokens, folder, *WORDS[:2], *words)
+    rows = read_artefact(results, "sparse_context_losses").query("far_context == 'own'")
+    assert len(rows) == 5 * M
+    for row in rows.itertuples():
+        place, own_L = row.target_position - row.chunk_index * L, chunk_of(row.document_id, row.chunk_index)
+        (loss,) = naive_losses(stocks["run"], place, [(own_L, range(L - 9, place))])
+        assert row.long_context_loss == pytest.approx(loss, abs=TOLERANCE)
+    positions = read_artefact(results, "influential_tokens").query("far_context == 'own'")
+    first = positions["chunk_index"] * L + L - 9
+    assert (positions["context_position"] >= first).all()
+
+
+@pytest.mark.parametrize("positions", ["original", "compact"])
+def test_choices_are_tried_on_another_model(
+    folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path, positions: str
+) -> None:
+    words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--intervention", "remove"]
+    where = [
+        "--results",
+        str(tmp_path),
+        "--positions",
+        positions,
+        "--rules",
+        "leave_one_out_divergence",
+        "nearest",
+    ]
+    results = measure(influential_tokens, folder, *WORDS, *words, *where)
+    chosen = read_artefact(crossed, "influential_tokens").sort_values("rank")
+    rows = read_artefact(results, "sparse_context_losses")
+    assert set(rows["far_context"]) == {"own", "other_document"} and set(rows["judge"]) == {"fourth"}
+    for row in rows.query("rule == 'leave_one_out_divergence'").itertuples():
+        key, place = (row.document_id, row.chunk_index, row.target_position), row.target_position % L
+        same = (chosen[TARGET] == key).all(axis=1) & (chosen["rule"] == row.rule)
+        mine = chosen[same & (chosen["far_context"] == row.far_context)]
+        far = np.sort(mine["context_position"].to_numpy()[: row.k] - row.chunk_index * L)
+        own_L = chunk_of(*key[:2])
+        far_L = own_L if row.far_context == "own" else chunk_of(*key[:2], 1)
+        case: Case = with_far(own_L, far_L, place), [*far, *range(place - SHORT, place)]
+        if positions == "compact":  # a text of its own, read from its start
+            tokens = np.concatenate([far_L[far], own_L[place - SHORT : place + 1]])
+            (loss,) = naive_losses(stocks["fourth"], len(tokens) - 1, [(tokens, range(len(tokens) - 1))])
+        else:
+            (loss,) = naive_losses(stocks["fourth"], place, [case])
+        assert row.sparse_context_loss == pytest.approx(loss, abs=TOLERANCE)
+    nearest = rows.query("rule == 'nearest' and far_context == 'own'")
+    assert nearest["k"].max() == 4  # the whole far context of the first target
+
+
+def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
+    judges = ["--judge-with", str(folder / "third")]
+    both = ["--checkpoints", str(folder / "run"), str(folder / "third"), "--choose-together"]
+    divergence_rule = ["--rules", "leave_one_out_divergence"]
+    choices = ["--choices", str(crossed), "--intervention", "remove", *divergence_rule]
+    for words, sentence in (
+        (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
+        (["--k", "2", "1"], "--k 2 1: name each k once, in ascending order"),
+        (["--k", "1", "1"], "--k 1 1: name each k once"),
+        ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
+        (["--choose-together"], "--choose-together needs --judge-with"),
+        (["--choosers-judge"], "--choosers-judge would change nothing"),
+        (["--positions", "compact", *IN_BACKGROUND, *divergence_rule], "--positions compact is of"),
+        (["--last-tokens", "11"], "--last-tokens 11 must be fewer than the 11 of a chunk"),
+        (["--null-fraction", "0.5"], "--null-fraction leaves most documents without any rule"),
+        ([*choices, *judges], "--choices are tried on --checkpoints; leave out --judge-with"),
+        ([*choices, "--choices-of", "nobody"], "holds choices of run+second; name one with --choices-of"),
+        ([*choices, "--short-context-length", "3"], "made with short_context_length 4, here it is 3"),
+        ([*choices, "--targets-per-chunk", "2"], "made with targets_per_chunk 3, here it is 2"),
+        ([*choices, "--rules", "greedy"], "--choices have no rule greedy; they have leave_one_out"),
+    ):
+        with pytest.raises(InputError) as error:
+            measure(influential_tokens, folder, *WORDS, *words, "--results", str(tmp_path / "none"))
+        assert sentence in str(error.value), words
+        assert not (tmp_path / "none").exists()
+    with pytest.raises(InputError, match="--near-context-length 8 leaves no place for foreign tokens"):
+        measure(loss_differences, folder, *WORDS[:2], "--near-context-length", "8")
+
+
+def test_choices_of_another_text(
+    folder: Path, crossed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DOCUMENTS, "00000000000000dd", DOCUMENTS["00000000000000dd"][::-1])
+    data = write_data(tmp_path / "data")
+    words = ["--data", str(data), "--choices", str(crossed), "--intervention", "remove", "--rules", "nearest"]
+    with pytest.raises(InputError, match="are of another text than that of"):
+        measure(influential_tokens, folder, *WORDS, *words, "--results", str(tmp_path / "results"))
