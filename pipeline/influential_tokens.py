@@ -29,8 +29,8 @@ For each checkpoint and each target t of the evaluation documents:
   4. the same with another document's tokens at the same positions: the null. k tokens chosen among hundreds
      do much even where none matters; only the excess over the null is an effect. Of searches that build up
      the prediction the null is mimicry: foreign tokens chosen to reproduce this document's prediction;
-  5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the least k
-     that recovers most of the gain; by losses and by divergence.
+  5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
+     least k that recovers most of the gain; by losses and by divergence.
 
 --intervention says what stands where a token is left out:
   remove      nothing
@@ -40,8 +40,8 @@ For each checkpoint and each target t of the evaluation documents:
               document's tokens add to it counts; means over --num-backgrounds foreign documents; the default,
               which stood the trial of the measures together with leave_one_out_divergence
 
---judge-with CHECKPOINT …  tries the tokens on these models: what a search fitted to one model, another does not
-have. --choose-together is cross-fitting: several models choose, and others judge.
+--judge-with CHECKPOINT …  tries the tokens on these models: what a search fitted to one model, another does
+not have. --choose-together is cross-fitting: several models choose, and others judge.
 --choices RESULTS  tries the tokens that were chosen earlier on --checkpoints, such as short-trained models.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/

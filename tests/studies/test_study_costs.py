@@ -55,7 +55,7 @@ def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
     nearest = replace(EVALUATION, rules=["nearest"])
     sparse = 3 * ((4 + 1) + (4 + 2) + (4 + 4) + (4 + 5))
     assert token_forwards_of_chunk("influential_tokens", nearest) == 2 * sparse + 3 * 4
-    judged = replace(nearest, judge_with=["a", "b"])
+    judged = replace(nearest, judge_with=["a", "b"], choosers_judge=True)
     assert token_forwards_of_chunk("influential_tokens", judged) == 3 * (2 * sparse + 3 * 4) + 2 * 12
     # Each of two backgrounds is read once, 7 far tokens, and again from the nearest tokens on; the baseline
     # is read in the two foreign sequences.
