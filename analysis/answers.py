@@ -26,6 +26,7 @@ from analysis.losses.token_worth import (
 )
 from analysis.read import (
     PREFERRED_RULES,
+    TARGET,
     interval_cell,
     interval_of,
     interval_over_documents,
@@ -38,7 +39,7 @@ from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, RULES
 from pipeline.results.files import exported_name, partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
-from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.statistics import Interval
 from pipeline.results.table import as_table
 
@@ -94,6 +95,7 @@ def answers(results: Path) -> Iterator[str]:
         yield f"How many tokens carry it was not measured: {run}."
     else:
         yield carried_by(results, chosen)
+        yield from tokens_needed(results, chosen)
     yield from short_models_answers(results, losses, chosen)
 
 
@@ -144,6 +146,29 @@ def carried_by(results: Path, chosen: Chosen) -> str:
         return f"{text}."
     (nearest,) = equivalents[equivalents["k"] == row["k"]].to_dict("records")
     return f"{text}; {number_in_words(nearest)} of the nearest tokens do as much."
+
+
+def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
+    """How mean_log2_k spreads over the predictions, and whether two models agree in it."""
+    columns = [*TARGET, "judge", "mean_log2_k"]
+    only = {"model": [chosen.model], "rule": [chosen.rule], "criterion": [DIVERGENCE]}
+    rows = read_artefact(results, "dependency_sparsity", columns, only)
+    of_judges = rows.pivot_table("mean_log2_k", TARGET, "judge", dropna=False)
+    if of_judges.isna().all(axis=None):
+        return  # results of before there was such a number
+    others = [judge for judge in of_judges if judge not in chosen.model.split("+")]
+    values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()
+    low, middle, high = values.quantile([0.1, 0.5, 0.9])
+    text = (
+        f"What is at stake comes back over {middle:.1f} doublings of tokens in the median prediction"
+        f" (mean_log2_k; 80 % lie between {low:.1f} and {high:.1f}), of {len(values)} of {len(of_judges)}"
+        f" predictions that have at least {chosen.settings['minimum_gain']} nats at stake"
+    )
+    if len(of_judges.columns) > 1:
+        first, second = of_judges.columns[:2]
+        agreement = of_judges[first].corr(of_judges[second], method="spearman")
+        text += f"; {first} and {second} rank them alike at {agreement:.2f} (Spearman)"
+    yield f"{text}."
 
 
 def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> Iterator[str]:
@@ -251,8 +276,10 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
         recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
     exports = {artefact: results / exported_name(artefact) for artefact in artefacts}
     data = [path if path.exists() else results / of / "model=*" / "*.parquet" for of, path in exports.items()]
-    paths = sorted(figures.glob("*.png"), key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
-    drawn = [str(path) for path in paths] or [f"none in {figures}"]  # the paper's own figure first
+    # Those of the study's further evaluations stand beside; the paper's own figure comes first.
+    paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
+    paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
+    drawn = [str(path) for path in paths] or [f"none in {figures}"]
     partial = [f"({note})", ""] if (note := partial_note()) else []
     return "\n".join(
         [

@@ -163,7 +163,11 @@ def _text_commands(study: TextStudy) -> list[Command]:
         for size_name, of_size in trainings.items():
             plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
             commands += plans[-1].commands()
-    return [*commands, *_compare_scales(run, plans), *_compare_measures(run, plans)]
+    commands += [*_compare_scales(run, plans), *_compare_measures(run, plans)]
+    # Summaries come last: each lists the figures of the evaluations beside it.
+    drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
+    summaries = [replace(one, needs=(*one.needs, *drawn)) for one in commands if one.stage == "summary"]
+    return [*(one for one in commands if one.stage != "summary"), *summaries]
 
 
 def _tokenize(name: str, text: Text, out: Path, num_tasks: int, needs: tuple[str, ...] = ()) -> Command:

@@ -86,7 +86,9 @@ def main(arguments: argparse.Namespace) -> None:
         )
     ratios = seconds["alone"] / seconds["together"], forwards["alone"] / forwards["together"]
     sys.stdout.write(f"ratio     {ratios[0]:8.2f} of seconds  {ratios[1]:12.2f} of token-forwards\n")
-    sys.stdout.write(f"{arguments.num_choosers} choosers, {len(judges)} judges; {machine(torch.device("cpu"))}\n")
+    sys.stdout.write(
+        f"{arguments.num_choosers} choosers, {len(judges)} judges; {machine(torch.device('cpu'))}\n"
+    )
 
 
 def _model(seed: int) -> LoadedModel:

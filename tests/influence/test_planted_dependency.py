@@ -16,7 +16,7 @@ from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import BACKGROUND, RULES, selected_positions
-from pipeline.measuring.sparsity import dependency_sparsity
+from pipeline.measuring.sparsity import dependency_sparsity, mean_log2_k
 from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
@@ -190,3 +190,17 @@ def test_what_any_far_context_gives_is_in_the_background_already() -> None:
     rule = "add_one_in_divergence"
     assert selected_positions(removed, rule, 1, seed=[0])[:, 0].tolist() == [4, 4]
     assert selected_positions(among_foreign, rule, 1, seed=[0])[:, 0].tolist() == [9, 9]
+
+
+def test_mean_log2_k_rises_with_the_planted_k() -> None:
+    """All k planted tokens together decide: nothing comes back before the last, all with it."""
+    rule, by_hand = "leave_one_out_divergence", {1: 0, 2: 0.5, 4: np.log2(3) + np.log2(4 / 3) / 2}
+    for k, expected in by_hand.items():
+        tokens = set(_planted(k).values())
+        own = _contexts(lambda seen, tokens=tokens: 6.0 * (tokens <= seen), k)["own"]
+        chosen = {rule: selected_positions(own, rule, STUDIED[-1], seed=[0])}
+        missing_TJ = sparse_contexts(own, chosen, {rule: STUDIED})[rule].divergences.mean(-1)
+        assert own.background is not None
+        shares_TJ = 1 - missing_TJ / own.background.divergences[:, None]
+        found_T = mean_log2_k(shares_TJ, np.array(STUDIED), own.num_far_tokens_T)
+        np.testing.assert_allclose(found_T, expected, atol=1e-5, err_msg=str(k))
