@@ -154,7 +154,7 @@ def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
     only = {"model": [chosen.model], "rule": [chosen.rule], "criterion": [DIVERGENCE]}
     rows = read_artefact(results, "dependency_sparsity", columns, only)
     of_judges = rows.pivot_table("mean_log2_k", TARGET, "judge", dropna=False)
-    if of_judges.isna().all(axis=None):
+    if of_judges.isna().all(axis=None) or "minimum_gain" not in chosen.settings:
         return  # results of before there was such a number
     others = [judge for judge in of_judges if judge not in chosen.model.split("+")]
     values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()

@@ -166,7 +166,11 @@ def _text_commands(study: TextStudy) -> list[Command]:
     commands += [*_compare_scales(run, plans), *_compare_measures(run, plans)]
     # Summaries come last: each lists the figures of the evaluations beside it.
     drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
-    summaries = [replace(one, needs=(*one.needs, *drawn)) for one in commands if one.stage == "summary"]
+    summaries = [
+        replace(one, needs=tuple(dict.fromkeys([*one.needs, *drawn])))
+        for one in commands
+        if one.stage == "summary"
+    ]
     return [*(one for one in commands if one.stage != "summary"), *summaries]
 
 
@@ -301,7 +305,7 @@ def _compare_scales(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Command
         "--results", first, "--also-results", *others, "--figures", str(run / "figures"),
         "--data", str(plans[0].data), "--notebooks", "model_scale",
     )  # fmt: skip
-    needs = tuple(command.name for plan in plans for command in plan.commands())
+    needs = tuple(command.name for plan in plans for command in plan.commands() if command.stage != "summary")
     return [Command("model_scale", "analysis/run_notebooks.py", arguments, needs)]
 
 
@@ -311,7 +315,9 @@ def _compare_measures(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Comma
     if not {None, *OF_PLANTED} <= {plan.evaluation.of_planted for plan in choosing}:
         return []
     arguments = ("--run", str(run), "--figures", str(run / "figures"))
-    needs = tuple(command.name for plan in choosing for command in plan.commands())
+    needs = tuple(
+        command.name for plan in choosing for command in plan.commands() if command.stage != "summary"
+    )
     return [Command("measures", "analysis/measures.py", arguments, needs)]
 
 

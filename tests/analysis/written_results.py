@@ -12,11 +12,11 @@ from pipeline.results.write import StageOutput
 
 
 def write_rows(results: Path, stage: str, artefact: str, rows: pd.DataFrame) -> None:
-    """Write the rows of each `model`; columns of the schema that the rows lack hold 0, "0" or False."""
+    """Write the rows of each `model`; columns that the rows lack hold 0, "0", False or no list."""
     for model, of_model in rows.groupby("model"):
         columns = {}
         for field in SCHEMAS[artefact]:
-            blank = pa.scalar(0).cast(field.type).as_py()
+            blank = None if pa.types.is_list(field.type) else pa.scalar(0).cast(field.type).as_py()
             values = of_model[field.name] if field.name in of_model else [blank] * len(of_model)
             columns[field.name] = [None if pd.isna(value) else value for value in values]
         output = StageOutput(results, stage, str(model), settings={}, inputs={}, num_shards=1)

@@ -50,13 +50,13 @@ def test_sizes_and_steps_that_were_measured_in_one_way_are_compared_at_the_end(
     study_file: Callable[..., Path],
 ) -> None:
     steps = ("stages: [loss_differences]", "stages: [loss_differences, influential_tokens]")
-    *_, last = commands_of(load_study(study_file(steps)))
-    assert str(last) == (
+    *_, compared, _ = commands_of(load_study(study_file(steps)))  # a summary comes last
+    assert str(compared) == (
         "python analysis/run_notebooks.py --results run/results/tiny"
         " --also-results run/along_training/results/tiny --figures run/figures --data run/data"
         " --notebooks model_scale"
     )
-    assert {"summary-tiny", "influential_tokens-tiny-along_training"} <= set(last.needs)
+    assert {"run_notebooks-tiny", "influential_tokens-tiny-along_training"} <= set(compared.needs)
     for other in (", intervention: remove", ", data: {source: [n], tokenizer: olmo}"):
         assert "model_scale" not in typed(study_file(steps, (steps[1], steps[1] + other)))
 
@@ -100,6 +100,6 @@ def test_the_demo_is_what_the_page_says() -> None:
     page = page.replace("runs/demo/models/*", " ".join(f"runs/demo/models/{name}" for name in names))
     shown = [set(line.split()) for line in page.splitlines() if "runs/demo" in line]
     commands = typed(ROOT / "olmo_configs" / "studies" / "demo.yaml")
-    assert len(commands) == 11
+    assert len(commands) == 12
     for command in commands.values():
         assert set(command.split()) in shown, command
