@@ -44,6 +44,7 @@ PROGRAMS = (
     "analysis.measures",
     "analysis.methods",
     "analysis.planted_lengths",
+    "analysis.outcomes",
     "pipeline.explain",
     "pipeline.query",
     "pipeline.plant_needles",

@@ -1,0 +1,332 @@
+"""Do short-trained models lose more where a prediction needs more far tokens: three outcomes, one decision.
+
+    gap             L_short - L_long        ~ mean_log2_k + controls                           nats a doubling
+    share           the same                ~ stake + stake · (mean_log2_k - mean) + controls  a share
+    harm of length  harm_short - harm_long  ~ mean_log2_k within the last tokens + controls    nats a doubling
+
+L is the loss under the long context and harm `length_harm`, each a mean over the short-trained seeds less
+the mean over other long-trained ones. The stake is what the far context is worth to the judges: D(0), the
+mean of theirs, by the divergence; it is positive and blind to the token that came. The controls are natural
+splines of log D(0) and of the judges' gain by the loss (L_short - L_long), and straight lines of their loss
+under the long context, the target token's log frequency, its position and the source of the text.
+
+Targets of a text are not independent, nor are a seed's. A model's slope is linear in its outcome, so that of
+a pair of seeds is a difference, a_p - b_q, and the variance of its mean over all pairs is
+
+    V = V_text + (S²_a - E_a)+ / n_a + (S²_b - E_b)+ / n_b
+
+V_text: over texts, the seeds as they are (CR2: Bell and McCaffrey 2002; Pustejovsky and Tipton 2018). S²: the
+variance between the seeds' slopes of a role, a crossed random effect. E: what texts explain of it, the mean
+V_text of one seed less the mean covariance of two, which is taken off as in two-way clustering (Cameron,
+Gelbach and Miller 2011). ( )+ is 0 where it is negative; a role of one seed has the other role's S² - E. The
+interval is Student's with Satterthwaite's degrees of freedom, from Bell and McCaffrey's of V_text and, of S²,
+the seeds less one.
+
+Shapes: T targets, G texts, M models, J judges, C controls, P parameters.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.gap.slopes import FEWEST_DOCUMENTS
+from analysis.read import complete_rows, interval_columns, joined_on_common, rows_of
+from pipeline.cli import InputError
+from pipeline.results.statistics import Interval
+
+KEYS = ["document_id", "target_position"]
+SPARSITY = "mean_log2_k"
+SHORT_TRAINED, PLACEBO = "short-trained", "placebo"
+LEAST_SQUARES, INSTRUMENTED = "least squares", "other judge as instrument"
+SPLINE_DEGREES = 4
+"""Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
+_NOTHING = 1e-9  # relative: what rounding leaves of a column that others determine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is regressed on mean_log2_k."""
+
+    name: str
+    measured: str
+    """The column of loss_differences that each model has."""
+    is_share: bool
+    smallest_effect: float
+    """Of interest, a doubling: written down before anything was measured."""
+
+
+GAP = Outcome("gap", "long_context_loss", False, 0.02)
+SHARE = Outcome("share of the stake", "long_context_loss", True, 0.05)
+HARM = Outcome("harm of length", "length_harm", False, 0.01)  # half of the gap's: no sampled token is in it
+
+
+def judged(sparsity: pd.DataFrame) -> pd.DataFrame:
+    """The rows of dependency_sparsity, all of one rule and criterion, whose judge chose no tokens."""
+    choosers = sparsity["model"].unique()
+    if len(choosers) > 1:
+        raise InputError(f"tokens chosen by {' and by '.join(choosers)} need a results folder each")
+    is_chooser = sparsity["judge"].isin("+".join(choosers).split("+"))
+    if is_chooser.all():
+        raise InputError("no model that chose no tokens has judged them; run influential_tokens with judges")
+    return sparsity[~is_chooser]
+
+
+def outcome_targets(
+    sparsity: pd.DataFrame, losses: pd.DataFrame, *, measured: str, models: Sequence[str],
+    token_counts_V: np.ndarray, sources: Mapping[str, str],
+) -> pd.DataFrame:  # fmt: skip
+    """A row a target: its sparsity to each judge, what is held constant, and what each model has of it.
+
+    Args:
+        sparsity: of `judged`.
+        losses: loss_differences of the judges and of `models`, whose column `measured` makes the outcome.
+        token_counts_V: how often each token ID occurs in the training text.
+        sources: document_id -> where the text is from.
+
+    Returns:
+        document_id, target_position, "mean_log2_k of JUDGE" (doublings; null where there is too little to
+        bring back), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
+        judges' mean loss_difference and long_context_loss, nats), position (tokens), log_token_count (natural
+        log of count + 1), source, "MEASURED of MODEL" (nats).
+    """
+    far, stakes = (
+        sparsity.pivot(index=KEYS, columns="judge", values=name).astype("float64")
+        for name in (SPARSITY, "gain")
+    )
+    of_judges = pd.concat([rows_of(losses, judge) for judge in sparsity["judge"].unique()])
+    held = of_judges.groupby(KEYS).agg(
+        gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),
+        position=("num_long_context_tokens", "first"), token_id=("target_token_id", "first"),
+    )  # fmt: skip
+    held["log_token_count"] = np.log(token_counts_V[held.pop("token_id")] + 1.0)
+    of_models = pd.concat([rows_of(losses, model) for model in models])
+    outcomes = of_models.pivot(index=KEYS, columns="model", values=measured).astype("float64")
+    known = complete_rows(held.join(outcomes.add_prefix(f"{measured} of ")), f"targets with {measured}")
+    found = far.add_prefix(f"{SPARSITY} of ")
+    found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
+    what = f"targets with {SPARSITY} and with {measured}"
+    targets = joined_on_common(found.reset_index(), known.reset_index(), KEYS, what, may_right_have_more=True)
+    return targets.assign(source=targets["document_id"].map(sources))
+
+
+def of_each(targets: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The columns "NAME of MODEL" of `outcome_targets`, called by the models."""
+    columns = [column for column in map(str, targets) if column.startswith(f"{name} of ")]
+    return targets[columns].rename(columns=lambda column: column.removeprefix(f"{name} of "))
+
+
+def controls_of(targets: pd.DataFrame) -> np.ndarray:
+    """What every outcome holds constant: float64 [T, C]."""
+    from patsy import dmatrix  # late: few who read figures fit a regression
+
+    values = {"stake": np.log(targets["divergence"].to_numpy()), "gain": targets["gain"].to_numpy()}
+    splines = [dmatrix(f"cr({name}, df={SPLINE_DEGREES}) - 1", values) for name in values]
+    straight = targets[["difficulty", "log_token_count", "position"]].to_numpy(dtype="float64")
+    return np.hstack([*splines, straight, pd.get_dummies(targets["source"]).to_numpy(dtype="float64")])
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Of each model's own outcome, all by one design."""
+
+    models: Sequence[str]
+    slopes_M: np.ndarray
+    covariance_MM: np.ndarray
+    """Over texts."""
+    degrees_of_freedom: float
+
+
+class Design:
+    """A regression whose algebra is done once, whatever is regressed: a slope is linear in its outcome."""
+
+    def __init__(
+        self, regressors_TJ: np.ndarray, controls_TC: np.ndarray, texts_T: np.ndarray,
+        weights_T: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Name what the slope is on, as each judge has it, and what is held constant beside an intercept.
+
+        Controls may determine each other. `texts_T`: any labels; `weights_T`: None where all weigh the same.
+        """
+        codes_T = np.unique(texts_T, return_inverse=True)[1]
+        self._order = np.argsort(codes_T, kind="stable")  # from here on a text's targets are neighbours
+        self._starts_G = np.flatnonzero(np.diff(codes_T[self._order], prepend=-1))
+        self.num_texts, self.num_judges = len(self._starts_G), regressors_TJ.shape[1]
+        weights_T = np.ones(len(codes_T)) if weights_T is None else weights_T
+        self._root_T1 = np.sqrt(weights_T)[self._order, None]
+        varying_TC = controls_TC[:, np.ptp(controls_TC, axis=0) > 0]
+        varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
+        held_TC = self._ordered(np.column_stack([np.ones(len(codes_T)), varying_TC]))
+        basis_TC, sizes_C, _ = np.linalg.svd(held_TC, full_matrices=False)
+        self._held_TC = basis_TC[:, sizes_C > _NOTHING * sizes_C[0]]
+        self._regressors_TJ = self._beyond_controls(self._ordered(regressors_TJ))
+
+    def _ordered(self, values_TX: np.ndarray) -> np.ndarray:
+        return self._root_T1 * values_TX[self._order]
+
+    def _beyond_controls(self, values_TX: np.ndarray) -> np.ndarray:
+        return values_TX - self._held_TC @ (self._held_TC.T @ values_TX)
+
+    def _by_text(self, values_TX: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values_TX, self._starts_G, axis=0)
+
+    def least_squares(self, outcomes: pd.DataFrame) -> Slopes:
+        """Slopes on the judges' mean, with CR2 covariance; `outcomes` has a column a model."""
+        slope_T, adjusted_T, basis_TP, degrees_of_freedom = self._adjusted
+        outcomes_TM = self._ordered(outcomes.to_numpy())
+        residuals_TM = outcomes_TM - basis_TP @ (basis_TP.T @ outcomes_TM)
+        scores_GM = self._by_text(adjusted_T[:, None] * residuals_TM)
+        return Slopes(
+            outcomes.columns.tolist(), slope_T @ outcomes_TM, scores_GM.T @ scores_GM, degrees_of_freedom
+        )
+
+    @cached_property
+    def _adjusted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """The w of slope = w'y; CR2's (I - H_gg)^(-1/2) w of each text; a basis; degrees of freedom."""
+        mean_T = self._regressors_TJ.mean(axis=1)
+        slope_T = mean_T / (mean_T @ mean_T)
+        basis_TP = np.column_stack([self._held_TC, mean_T / np.sqrt(mean_T @ mean_T)])
+        adjusted_T = slope_T.copy()
+        for start, end in zip(self._starts_G, [*self._starts_G[1:], len(mean_T)], strict=True):
+            own_TP = basis_TP[start:end]  # H_gg is its product with itself: P eigenvalues tell all of it
+            values_P, vectors_PP = np.linalg.eigh(own_TP.T @ own_TP)
+            root_P = np.sqrt(np.maximum(1 - values_P, _NOTHING))
+            # (1 / root - 1) / value; of a value of 1 by the generalized inverse, where 1 / root is 0.
+            change_P = np.where(values_P < 1 - _NOTHING, 1 / (root_P * (1 + root_P)), -1.0)
+            projected_P = vectors_PP.T @ (own_TP.T @ slope_T[start:end])
+            adjusted_T[start:end] += own_TP @ (vectors_PP @ (change_P * projected_P))
+        # V is Σ (p_g'y)², p_g'p_h = δ_gh a_g'a_g - q_g'q_h: its mean and variance for independent targets.
+        squares_G, projected_GP = self._by_text(adjusted_T**2), self._by_text(adjusted_T[:, None] * basis_TP)
+        lengths_G, inner_PP = (projected_GP**2).sum(axis=1), projected_GP.T @ projected_GP
+        mean = (squares_G - lengths_G).sum()
+        half_variance = squares_G @ squares_G - 2 * squares_G @ lengths_G + (inner_PP**2).sum()
+        return slope_T, adjusted_T, basis_TP, float(mean**2 / half_variance)
+
+    def instrumented(self, outcomes: pd.DataFrame) -> Slopes:
+        """Slopes by two-stage least squares: each judge's value is the instrument of every other's.
+
+        A judge's error draws the slopes of `least_squares` to 0, and not these. All ordered pairs of judges
+        are stacked (Gillen, Snowberg, Yariv 2019); the covariance is Liang and Zeger's times G / (G - 1).
+        """
+        outcomes_TM, sum_T = self._ordered(outcomes.to_numpy()), self._regressors_TJ.sum(axis=1)
+        products_T = sum_T**2 - (self._regressors_TJ**2).sum(axis=1)  # of two judges, over ordered pairs
+        slope_T = (self.num_judges - 1) * sum_T / products_T.sum()
+        slopes_M = slope_T @ outcomes_TM
+        scores_TM = slope_T[:, None] * self._beyond_controls(outcomes_TM)
+        scores_GM = self._by_text(scores_TM - np.outer(products_T / products_T.sum(), slopes_M))
+        covariance_MM = self.num_texts / (self.num_texts - 1) * scores_GM.T @ scores_GM
+        return Slopes(outcomes.columns.tolist(), slopes_M, covariance_MM, self.num_texts - 1)
+
+
+def design_of(targets: pd.DataFrame, outcome: Outcome, weights_T: np.ndarray | None = None) -> Design:
+    """The regression of an outcome; `targets` are of `outcome_targets`, and each judge has its sparsity."""
+    sparsity_TJ, controls_TC = of_each(targets, SPARSITY).to_numpy(), controls_of(targets)
+    if outcome.is_share:
+        stake_T1 = targets[["divergence"]].to_numpy()
+        sparsity_TJ = stake_T1 * (sparsity_TJ - sparsity_TJ.mean())
+        controls_TC = np.hstack([controls_TC, stake_T1])
+    return Design(sparsity_TJ, controls_TC, targets["document_id"].to_numpy(), weights_T)
+
+
+Row = dict[Hashable, Any]
+
+
+def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
+    """The mean slope over all pairs of a model of `first` and one of `second`, as columns of `outcomes`.
+
+    Where both are single models, how seeds differ is not known and not in the interval.
+    """
+    from scipy.stats import t  # late: it is slow to load
+
+    roles = [[found.models.index(model) for model in models] for models in (first, second)]
+    weights_M = np.array([(m in first) / len(first) - (m in second) / len(second) for m in found.models])
+    text_variance = weights_M @ found.covariance_MM @ weights_M
+    seed_variance, squares = 0.0, text_variance**2 / found.degrees_of_freedom
+    for models, others in (roles, roles[::-1]):
+        if (num_models := len(models)) > 1:
+            share = 1 / num_models + (1 if len(others) == 1 else 0)  # a single one differs as these do
+            spread = found.slopes_M[models].var(ddof=1)
+            covariance_MM = found.covariance_MM[np.ix_(models, models)]
+            own = num_models * np.trace(covariance_MM) - covariance_MM.sum()
+            if (beyond := spread - own / (num_models * (num_models - 1))) > 0:
+                seed_variance += share * beyond
+                squares += (share * spread) ** 2 / (num_models - 1)
+    variance = text_variance + seed_variance
+    slope, error, degrees_of_freedom = weights_M @ found.slopes_M, np.sqrt(variance), variance**2 / squares
+    half = t.ppf(0.975, degrees_of_freedom) * error
+    return {
+        **interval_columns("slope", Interval(slope, slope - half, slope + half)),
+        "text_error": np.sqrt(text_variance), "seed_error": np.sqrt(seed_variance),
+        "degrees_of_freedom": degrees_of_freedom,
+        "p_value": 2 * t.sf(abs(slope) / error, degrees_of_freedom),
+        "pair_slopes": np.subtract.outer(*(found.slopes_M[models] for models in roles)).ravel().tolist(),
+    }  # fmt: skip
+
+
+def contrasts(
+    design: Design, outcomes: pd.DataFrame, *, short: Sequence[str], long: Sequence[str], placebo: str | None
+) -> list[Row]:
+    """`contrast` of the short-trained and the placebo with the long-trained; the former instrumented too."""
+    found = design.least_squares(outcomes)
+    rows = [{"compared": SHORT_TRAINED, "estimator": LEAST_SQUARES, **contrast(found, short, long)}]
+    if placebo is not None:
+        rows.append({"compared": PLACEBO, "estimator": LEAST_SQUARES, **contrast(found, [placebo], long)})
+    if design.num_judges > 1:
+        found = design.instrumented(outcomes)
+        rows.append({"compared": SHORT_TRAINED, "estimator": INSTRUMENTED, **contrast(found, short, long)})
+    return rows
+
+
+def outcome_rows(
+    targets: pd.DataFrame, outcome: Outcome, *, short: Sequence[str], long: Sequence[str],
+    placebo: str | None = None, weights_T: np.ndarray | None = None,
+) -> list[Row]:  # fmt: skip
+    """`contrasts` of the targets of `outcome_targets`, with counts and how far two judges agree.
+
+    Targets without a sparsity to each judge are counted and left out; `targets` may be fewer than were read.
+    """
+    known = targets[of_each(targets, SPARSITY).notna().all(axis=1)]
+    sparsity, num_documents = of_each(known, SPARSITY), known["document_id"].nunique()
+    if num_documents < FEWEST_DOCUMENTS:
+        what = f"{SPARSITY} and {outcome.measured}"
+        raise InputError(f"{num_documents} texts have {what}, and an interval needs {FEWEST_DOCUMENTS}")
+    pairs = np.triu_indices(sparsity.shape[1], 1)
+    common = {
+        "outcome": outcome.name, "smallest_effect": outcome.smallest_effect, "num_targets": len(known),
+        "num_documents": num_documents, "num_left_out": len(targets) - len(known),
+        **{kind: float(sparsity.corr(kind).to_numpy()[pairs].mean()) for kind in ("pearson", "spearman")},
+    }  # fmt: skip
+    design, outcomes = design_of(known, outcome, weights_T), of_each(known, outcome.measured)
+    return [common | row for row in contrasts(design, outcomes, short=short, long=long, placebo=placebo)]
+
+
+def with_decision(rows: Sequence[Row]) -> pd.DataFrame:
+    """The table of the three outcomes' rows, with Holm's p-values of the three, and the decision."""
+    table = pd.DataFrame(rows)
+    is_main = (table["compared"] == SHORT_TRAINED) & (table["estimator"] == LEAST_SQUARES)
+    p_values = table.loc[is_main, "p_value"].sort_values()
+    holm = np.maximum.accumulate(np.arange(len(p_values), 0, -1) * p_values.to_numpy())
+    table.loc[p_values.index, "holm_p_value"] = np.minimum(holm, 1.0)
+    return table.assign(decision=decision(table))
+
+
+def decision(table: pd.DataFrame) -> str:
+    """What the three outcomes say together, by the rule that was written down before.
+
+    "refuted at this size": all three intervals end below the smallest effects of interest, be one of them
+    above 0 or not. "support": the share or the harm has its interval above 0, also by Holm's p-value, and the
+    placebo's interval of the same outcome holds 0; and the gap's interval is not below 0. Else "open".
+    """
+    rows = table[table["estimator"] == LEAST_SQUARES].set_index(["outcome", "compared"]).to_dict("index")
+    main = {outcome: rows[outcome.name, SHORT_TRAINED] for outcome in (GAP, SHARE, HARM)}
+    if all(row["slope_high"] < outcome.smallest_effect for outcome, row in main.items()):
+        return "refuted at this size"
+    for outcome in (SHARE, HARM):
+        row, placebo = main[outcome], rows[outcome.name, PLACEBO]
+        is_above_0 = row["slope_low"] > 0 and row["holm_p_value"] <= 0.05
+        if is_above_0 and placebo["slope_low"] <= 0 <= placebo["slope_high"] and main[GAP]["slope_high"] >= 0:
+            return "support"
+    return "open"

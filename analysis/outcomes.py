@@ -1,0 +1,119 @@
+"""Tell whether short-trained models lose more where a prediction needs more far tokens: the study's decision.
+
+  python analysis/outcomes.py --sparsity-results runs/decisive-2m/results \\
+      --near-results runs/decisive-2m/near/results --loss-results runs/decisive-2m/results \\
+      --short-trained 2m-short-pose-seed{0,1,2,3} --long-trained 2m-long-seed{4,5,6,7} \\
+      --placebo 2m-long-seed8 --out runs/decisive-2m/outcomes
+
+Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: of the gap in nats; of the gap
+as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length
+alone. Each stands beside that of the placebo, a long-trained model in the place of the short-trained ones,
+and the slope with each judge's sparsity as the instrument of the other's. Prints them with the decision, and
+writes outcomes.parquet (pipeline/RESULTS.md).
+
+The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
+models named. A model of two roles is refused.
+
+on a laptop, the rehearsal at 0.34 M parameters: the same with 300k in the place of 2m.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.cli import start
+
+    start(__file__)
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipeline.cli import InputError, folder_path, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RULE = "leave_one_out_divergence"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--sparsity-results", type=folder_path, required=True, help="mean_log2_k of all far tokens")
+    add(
+        "--near-results", type=folder_path, required=True, help="mean_log2_k within length_harm's last tokens"
+    )
+    add("--loss-results", type=folder_path, required=True, help="loss_differences of all models")
+    beside = "the tokenized data that was measured; beside the loss results where not given"
+    add("--data", type=folder_path, help=beside)
+    add("--short-trained", nargs="+", required=True, metavar="MODEL", help="trained at a short context")
+    add("--long-trained", nargs="+", required=True, metavar="MODEL", help="whom these are compared with")
+    add("--placebo", required=True, metavar="MODEL", help="a long-trained model of no other role")
+    add("--out", type=folder_path, required=True, help="where the table is written")
+    return program
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the table and the decision, and write them."""
+    # Imported late, for a --help at once.
+    from analysis.gap import outcomes
+    from analysis.read import MeasuredText, write_derived_table
+    from pipeline.results.read import read_artefact
+    from pipeline.results.schemas import DIVERGENCE
+    from pipeline.text.folder import UnigramDistribution
+
+    short, long, placebo = arguments.short_trained, arguments.long_trained, arguments.placebo
+    models, only = [*short, *long, placebo], {"rule": [RULE], "criterion": [DIVERGENCE]}
+    far, near = (
+        outcomes.judged(read_artefact(folder, "dependency_sparsity", only=only))
+        for folder in (arguments.sparsity_results, arguments.near_results)
+    )
+    for sparsity in (far, near):
+        named = [*sparsity["model"].iloc[0].split("+"), *sparsity["judge"].unique(), *models]
+        if twice := [model for model in named if named.count(model) > 1]:
+            raise InputError(
+                f"{twice[0]} has two roles of chooser, judge, short-trained, long-trained and placebo: its"
+                " luck would be on both sides; name another model"
+            )
+    text = MeasuredText.open(arguments.loss_results, "loss_differences", arguments.data)
+    losses = read_artefact(arguments.loss_results, "loss_differences")
+    token_counts_V = UnigramDistribution.of_training_tokens(text.data).counts_V
+    urls = {document.document_id: document.url or "" for document in text.data.evaluation_documents()}
+    sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+    rows = []
+    for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
+        targets = outcomes.outcome_targets(
+            near if outcome is outcomes.HARM else far, losses, measured=outcome.measured, models=models,
+            token_counts_V=token_counts_V, sources=sources,
+        )  # fmt: skip
+        rows += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
+    table = outcomes.with_decision(rows)
+    sys.stdout.write(lines_of(table))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_derived_table(table, "outcomes", arguments.out)
+
+
+def lines_of(table: "pd.DataFrame") -> str:
+    """The table and the decision as text."""
+    from analysis.read import interval_cell
+    from pipeline.results.table import as_table
+
+    shown = [
+        "outcome", "compared", "estimator", "num_targets", "num_documents", "num_left_out", "pearson",
+        "spearman", "text_error", "seed_error", "degrees_of_freedom", "p_value", "holm_p_value",
+    ]  # fmt: skip
+    rows = []
+    for row in table.to_dict("records"):
+        pairs = f"{min(row['pair_slopes']):.3f} to {max(row['pair_slopes']):.3f}"
+        rows.append([*(row[name] for name in shown), interval_cell(row, "slope"), pairs])
+    header = [
+        *(name.removeprefix("num_").replace("_", " ") for name in shown),
+        "slope [95 %]",
+        "of seed pairs",
+    ]
+    lines = as_table(header, rows, widest_cell=None)
+    main = table[table["holm_p_value"].notna()].to_dict("records")
+    widths = [f"{row['outcome']} {(row['slope_high'] - row['slope_low']) / 2:.4f}" for row in main]
+    return f"{lines}\nDecision: {main[0]['decision']}. Half of each interval: {', '.join(widths)}.\n"
