@@ -25,7 +25,7 @@ from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, sup
 from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
 from pipeline.results.read import read_artefact
-from pipeline.results.schemas import ATTENTION_HEADS, OWN, Columns, append_columns
+from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput, what_made
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
@@ -233,7 +233,7 @@ class _Run:
                 with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                     append_columns(tables, self.measure(loaded, chunk, others))
             if index == self.shards[shard][-1]:
-                output.write_shard(shard, tables, facts)
+                output.write_shard(shard, tables, facts | left_out(tables))
                 tables = {}
         logger.info(
             "%s: %.2f GiB of memory at the peak; batches of up to %d tokens, within a budget of %.2f GiB",
@@ -260,6 +260,21 @@ class _Run:
                 f" {beside.model.vocabulary_size}: their predictions cannot be compared"
             )
         return other
+
+
+def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
+    """How many pairs of target and judge there are, and how many have too little at stake for a sparsity."""
+    if (rows := tables.get("dependency_sparsity")) is None:
+        return {}
+    pairs = {
+        (document, target, judge): value is None
+        for document, target, judge, criterion, value in zip(
+            *(rows[name] for name in ("document_id", "target_position", "judge", "criterion", "mean_log2_k")),
+            strict=True,
+        )
+        if criterion == DIVERGENCE
+    }
+    return {"num_asked": len(pairs), "num_without_gain": sum(pairs.values())}
 
 
 def refuse_foreign_tokens(

@@ -30,6 +30,9 @@ from pipeline.results.read import (
 )
 from pipeline.results.schemas import SCHEMAS
 
+COUNTS = ("num_asked", "num_without_gain")
+"""Facts of a shard that are of all of it together in an export."""
+
 
 def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None = None) -> Path:
     """Write the results of these folders as an export, manifest last; the manifest's path.
@@ -63,6 +66,9 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
             first, *_ = of_this_model = list(of_model)
             parts.append(rows_of_files(of_this_model, artefact, only={"model": [model]}))
             metadata[model] = {key.decode(): value.decode() for key, value in first.metadata.items()}
+            of_shards = [json.loads(file.metadata.get(b"model_facts", b"{}")) for file in of_this_model]
+            counts = {name: sum(of[name] for of in of_shards) for name in COUNTS if name in of_shards[0]}
+            metadata[model]["model_facts"] = json.dumps(of_shards[0] | counts)
         schema = pa.schema(
             [pa.field("model", pa.string()), *SCHEMAS[artefact]], metadata={MODELS: json.dumps(metadata)}
         )

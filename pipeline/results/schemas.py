@@ -63,8 +63,6 @@ SELECTION_COLUMNS = [
            " document's far context as within the own one, or 'mimicry', to reproduce the prediction from"
            " the own far context; null of the own far context, and in the oldest results, where it is"
            " selection", nullable=True),
-    column("num_candidates", pa.int32(), "of earlier results: tokens that each step of the search tried,"
-           " those that a screen put first; null in all others", nullable=True),
 ]
 JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: one of --judge-with,"
                " or one that the tokens were chosen with; null in the oldest results, which have the latter"
@@ -226,9 +224,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("half_sparsity", pa.int32(), "the least studied k recovering half of the gain; null likewise",
                nullable=True),
         column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
-        column("rationale_size", pa.int32(), "of earlier results: least number of the rule's first tokens,"
-               " beside the short context, with which the most likely next token is that of the long context"
-               " (Vafa et al. 2021); null in all others", nullable=True),
         column("minimum_context_length", pa.int32(), "least number of nearest tokens, those of the short"
                " context among them, that recovers the recovery fraction of the gain (Vakilian et al. 2025):"
                " short_context_length and k* of the rule nearest, by the same criterion, on its grid of"
@@ -407,8 +402,10 @@ Losses are in nats, and never negative; `_position` counts tokens from the start
 Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
 `settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
 checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
-seed, as far as the checkpoint has them), `git_commit` and `packages` (their versions). A table that was
-made of results read in part (`--allow-partial`) says of which in its metadata's `note`.
+seed, as far as the checkpoint has them; of the shard, how many pairs of target and judge were measured, and
+how many of them have too little at stake for a mean_log2_k: num_asked, num_without_gain), `git_commit` and
+`packages` (their versions). A table that was made of results read in part (`--allow-partial`) says of which
+in its metadata's `note`.
 
 A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
 which holds rows, bytes and SHA-256 of its files, and among how many tasks the work was split. Programs here

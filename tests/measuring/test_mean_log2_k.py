@@ -16,7 +16,7 @@ from olmo.model import OLMo
 from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring.sparsity import mean_log2_k
-from pipeline.results.read import read_artefact
+from pipeline.results.read import read_artefact, read_model_facts
 
 NAMES = ("run", "second", "third", "fourth")
 L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two backgrounds
@@ -192,6 +192,8 @@ def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_p
     is_small = rows["gain"] < middle
     assert 0 < is_small.sum() < len(rows)
     assert (rows["mean_log2_k"].isna() == is_small).all()
+    facts = read_model_facts(results, "dependency_sparsity")["third"]
+    assert (facts["num_asked"], facts["num_without_gain"]) == (len(rows), is_small.sum())
 
 
 def test_the_harm_of_length(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
