@@ -165,7 +165,8 @@ def _sums(
     values = pd.DataFrame(
         {"numerator": numerators.astype("float64"), "denominator": counted}, numerators.index
     )
-    sums_D = values.groupby(document_ids).sum()
+    # Its values: to look for a name, pandas makes a text of a whole series first.
+    sums_D = values.groupby(document_ids.values).sum()
     return sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy()
 
 

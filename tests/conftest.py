@@ -35,21 +35,22 @@ LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
     "tests/test_pages.py",
-    "tests/test_damaged_contents.py",
-    "tests/test_pretrain.py",
     "tests/end_to_end/test_pipeline.py",
-    "tests/studies/test_synthetic_studies.py",
+    "tests/test_pretrain.py",
+    "tests/analysis/test_quoted_reference_study.py",
     "tests/analysis/test_explorer_page.py",
-    "tests/analysis/test_model_scale.py",
+    "tests/golden/test_studies_and_tables.py",
     "tests/test_start.py",
-    "tests/studies/test_rule_costs.py",
-    "tests/test_benchmarks_run.py",
+    "tests/influence/test_brute_force.py",
     "tests/analysis/test_drawing.py",
-    "tests/analysis/test_answers.py",
-    "tests/measuring/test_tasks_of_an_array.py",
+    "tests/studies/test_rule_costs.py",
+    "tests/test_damaged_contents.py",
     "tests/test_tokenize_c4.py",
+    "tests/studies/test_study_runs.py",
+    "tests/analysis/test_partial_results.py",
+    "tests/analysis/test_answers.py",
 )
-"""Files of five seconds or more: one that starts last would keep the other processes waiting."""
+"""The files that take longest: one that starts last would keep the other processes waiting."""
 MOST_PROCESSES = 8  # of about half a GiB each
 
 

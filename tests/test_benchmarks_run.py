@@ -39,6 +39,7 @@ def run(benchmark: Any, *words: object) -> None:
     benchmark.main(benchmark.parser().parse_args([str(word) for word in words]))
 
 
+@pytest.mark.slow
 def test_every_way_gives_the_same_numbers_and_a_wrong_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_what_counting_predicts() -> None:
     assert leave_one_out.flops_of(leave_one_out.Ours(problem)) == 2 * 15 * keys_and_values + rest + 2 * 7 * 28
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_gpu_runs_on_a_cpu_and_a_case_that_fails_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

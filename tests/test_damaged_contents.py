@@ -143,7 +143,7 @@ WALKS = {
 }  # fmt: skip
 
 
-AT_EVERY_RUN = ("tokenize_c4", "query", "study", "study of synthetic tasks", "sparse_functional_attention")
+AT_EVERY_RUN = ("tokenize_c4", "query", "study of synthetic tasks", "sparse_functional_attention")
 """The others are slow: ten minutes on two busy cores."""
 
 

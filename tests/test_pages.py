@@ -1,7 +1,7 @@
 """The pages: every link leads somewhere, every program takes the commands that are shown, and they run.
 
 All commands run at small size (commands_at_small_size.py) in one folder, as a reader would have them: the
-demo's stages first, then page by page. What takes minutes even so is slow: `make test-all` runs it.
+demo's stages first, then page by page. All but those of the first page are slow: `make test-all` runs them.
 """
 
 import argparse
@@ -22,6 +22,7 @@ PAGES = {
     if not any(part.startswith(".") or part == "runs" for part in path.relative_to(ROOT).parts)
 }
 OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in UNMARKED]
+FIRST_PAGE = "README.md"
 KINDS = ROOT / "analysis/reference/study/data/token_categories.parquet"
 
 
@@ -127,7 +128,10 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return page
 
 
-@pytest.mark.parametrize("name", OF_COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == FIRST_PAGE else pytest.param(name, marks=pytest.mark.slow) for name in OF_COMMANDS],
+)
 def test_the_commands_and_the_python_of_a_page_run(
     name: str, run_page: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +151,7 @@ def test_the_long_commands_of_a_page_run(name: str, run_page: Callable[[str], Pa
             run_of(name, shown, folder)
 
 
+@pytest.mark.slow
 def test_the_recipes_lead_to_what_they_say(run_page: Callable[[str], Path]) -> None:
     folder = run_page("pipeline/RECIPES.md")
     mine = folder / "runs" / "mine"

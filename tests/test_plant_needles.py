@@ -183,6 +183,7 @@ def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path, tmp_p
     assert found >= 2
 
 
+@pytest.mark.slow
 def test_the_measuring_stages_run_unchanged_on_olmo_and_hugging_face(
     data: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:

@@ -19,13 +19,15 @@ from pipeline.cli import InputError
 from pipeline.pretrain import main, parser
 
 ROOT = Path(__file__).parents[1]
-LAST = "step300-unsharded"
+NUM_STEPS = 160
+LAST = f"step{NUM_STEPS}-unsharded"
 SHORT = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1")
 OVERRIDES = [
     "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
     "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
-    "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32", "max_duration=300",
-    "save_interval=20", "console_log_interval=7", "eval_context_lengths=null", "peak_flops=1e11",
+    "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32",
+    f"max_duration={NUM_STEPS}", "save_interval=20", "console_log_interval=7", "eval_context_lengths=null",
+    "peak_flops=1e11",
 ]  # fmt: skip
 
 
@@ -91,13 +93,13 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, wh
     assert resumed.returncode == 0, said
     assert "going on from" in said
     assert_same_weights(tmp_path / "killed" / LAST, whole / LAST)
-    assert steps_in(tmp_path / "killed") == list(range(1, 301))
+    assert steps_in(tmp_path / "killed") == list(range(1, NUM_STEPS + 1))
 
 
 def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     data: Path, tmp_path: Path, whole: Path
 ) -> None:
-    asked = start(data, tmp_path / "run", "save_interval=300")
+    asked = start(data, tmp_path / "run", f"save_interval={NUM_STEPS}")
     wait_for(tmp_path / "run" / "metrics.jsonl", asked)
     asked.send_signal(signal.SIGUSR1)
     _, said = asked.communicate(timeout=120)
@@ -142,6 +144,7 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,6 +90,7 @@ def test_another_configuration_is_refused(results: Path) -> None:
         measure(results, "--conditions", "local", "--seeds", "0", "3", "--steps", "65")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(results: Path, tmp_path: Path) -> None:
     words = ["--results", results, "--figures", tmp_path, "--notebooks", "sparse_functional_attention"]
     done = forked_stages.run("analysis/run_notebooks.py", *words, cwd=tmp_path)

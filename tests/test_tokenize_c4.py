@@ -273,6 +273,7 @@ def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> N
     assert "max_documents was None, now 1" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_silent_hub_is_one_sentence_within_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -135,27 +135,32 @@ def _loss_differences(rows: pd.DataFrame) -> dict[str, list]:
 
 def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
     """And what is not the model's own, absurd: another judge's losses, and controls at further k."""
-    frames = []
+    names = ("document_id", "chunk_index", "target_position", "short_context_loss", "long_context_loss")
+    of_targets: dict[str, list] = {name: rows[name].tolist() for name in names}
+    of_choices = ("rule", "far_context", "judge", "k")
+    table: dict[str, list] = {name: [] for name in (*names, *of_choices, "sparse_context_loss")}
+    absurd = [ABSURD_LOSS] * len(rows)
+
+    def add(choice: tuple[str, str, str, int], losses: list[float]) -> None:
+        for name in names:
+            table[name] += of_targets[name]
+        for name, value in zip(of_choices, choice, strict=True):
+            table[name] += [value] * len(rows)
+        table["sparse_context_loss"] += losses
+
     for rule in RULES:
         for far_context in ("own", "other_document"):
             for k in KS:
                 recovered = SELECTION_BONUS[rule] * np.log2(k + 1) + generator.normal(0, 0.02, len(rows))
                 if far_context == "own":
                     recovered += RULE_STRENGTH[rule] * rows["gain"] * share(rows["needed_k"].to_numpy(), k)
-                frame = rows[["document_id", "chunk_index", "target_position"]].assign(
-                    rule=rule, far_context=far_context, judge=model, k=k,
-                    short_context_loss=rows["short_context_loss"],
-                    long_context_loss=rows["long_context_loss"],
-                    sparse_context_loss=rows["short_context_loss"] - recovered,
-                )  # fmt: skip
-                frames += [frame, frame.assign(judge=JUDGE, sparse_context_loss=ABSURD_LOSS)]
+                add((rule, far_context, model, k), (rows["short_context_loss"] - recovered).tolist())
+                add((rule, far_context, JUDGE, k), absurd)
             if rule != "leave_one_out":
-                frames += [
-                    frame.assign(judge=judge, k=k, sparse_context_loss=ABSURD_LOSS)
-                    for judge in (model, JUDGE)
-                    for k in FURTHER_KS
-                ]
-    return pd.concat(frames).to_dict("list")
+                for judge in (model, JUDGE):
+                    for k in FURTHER_KS:
+                        add((rule, far_context, judge, k), absurd)
+    return table
 
 
 def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:

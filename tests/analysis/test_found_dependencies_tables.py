@@ -170,6 +170,7 @@ def test_the_figure_is_of_the_largest_examples_alone(kinds: pd.DataFrame) -> Non
     assert of_several[["size", "largest_train_size"]].drop_duplicates().values.tolist() == [[9, 7]]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) -> None:
     write_rows(tmp_path / "results", "found_dependencies", "found_dependencies", rows)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}

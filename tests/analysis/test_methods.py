@@ -144,6 +144,7 @@ def test_both_kinds_of_truth_stand_in_one_panel(text: Path, synthetic: Path) -> 
     assert worth.get_xlabel() == "worth of 4 tokens\nto the prediction (nats)"
 
 
+@pytest.mark.slow
 def test_the_program_on_a_tiny_run(
     tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
 ) -> None:

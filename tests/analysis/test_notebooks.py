@@ -75,6 +75,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     assert {path: path.stat().st_mtime_ns for path in figures.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_notebooks_without_short_trained_models(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     results, figures = scales[0] / "early", tmp_path / "figures"
     write_results(tmp_path / "large", models=LONG_MODELS, scale=(3_000_000, 100), num_documents=12)
@@ -89,6 +90,7 @@ def test_notebooks_without_short_trained_models(scales: tuple[Path, Truth, Truth
     assert (named.returncode, sentence in named.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: Path) -> None:
     """As of the novels in the reference study, of which no influential tokens are measured."""
     losses, figures = tmp_path / "results", tmp_path / "figures"
@@ -117,6 +119,7 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
     assert refused.returncode == 2 and "is in use by process" in refused.stderr
 
 
+@pytest.mark.slow
 def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     texts = [
         "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,
@@ -137,6 +140,7 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     assert table.num_rows > 0
 
 
+@pytest.mark.slow
 def test_ends_of_repeats_are_told_from_others(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     folder, truth, _ = scales
     kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
@@ -204,7 +208,7 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
         assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
     wait = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
     path = one_cell(tmp_path, f"{wait}\ntime.sleep(100)")

@@ -62,6 +62,7 @@ def test_a_figure(partial_results: Path, tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.texts] == [NOTE]
 
 
+@pytest.mark.slow
 def test_a_notebook_says_so_below_every_cell(partial_results: Path, tmp_path: Path) -> None:
     notebook, figures = NOTEBOOKS / "loss_differences.ipynb", tmp_path / "figures"
     parameters = {"results": str(partial_results), "figures_folder": str(figures)}

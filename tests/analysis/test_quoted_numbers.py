@@ -99,6 +99,7 @@ def test_the_paper_figure(recovered: dict[Any, Row]) -> None:
     assert four["loss"] > four["long_loss"] and sixteen["recovered_fraction_low"] > 1
 
 
+@pytest.mark.slow
 def test_slopes_with_the_gain_held_constant() -> None:
     text = section(FINDINGS, "What does the paper's kind of measure say?")
     long, other = "2m-long-seed0", "2m-long-seed1"

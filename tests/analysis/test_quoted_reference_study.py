@@ -5,6 +5,7 @@ Not checked here: slopes, which need the training text's counts of tokens.
 
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +191,13 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
     text = section(FINDINGS, "What changes with model size?")
     results, (choosing, judge, _) = SIZES[size]
     losses = read_artefact(results, "loss_differences", None, {"model": [choosing]})
-    sparse = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
-    for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
+    kinds = zip(("ends of repeats", "all others"), of_kinds().values(), effects_of_kinds(size), strict=True)
+    for label, targets, effects in kinds:
         of_kind = of_targets(losses, targets)
         agree_cell(text, f"{label}: gain", summarize_models(of_kind).iloc[0], "loss_difference", place)
         share = 100 * of_kind["loss_difference"].sum() / losses["loss_difference"].sum()
         agree(cells_of(text, f"{label}: share of all gain")[place], share)
-        effects = token_effects(of_targets(sparse, targets))
-        of_judge = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
-        four = of_judge[DIVERGENCE, "leave_one_out_divergence", 4]
+        four = effects[judge, DIVERGENCE, "leave_one_out_divergence", 4]
         agree_cell(text, f"{label}: share that 4", four, "share", place)
 
 
@@ -218,9 +217,19 @@ def test_gaps_of_what_copying_can_foretell() -> None:
             agree(expected, *interval(gaps[kind, model], "expected_gap"))
 
 
+@cache
 def of_kinds() -> dict[str, pd.DataFrame]:
     """Ends of repeats and all other targets, by the table that is kept in the place of the text."""
     return by_repeats(pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet"))
+
+
+@cache
+def effects_of_kinds(size: str) -> list[dict[Any, Row]]:
+    """Of both: (judge, criterion, rule, k) -> what k tokens of the choosing model are worth."""
+    results, (choosing, _, _) = SIZES[size]
+    losses = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
+    tables = [token_effects(of_targets(losses, targets)) for targets in of_kinds().values()]
+    return [by(effects, "judge", "criterion", "rule", "k") for effects in tables]
 
 
 def test_from_size_to_size_what_copying_can_foretell() -> None:
@@ -251,12 +260,10 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
     four = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]
     agree(re.findall(r"carry (\d+ % \[.*?\])", text)[0], *(100 * value for value in interval(four, "share")))
     agree(re.findall(r"carries (\d+) %", text)[0], 100 * four["null_recovered"] / four["gain"])
-    losses = read_sparse_losses(JUDGED, only={"model": [CHOOSING]}, every_judge=True)
-    of_kind = [
-        by(token_effects(of_targets(losses, targets)), "judge", "criterion", "rule", "k")
-        for targets in of_kinds().values()
+    shares = [
+        100 * effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]["share"]
+        for effects in effects_of_kinds("2m")
     ]
-    shares = [100 * kind[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4]["share"] for kind in of_kind]
     agree(" ".join(re.findall(r"repeated it is (\d+) %, elsewhere (\d+) %", text)[0]), *shares)
     recovered = by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
     null = recovered[CHOOSING, "leave_one_out", "other_document", 16]["recovered_fraction"]

@@ -165,6 +165,7 @@ def _cost(table: pd.DataFrame, rule: str) -> str:
     return f"{table.loc[table['rule'] == rule, 'token_forwards_per_target'].iloc[-1]:,.0f}"
 
 
+@pytest.mark.slow
 def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     done = forked_stages.run(

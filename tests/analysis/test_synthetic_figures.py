@@ -94,6 +94,7 @@ def test_the_figure_of_positions_can_be_read() -> None:
     assert_legible(figure)
 
 
+@pytest.mark.slow
 def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Path) -> None:
     accuracy = pd.concat([
         rows(0, 1, [1.0, 1.0, 0.8]), rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),

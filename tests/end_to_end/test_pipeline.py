@@ -1,6 +1,7 @@
 """From text to results by the commands themselves, from another directory and not installed.
 
-Of the measuring stages one is started as it is typed; the others, which need the same libraries, are forked.
+Tokenizing and one measuring stage are started as typed; the others, which need the same libraries, are
+forked.
 Then once more with influential_tokens killed in the middle: the same bytes must come out.
 """
 
@@ -38,8 +39,8 @@ MEASURE = [
     "--device", "cpu",
 ]  # fmt: skip
 SHORT = ["--short-context-length", "8"]
-# One document a shard and one removed token a forward pass: slow enough to be killed in the middle.
-INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--tokens-per-batch", "64"]
+# One document a shard, in batches of eight contexts: slow enough to be killed in the middle.
+INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--tokens-per-batch", "512"]
 
 
 def write_corpus(path: Path) -> None:
@@ -76,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder / "corpus.jsonl")
     tokenize = ["--out", "data", "--source", "corpus.jsonl", "--tokenizer", "bpe:300"]
     finish(start("tokenize_c4", [*tokenize, "--evaluation-fraction", "0.3"], folder))
-    finish(start("pretrain", PRETRAIN, folder))
+    finish(forked_stages.start("pipeline/pretrain.py", *PRETRAIN, cwd=folder))
     results = ["--results", "results"]
     together = [
         start("loss_differences", [*MEASURE, *SHORT, *results], folder),
@@ -122,6 +123,7 @@ def test_the_stages_agree_on_the_losses_they_share(folder: Path) -> None:
     np.testing.assert_allclose(mean, differences["short_context_loss"].mean(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_as_a_module_it_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     here = {"data": str(folder / "data"), "run": str(folder / "run")}
     flags = [here.get(word, word) for word in [*MEASURE, *SHORT, "--results", str(tmp_path)]]

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -53,7 +54,14 @@ def tables() -> dict[str, dict[str, str]]:
 
 def _hash(values: pd.Series) -> str:
     """Of the values, whether they are held as numbers with a mask, strings or lists; null and NaN are one."""
-    words = "\n".join(map(_words, values.tolist()))
+    if pd.api.types.is_numeric_dtype(values.dtype):  # the same words as below, a third of the time
+        words = "\n".join(map(repr, values.to_numpy("float64", na_value=np.nan).tolist())).replace("nan", "")
+    elif isinstance(values.dtype, pd.StringDtype):
+        codes, strings = pd.factorize(values)  # -1, the last, where it is null
+        of_codes = [*map(_words, strings), ""]
+        words = "\n".join([of_codes[code] for code in codes])
+    else:
+        words = "\n".join(map(_words, values.tolist()))
     return f"{len(values)}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
 

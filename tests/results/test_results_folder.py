@@ -6,13 +6,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from forked_stages import stand_ins
 from measured_documents import contents
 
 from pipeline.cli import InputError
@@ -191,8 +191,10 @@ def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, whe
     open_output(tmp_path / "whole").write_shard(0, rows(1.0))
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     open_output(tmp_path / "whole").write_shard(1, rows(2.0))
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed"), when])
-    assert killed.returncode == -signal.SIGKILL
+    (tmp_path / "programs").mkdir()
+    python = stand_ins(tmp_path / "programs") / "python"
+    killed = subprocess.run([python, "-c", KILLED, tmp_path / "killed", when])
+    assert killed.returncode == 128 + signal.SIGKILL
     output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
     output.write_shard(1, rows(2.0))
@@ -263,6 +265,7 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     assert contents(results) == whole
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_gives_another_number(results: Path) -> None:
     expected, settings = read_by_all(results), read_settings(results, "length_losses")
     generator, num_refused = random.Random(0), 0

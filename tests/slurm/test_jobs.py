@@ -39,6 +39,7 @@ def states(jobs: list[dict[str, str]]) -> set[str]:
     return {job["JobState"] for job in jobs}
 
 
+@pytest.mark.slow
 def test_without_cluster_env_a_job_says_what_to_do(
     slurm: LocalSlurm, make_checkout: Callable[..., Path]
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_study_runs_from_text_to_results(
         assert (root / "run/results" / name).read_bytes() == content
 
 
+@pytest.mark.slow
 def test_where_a_job_fails_those_that_need_it_are_cancelled(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -103,6 +105,7 @@ def root(make_checkout: Callable[..., Path], text: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_without_arguments_a_job_is_that_of_the_study(slurm: LocalSlurm, root: Path) -> None:
     job_ids = [slurm.submit("slurm/pretrain.sh", cwd=root)]  # as typed
     job_ids.append(slurm.submit("--job-name=long-seed1", "slurm/pretrain.sh", cwd=root))
@@ -114,6 +117,7 @@ def test_without_arguments_a_job_is_that_of_the_study(slurm: LocalSlurm, root: P
     assert "of-another-study" in (root / f"slurm-{job_ids[2]}.out").read_text()
 
 
+@pytest.mark.slow
 def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
@@ -160,6 +164,7 @@ def tokenize_long_files(slurm: LocalSlurm, root: Path, text: Path) -> str:
     return slurm.submit(*job, *flags, "--tokens-per-part", "100000", cwd=root)
 
 
+@pytest.mark.slow
 def test_a_task_of_an_array_is_requeued_alone(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
@@ -176,6 +181,7 @@ def test_a_task_of_an_array_is_requeued_alone(
     assert "going on behind" in said
 
 
+@pytest.mark.slow
 def test_a_job_that_saves_nothing_within_its_time_limit_fails(
     slurm: LocalSlurm, make_checkout: Callable[..., Path]
 ) -> None:

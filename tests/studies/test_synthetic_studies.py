@@ -149,6 +149,7 @@ def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return forked_stages.run("pipeline/study.py", path.name, *words, cwd=path.parent)
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_not_on_another_configuration(study_file: Path) -> None:
     config = study_file.parent / "small.yaml"
     config.write_text(CONFIG.read_text())

@@ -270,6 +270,7 @@ def test_checkpointed_activations_are_computed_again_to_the_same_losses(
     assert len(calls) == 2 * 2 * 2  # two steps of two micro-batches, each forward and again in backward
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     compiled, plain = make_trainer(tmp_path, "compile.backend=aot_eager"), make_trainer(tmp_path)
     assert two_losses(compiled) == pytest.approx(two_losses(plain), rel=1e-6)
