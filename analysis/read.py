@@ -165,8 +165,8 @@ def _sums(
     values = pd.DataFrame(
         {"numerator": numerators.astype("float64"), "denominator": counted}, numerators.index
     )
-    # Its values: to look for a name, pandas makes a text of a whole series first.
-    sums_D = values.groupby(document_ids.values).sum()
+    # By an index: of a series pandas first makes a text, to look for a column of that name.
+    sums_D = values.groupby(pd.Index(document_ids)).sum()
     return sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy()
 
 
