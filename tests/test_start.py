@@ -167,8 +167,8 @@ def test_a_closed_standard_output_is_a_sentence() -> None:
     "locale",
     [
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "latin-1"},
-        {"PYTHONIOENCODING": "ascii:strict"},
+        pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.slow),
+        pytest.param({"PYTHONIOENCODING": "ascii:strict"}, marks=pytest.mark.slow),
     ],
     ids=["C", "latin-1", "ascii"],
 )

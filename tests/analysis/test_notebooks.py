@@ -192,8 +192,15 @@ def one_cell(folder: Path, cell: str) -> Path:
     ("cell", "error", "sentence"),
     [
         ("from pipeline.cli import InputError\nraise InputError('mend' * a)", InputError, "mendmend"),
-        ("open('/nowhere/a')", InputError, r".*No such file or directory: '/nowhere/a'"),
-        ("import os\nos._exit(9)", InputError, "its kernel ended by itself"),
+        pytest.param(
+            "open('/nowhere/a')",
+            InputError,
+            r".*No such file or directory: '/nowhere/a'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "import os\nos._exit(9)", InputError, "its kernel ended by itself", marks=pytest.mark.slow
+        ),
         ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
     ],
 )
@@ -208,7 +215,8 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
         assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
     wait = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
     path = one_cell(tmp_path, f"{wait}\ntime.sleep(100)")

@@ -1,13 +1,12 @@
 """Whatever is made of results that are not complete is refused, or says so: tables, figures, pages, rows."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked_stages
 import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
@@ -106,8 +105,7 @@ def test_the_page_of_targets_in_their_text(tmp_path: Path) -> None:
 
 
 def query(results: Path, *further: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, ROOT / "pipeline" / "query.py", "--results", results, SQL, *further]
-    return subprocess.run(program, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    return forked_stages.run("pipeline/query.py", "--results", results, SQL, *further, cwd=results.parent)
 
 
 def test_rows_of_a_query(partial_results: Path, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
+@pytest.mark.slow
 def test_torchs_own_cpu_allocator_is_understood() -> None:
     # A process that may have 3 GiB of addresses asks for 8 GiB at once.
     code = """

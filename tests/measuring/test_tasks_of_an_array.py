@@ -69,15 +69,13 @@ def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Pa
     assert sum(path.endswith(".parquet") for path in whole) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
         ["torchrun", "--standalone", "--nproc-per-node=2"],  # forked, and so are its processes
         # Said to be GPUs: on CPUs accelerate starts several processes through MPI only.
-        pytest.param(
-            [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
-            marks=pytest.mark.slow,
-        ),
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
     ],
     ids=["torchrun", "accelerate"],
 )

@@ -99,6 +99,7 @@ print(page_faults(64))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told")
 def test_a_block_smaller_than_one_before_it_costs_no_page_faults() -> None:
     program = [sys.executable, "-c", _PAGE_FAULTS_OF_A_SECOND_BLOCK]

@@ -78,7 +78,7 @@ def test_the_formulas_by_hand(make_olmo: Callable[..., OLMo]) -> None:
     assert substituted.token_forwards == of_substitution == removals + 19
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_background_serves_all_targets(make_olmo: Callable[..., OLMo], number: int) -> None:
     backgrounds = np.random.default_rng(2).integers(0, 48, (number, 24))
     costs = replace(COSTS, intervention=BACKGROUND, num_backgrounds=number)

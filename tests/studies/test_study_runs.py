@@ -223,7 +223,7 @@ def living(folder: Path) -> list[list[str]]:
     return [process.info["cmdline"] for process in processes if process.info["cwd"] == str(folder.resolve())]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_request_to_stop_reaches_every_command(
     number: signal.Signals, tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
