@@ -7,7 +7,8 @@ reference, the gap of a short-trained model to another long-trained seed would b
     KL(p_ref || p_short) - KL(p_ref || p_seed)
 
 The second term, the seed-to-seed floor, takes off that two seeds of one training differ too. This expected
-gap is far less noisy, and is true as far as the reference's prediction is.
+gap says which model resembles the reference more. It stands for the drawn gap only where the drawn gap rises
+by one nat for each of its own: so it is never told without that slope (`analysis.gap.slopes.mean_gaps`).
 
 Where targets are binned by their gain, L_short - L_long, it is another seed's gain: binned by its own, the
 top bin would hold the targets on which the measured model was lucky. For the same reason the measured seed's
@@ -26,7 +27,6 @@ from analysis.losses.token_worth import excess_over_null, recovered_losses
 from analysis.read import (
     TARGET,
     interval_columns,
-    interval_of,
     interval_over_documents,
     joined_on_common,
     mean_columns,
@@ -144,22 +144,6 @@ def expected_gaps(
     both["expected_gap"] = both[_REFERENCE] - both["floor_divergence"]
     drawn = drawn[drawn["model"].isin(set(both["model"]))]
     return joined_on_common(drawn, both, _KEYS, "targets with a drawn and an expected gap")
-
-
-def mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
-    """A row a model of `expected_gaps`: its sample, then both gaps and the floor with intervals, nats."""
-    names = ("generalization_gap", "expected_gap", "floor_divergence")
-    return summarized(gaps, ["model"], lambda targets: mean_columns(targets, *names), sort=False)
-
-
-def gap_sentences(means: pd.DataFrame, floor_model: str) -> list[str]:
-    """A sentence a model of `mean_gaps`, whose gaps are to `floor_model`."""
-    return [
-        f"{row['model']} (n = {row['num_targets']:,}): the gap to {floor_model} is expected to be"
-        f" {interval_of(row, 'expected_gap')} nats, with the seed-to-seed {row['floor_divergence']:.3f} taken"
-        f" off; of the tokens that came it is {interval_of(row, 'generalization_gap')}."
-        for row in means.to_dict("records")
-    ]
 
 
 GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)

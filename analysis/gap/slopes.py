@@ -39,9 +39,13 @@ from analysis.read import (
     NO_INTERVAL,
     TARGET,
     interval_columns,
+    interval_of,
+    interval_over_documents,
     joined_on_common,
+    mean_columns,
     rows_of,
     sample_counts,
+    summarized,
 )
 from pipeline.cli import InputError
 from pipeline.results.statistics import Interval
@@ -180,6 +184,7 @@ NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "freq
 WITH_GAIN = "the same, gain"
 RANDOM_EFFECTS = "the same without gain, document effects"
 GAIN = "loss_difference"
+CALIBRATION = "calibration_slope"
 ADJUSTMENTS = {
     NO_CONTROLS: (),
     SURFACE: (FREQUENCY, POSITION),
@@ -230,10 +235,63 @@ def gap_targets(
     return targets.assign(**{FREQUENCY: np.log(token_counts_V[token_ids] + 1.0)})
 
 
-def of_expected_gap(targets: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
-    """The targets that have an expected gap, with it in the place of the sampled one."""
-    gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
-    return targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
+def mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Both gaps of `gap.gaps.expected_gaps`, and what the expected one says of the drawn one: a row a model.
+
+    Returns:
+        model, num_targets, num_documents, then with intervals generalization_gap, expected_gap,
+        floor_divergence (means, nats) and calibration_slope: nats of the drawn gap for each of the expected
+        one, over targets; 1 where the expected gap can stand for the drawn one, NaN where no slope can be
+        estimated.
+    """
+    names = ("generalization_gap", "expected_gap", "floor_divergence")
+
+    def means(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        drawn_T, expected_T = (targets[name].to_numpy(dtype="float64") for name in names[:2])
+        documents_T = targets["document_id"].to_numpy()
+        slope = cluster_robust_slope(drawn_T, expected_T, np.empty((len(targets), 0)), documents_T)
+        return mean_columns(targets, *names) | interval_columns(CALIBRATION, slope)
+
+    return summarized(gaps, ["model"], means, sort=False)
+
+
+def gap_sentences(means: pd.DataFrame, floor_model: str) -> list[str]:
+    """A sentence a model of `mean_gaps`, whose gaps are to `floor_model`."""
+    return [
+        f"{row['model']} (n = {row['num_targets']:,}): the gap to {floor_model} is"
+        f" {interval_of(row, 'generalization_gap')} nats. The expected gap is"
+        f" {interval_of(row, 'expected_gap')}; for each of its nats the gap rises by"
+        f" {interval_of(row, CALIBRATION)}, where 1 is needed for the one to stand for the other."
+        for row in means.to_dict("records")
+    ]
+
+
+def few_and_many(targets: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """The gap where the studied k suffice and where they do not, in nats and as a share of the gain.
+
+    Args:
+        targets: of `gap_targets`.
+        measured: of `gap.sparsity.sparsity_measures`, one measure.
+
+    Returns:
+        A row a model: model, num_few and num_many (targets that have a k*, and that need more), then with
+        intervals few_less_many (of mean gaps, nats), few_share and many_share (of the summed gain).
+    """
+    gains = measured[measured["dependency_sparsity"].notna() | measured["is_censored"]]
+    both = targets.merge(gains[[*TARGET, "is_censored"]], on=TARGET)
+    rows: list[dict[Hashable, Any]] = []
+    for model, of_model in both.groupby("model", sort=False):
+        few = ~of_model["is_censored"]
+        gaps_T, few_T = of_model["generalization_gap"].to_numpy(), few.to_numpy(dtype="float64")
+        documents_T = of_model["document_id"].to_numpy()
+        difference = cluster_robust_slope(gaps_T, few_T, np.empty((len(few_T), 0)), documents_T)
+        row = {"model": model, "num_few": int(few.sum()), "num_many": int((~few).sum())}
+        row |= interval_columns("few_less_many", difference)
+        for name, chosen in (("few_share", of_model[few]), ("many_share", of_model[~few])):
+            share = interval_over_documents(chosen["document_id"], chosen["generalization_gap"], chosen[GAIN])
+            row |= interval_columns(name, share)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> pd.DataFrame:
@@ -259,6 +317,20 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
         columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
         rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})
     return pd.DataFrame(rows)
+
+
+def expected_gap_slopes(
+    targets: pd.DataFrame, expected: pd.DataFrame, measured: pd.DataFrame, largest_k: int
+) -> pd.DataFrame:
+    """`gap_slopes` of the expected gap, each row with its model's calibration slope on the drawn gap.
+
+    `expected` is of `gap.gaps.expected_gaps`; targets without an expected gap are left out.
+    """
+    gaps = expected[["model", *TARGET, "expected_gap"]].rename(columns={"expected_gap": "generalization_gap"})
+    replaced = targets.drop(columns="generalization_gap").merge(gaps, on=["model", *TARGET])
+    calibration = [f"{CALIBRATION}{end}" for end in ("", "_low", "_high")]
+    slopes = gap_slopes(replaced, measured, largest_k)
+    return slopes.merge(mean_gaps(expected)[["model", *calibration]], on="model")
 
 
 def permutation_tests(
@@ -340,7 +412,7 @@ def gap_figure(
         gaps, slopes: `gap.gaps.generalization_gap_by_sparsity` and `gap_slopes` of one measure.
         labels: of the models.
         held: what the slopes hold constant beside the gain, in words.
-        expected: as `slopes`, of the expected gap; None: it was not measured.
+        expected: of `expected_gap_slopes`, one measure; None: it was not measured.
     """
     figure, (gap_ax, slope_ax) = drawing.panels(2, 3.1)
     among = slopes[slopes["coding"] == AMONG_REACHED]
@@ -348,16 +420,19 @@ def gap_figure(
     _draw_gaps_by_class(gaps[is_large], gap_ax, labels)
     adjustments = {"nothing": NO_CONTROLS, held: ALL_CONTROLS, f"{held}\nand the gain": WITH_GAIN}
     rows = {name: among[among["adjustment"] == adjustment] for name, adjustment in adjustments.items()}
+    calibration = ""
     if expected is not None:
         is_shown = (expected["coding"] == AMONG_REACHED) & (expected["adjustment"] == WITH_GAIN)
-        rows["the same,\nexpected gap"] = expected[is_shown]
+        rows["the same,\nexpected gap"] = of_expected = expected[is_shown]
+        of_models = ", ".join(str(interval_of(row, CALIBRATION)) for row in of_expected.to_dict("records"))
+        calibration = f"nats of gap a nat of expected gap (1 is needed), from above: {of_models}"
     _draw_slopes(list(rows.values()), list(rows), slope_ax, labels)
     slope_ax.set_title("held constant:", loc="left")
     measure = measure_text(str(among["measure"].iloc[0]))
     left_out = "" if is_large.all() else f"classes of fewer than {drawing.FEWEST_TARGETS} left out"
     drawing.put_title(
         figure, "Does the generalization gap rise with k*?", drawing.sample_size(among), _size(among, labels),
-        f"k* by {measure}", drawing.BARS, left_out,
+        f"k* by {measure}", drawing.BARS, left_out, calibration,
     )  # fmt: skip
     return figure
 

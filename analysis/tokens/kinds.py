@@ -45,10 +45,10 @@ from analysis import drawing
 from analysis.gap.gaps import (
     expected_gaps,
     generalization_gaps,
-    mean_gaps,
     sparsity_categories,
     sparsity_category,
 )
+from analysis.gap.slopes import mean_gaps
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import excess_over_null
 from analysis.read import (
@@ -280,7 +280,7 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
 
 
 def by_repeats(categories: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The targets that end a repeated bigram or trigram, which copying can foretell, and all others."""
+    """The targets that end a repeated bigram or trigram, which copying can predict, and all others."""
     is_repeat = categories["repetition"].isin((REPEATED_BIGRAM, REPEATED_TRIGRAM))
     return {ENDS_OF_REPEATS: categories[is_repeat], OTHERS: categories[~is_repeat]}
 
@@ -399,15 +399,15 @@ def gaps_by_category(
 def gaps_by_repeats(
     loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str], floor_model: str
 ) -> pd.DataFrame:
-    """Sampled and expected gap where copying can foretell the target, and elsewhere: a row a kind and model.
+    """Sampled and expected gap where copying can predict the target, and elsewhere: a row a kind and model.
 
-    The kinds are told by the token that came, and so is the sampled gap: where copying foretells it, a model
-    that copies less looks worse, elsewhere better. The expected gap does not see that token.
+    The kinds are told by the token that came, and so is the sampled gap: where copying predicts it, a model
+    that copies less looks worse, elsewhere better.
 
     The floor model is a long-trained seed that is not the reference.
 
     Returns:
-        kind (of `by_repeats`), then the columns of `expected_gaps.mean_gaps`.
+        kind (of `by_repeats`), then the columns of `gap.slopes.mean_gaps`.
     """
     gaps = expected_gaps(loss_differences, short_models=short_models, floor_model=floor_model)
     kinds = by_repeats(categories).items()

@@ -152,7 +152,8 @@ def test_classes_of_the_gap_are_named_with_their_n_and_small_ones_left_out(
 ) -> None:
     of_rule = of(of_gap, measure="leave_one_out")
     held = "frequency, position,\ndifficulty"
-    figure = slopes.gap_figure(by_class, of_rule, labels, held, expected=of_rule)
+    calibrated = of_rule.assign(calibration_slope=0.5, calibration_slope_low=0.0, calibration_slope_high=1.0)
+    figure = slopes.gap_figure(by_class, of_rule, labels, held, expected=calibrated)
     gap_ax, slope_ax = figure.axes
     large = by_class[by_class["num_targets"] >= FEWEST_TARGETS]
     for index, model in enumerate(SHORT_MODELS):
@@ -162,6 +163,8 @@ def test_classes_of_the_gap_are_named_with_their_n_and_small_ones_left_out(
     counts = of(by_class, model="short-pose").set_index("category")["num_targets"]
     assert names[0] == f"1\n{counts['1']}" and names[-1] == f"none\n{counts['no gain']}"
     assert len(slope_ax.containers) == 2 * 4
+    subtitle = " ".join(figure.texts[1].get_text().split())
+    assert "expected gap (1 is needed), from above: 0.500 [0.000, 1.000], 0.500 [" in subtitle
     assert_legible(figure)
     few = by_class["category"] == "more than 16"
     stretched = by_class.assign(

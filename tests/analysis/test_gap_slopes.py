@@ -103,15 +103,29 @@ def test_readings_are_counted(slopes: pd.DataFrame) -> None:
 def test_the_expected_gap_in_its_place(
     targets: pd.DataFrame, measured: pd.DataFrame, slopes: pd.DataFrame
 ) -> None:
-    drawn = targets.iloc[:-5]  # five were not compared with the reference
-    expected = drawn.assign(expected_gap=3 * drawn["generalization_gap"])[["model", *TARGET, "expected_gap"]]
-    replaced = gap_slopes.of_expected_gap(targets, expected)
-    assert len(replaced) == len(targets) - 5 and list(replaced.columns.sort_values()) == sorted(targets)
-    whole = gap_slopes.of_expected_gap(
-        targets, targets.assign(expected_gap=3 * targets["generalization_gap"])
-    )
-    tripled = gap_slopes.gap_slopes(whole, measured, KS[-1])
+    expected = targets.assign(expected_gap=3 * targets["generalization_gap"], floor_divergence=0.0)
+    tripled = gap_slopes.expected_gap_slopes(targets, expected, measured, KS[-1])
     np.testing.assert_allclose(tripled["slope"], 3 * slopes["slope"], rtol=1e-9)
+    # The drawn gap rises by a third for each nat of the expected one, of all targets and models.
+    np.testing.assert_allclose(tripled["calibration_slope"], 1 / 3, rtol=1e-9)
+    fewer = gap_slopes.expected_gap_slopes(targets, expected.iloc[:-5], measured, KS[-1])  # 5 not compared
+    assert fewer["num_targets"].sum() < tripled["num_targets"].sum()
+
+
+def test_few_and_many_by_hand() -> None:
+    documents = [f"d{index // 2}" for index in range(24)]
+    of_target = {"model": "m", "document_id": documents, "chunk_index": 0, "target_position": range(24)}
+    targets = pd.DataFrame(
+        of_target | {"generalization_gap": [3.0, 1.0] * 12, "loss_difference": [6.0, 4.0] * 12}
+    )
+    k_star = {"dependency_sparsity": [2.0, np.nan] * 12, "is_censored": [False, True] * 12}
+    measured = pd.DataFrame(of_target).assign(**k_star)
+    # Of the last two targets nothing is gained: they are neither.
+    measured.loc[22:, ["dependency_sparsity", "is_censored"]] = [np.nan, False]
+    (row,) = gap_slopes.few_and_many(targets, measured.astype({"is_censored": bool})).to_dict("records")
+    assert (row["num_few"], row["num_many"]) == (11, 11)
+    assert row["few_less_many"] == pytest.approx(2.0)
+    assert (row["few_share"], row["many_share"]) == (0.5, 0.25)
 
 
 def test_of_a_single_target_nothing_can_be_permuted(targets: pd.DataFrame, measured: pd.DataFrame) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, MEAN_GAP, NO_GAIN_K, SHORT_MODELS, Truth
 
-from analysis.gap import gaps
+from analysis.gap import gaps, slopes
 from analysis.read import TARGET
 from pipeline.cli import InputError
 
@@ -63,13 +63,14 @@ def test_expected_gaps_by_hand() -> None:
     assert set(found["model"]) == {"short"}
     assert found["expected_gap"].tolist() == [1.0, 0.0, 0.25, 0.5]
     assert found["generalization_gap"].tolist() == [1.0, 1.0, 0.0, 2.0]
-    (row,) = gaps.mean_gaps(found).to_dict("records")
+    (row,) = slopes.mean_gaps(found).to_dict("records")
     assert (row["num_targets"], row["num_documents"]) == (4, 2)
     assert (row["expected_gap"], row["generalization_gap"], row["floor_divergence"]) == (0.4375, 1.0, 0.25)
     # Documents of 1/2 and 3/8 nats: an error of 1/16, times t at one degree of freedom.
     assert row["expected_gap_high"] == pytest.approx(0.4375 + 12.7062 / 16)
-    (sentence,) = gaps.gap_sentences(gaps.mean_gaps(found), "seed")
-    assert "the gap to seed is expected to be 0.438 [" in sentence
+    (sentence,) = slopes.gap_sentences(slopes.mean_gaps(found), "seed")
+    assert "the gap to seed is 1.000 [" in sentence and "expected gap is 0.438 [" in sentence
+    assert "rises by nan [" in sentence  # two documents tell no slope
 
 
 def test_drawn_from_the_reference_the_gaps_agree() -> None:
@@ -83,7 +84,7 @@ def test_drawn_from_the_reference_the_gaps_agree() -> None:
         tables.append(rows(name, (-of_model[answers]).tolist(), [divergence] * 6000))
     found = gaps.expected_gaps(pd.concat(tables), short_models=["short"], floor_model="seed")
     assert len(found.drop_duplicates(TARGET)) == 6000
-    (row,) = gaps.mean_gaps(found).to_dict("records")
+    (row,) = slopes.mean_gaps(found).to_dict("records")
     assert row["generalization_gap_low"] <= row["expected_gap"] <= row["generalization_gap_high"]
     assert row["generalization_gap_high"] - row["generalization_gap_low"] < 0.2
 
