@@ -1,6 +1,6 @@
 """Kinds of predicted tokens, from the text alone, and what they differ in: gain, excess, k*, gap; the figure.
 
-Four aspects, a category of each for every target:
+Five aspects, a category of each for every target:
 
 word_part       word start, continuation (of a word that an earlier token begins), no word
 word_kind       number, function word, capitalized name, content word (below), punctuation (any other sign),
@@ -12,6 +12,8 @@ repetition      the first that fits, comparing vocabulary IDs within the chunk:
                   repeated token        x_t does, after another token
                   short context only    x_t stands in the short context, and not in the far one
                   new                   x_t does not stand in the chunk before t
+follows         a repeated bigram, where x_{t-2} x_{t-1} stands in the far context, else none; unlike
+                repetition it does not look at x_t
 part_of_speech  by HanTa (Wartena 2023), a trigram tagger trained on the British National Corpus (tags: CLAWS
                 C5), which sees whole sentences, the words after a target too. Only where the extra
                 `parts-of-speech` is installed
@@ -31,7 +33,7 @@ difference is a description and no cause.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,20 +45,21 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.gap.gaps import (
-    expected_gaps,
     generalization_gaps,
     sparsity_categories,
     sparsity_category,
 )
-from analysis.gap.slopes import mean_gaps
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import excess_over_null
 from analysis.read import (
     TARGET,
     MeasuredText,
+    interval_columns,
+    interval_over_documents,
     joined_on_common,
     mean_columns,
     of_targets,
+    rows_of,
     summarized,
 )
 from pipeline.cli import InputError
@@ -217,14 +220,17 @@ WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"
 PUNCTUATION, WHITE_SPACE = "punctuation", "white space"
 NEW, SHORT_ONLY, REPEATED = "new", "short context only", "repeated token"
 REPEATED_BIGRAM, REPEATED_TRIGRAM = "repeated bigram", "repeated trigram"
+A_REPEATED_BIGRAM, NO_REPEAT = "a repeated bigram", "none"
 ASPECTS: dict[str, list[str]] = {
     "word_part": [WORD_START, CONTINUATION, NO_WORD],
     "word_kind": [CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, PUNCTUATION, WHITE_SPACE],
     "repetition": [NEW, SHORT_ONLY, REPEATED, REPEATED_BIGRAM, REPEATED_TRIGRAM],
+    "follows": [A_REPEATED_BIGRAM, NO_REPEAT],
     "part_of_speech": list(CLASSES),
 }
 """Aspect -> its categories, in the order of tables and figures."""
 ENDS_OF_REPEATS, OTHERS = "ends of repeats", "all other tokens"
+AFTER_REPEATS, AFTER_OTHERS = "after a repeated bigram", "after all other bigrams"
 CATEGORIES_FILE = "token_categories.parquet"
 _TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
 
@@ -261,6 +267,13 @@ def repetition(token_ids_L: np.ndarray, target: int, short_context_length: int) 
     return found
 
 
+def follows(token_ids_L: np.ndarray, target: int, short_context_length: int) -> str:
+    """Whether the two tokens before a chunk's target stand in its far context, in that order."""
+    far = token_ids_L[: max(0, target - short_context_length)]
+    is_there = (far[:-1] == token_ids_L[target - 2]) & (far[1:] == token_ids_L[target - 1])
+    return A_REPEATED_BIGRAM if target >= 2 and is_there.any() else NO_REPEAT
+
+
 def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
     """The columns of the schema `token_categories`, a row a target of the measured chunks.
 
@@ -274,8 +287,9 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
         words = word_categories(pieces)
         tags = of_tokens(pieces, targets, tagger) if tagger else [None] * len(targets)
         for position, tag in zip(targets, tags, strict=True):
-            repeats = repetition(chunk.token_ids_L, position - chunk.start, text.short_context_length)
-            rows.append((chunk.document_id, chunk.chunk_index, position, *words[position], repeats, tag))
+            of_chunk = chunk.token_ids_L, position - chunk.start, text.short_context_length
+            kinds = *words[position], repetition(*of_chunk), follows(*of_chunk), tag
+            rows.append((chunk.document_id, chunk.chunk_index, position, *kinds))
     return pd.DataFrame(rows, columns=[*TARGET, *ASPECTS])
 
 
@@ -397,21 +411,43 @@ def gaps_by_category(
 
 
 def gaps_by_repeats(
-    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str], floor_model: str
+    loss_differences: pd.DataFrame,
+    categories: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
+    reference_model: str,
+    gain_model: str,
 ) -> pd.DataFrame:
-    """Sampled and expected gap where copying can predict the target, and elsewhere: a row a kind and model.
+    """The gap in nats and as a share of the gain, where a phrase is repeated and elsewhere.
 
-    The kinds are told by the token that came, and so is the sampled gap: where copying predicts it, a model
-    that copies less looks worse, elsewhere better.
+    Two kinds are those of `by_repeats`. They look at the token that came, as the gap does: where copying
+    predicts it, a model that copies less looks worse, elsewhere better. The other two do not look at it.
 
-    The floor model is a long-trained seed that is not the reference.
+    Args:
+        loss_differences, categories: the artefact, and of `read_categories`.
+        short_models: models trained at a short context.
+        reference_model, gain_model: the long-trained models that the gap is measured from, and whose gain
+            it is a share of.
 
     Returns:
-        kind (of `by_repeats`), then the columns of `gap.slopes.mean_gaps`.
+        A row a kind and model: kind, model, num_targets, num_documents, then with intervals
+        generalization_gap, loss_difference (nats) and gap_share (of the summed gain).
     """
-    gaps = expected_gaps(loss_differences, short_models=short_models, floor_model=floor_model)
-    kinds = by_repeats(categories).items()
-    tables = [mean_gaps(of_targets(gaps, targets)).assign(kind=kind) for kind, targets in kinds]
+    gaps = generalization_gaps(loss_differences, short_models=short_models, reference_model=reference_model)
+    gains = rows_of(loss_differences, gain_model)[[*TARGET, "loss_difference"]]
+    both = joined_on_common(gaps, gains, TARGET, "targets with a gap and with a gain")
+    follows = categories["follows"] == A_REPEATED_BIGRAM
+    kinds = by_repeats(categories) | {AFTER_REPEATS: categories[follows], AFTER_OTHERS: categories[~follows]}
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        shared = (targets[name] for name in ("document_id", "generalization_gap", "loss_difference"))
+        share = interval_columns("gap_share", interval_over_documents(*shared))
+        return mean_columns(targets, "generalization_gap", "loss_difference") | share
+
+    tables = [
+        summarized(of_targets(both, targets), ["model"], numbers, sort=False).assign(kind=kind)
+        for kind, targets in kinds.items()
+    ]
     table = pd.concat(tables, ignore_index=True)
     return table[["kind", *table.columns.drop("kind")]]
 

@@ -336,6 +336,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("repetition", pa.string(), "'repeated trigram', 'repeated bigram' or 'repeated token' of the"
                " far context, 'short context only', 'new'; the first that fits, by vocabulary ID within the"
                " chunk"),
+        column("follows", pa.string(), "'a repeated bigram' where the two tokens before the target stand in"
+               " the far context, in that order; else 'none'. It does not look at the target's token"),
         column("part_of_speech", pa.string(), "by HanTa, in classes of analysis/tokens/kinds.py; null where"
                " it is not installed", nullable=True),
     ]),

@@ -177,6 +177,7 @@ def test_repetition_is_the_literal_rule_on_random_tokens() -> None:
             expected = SHORT_ONLY if int(x[t]) in short else NEW
         seen.add(expected)
         assert repetition(x, t, s) == expected
+        assert (kinds.follows(x, t, s) == kinds.A_REPEATED_BIGRAM) == (t >= 2 and last[-3:-1] in far)
     assert seen == set(ASPECTS["repetition"])
 
 
@@ -260,8 +261,9 @@ def targets(**columns: list) -> pd.DataFrame:
 @pytest.fixture
 def categories() -> pd.DataFrame:
     return targets(
-        word_kind=KINDS, word_part=["word start"] * 3, repetition=["new"] * 3, part_of_speech=[None] * 3
-    )
+        word_kind=KINDS, word_part=["word start"] * 3, repetition=["new"] * 3, follows=["none"] * 3,
+        part_of_speech=[None] * 3,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -299,21 +301,26 @@ def of(table: pd.DataFrame, category: str, column: str) -> list:
     return table.loc[table["category"] == category, column].tolist()
 
 
-def test_gaps_where_copying_foretells_the_target_and_elsewhere(
+def test_gaps_where_a_phrase_is_repeated_and_elsewhere(
     loss_differences: pd.DataFrame, categories: pd.DataFrame
 ) -> None:
-    divergences = {"short": [0.5, 1.0, 2.0], "long": [0.25, 0.5, 0.0]}
-    measured = pd.concat(
-        loss_differences[loss_differences["model"] == model].assign(reference_divergence=of_three * 3)
-        for model, of_three in divergences.items()
+    repeated = categories.assign(
+        repetition=["repeated bigram", "new", "repeated trigram"] * 3,
+        follows=["a repeated bigram", "none", "none"] * 3,
     )
-    repeated = categories.assign(repetition=["repeated bigram", "new", "repeated trigram"] * 3)
-    gaps = kinds.gaps_by_repeats(measured, repeated, short_models=["short"], floor_model="long")
-    repeats, others = gaps.to_dict("records")
-    assert [repeats["kind"], others["kind"]] == ["ends of repeats", "all other tokens"]
-    assert [repeats["num_targets"], others["num_targets"]] == [6, 3]
-    assert [repeats["generalization_gap"], others["generalization_gap"]] == [(GAPS[0] + GAPS[2]) / 2, GAPS[1]]
-    assert [repeats["expected_gap"], others["expected_gap"]] == [(0.25 + 2.0) / 2, 0.5]
+    gaps = kinds.gaps_by_repeats(
+        loss_differences, repeated, short_models=["short"], reference_model="long", gain_model="long"
+    )
+    expected = {
+        "ends of repeats": [0, 2], "all other tokens": [1],
+        "after a repeated bigram": [0], "after all other bigrams": [1, 2],
+    }  # fmt: skip
+    assert gaps["kind"].tolist() == list(expected)
+    for row, chosen in zip(gaps.to_dict("records"), expected.values(), strict=True):
+        gap, gain = (sum(values[index] for index in chosen) for values in (GAPS, GAINS))
+        assert row["num_targets"] == 3 * len(chosen)
+        assert row["generalization_gap"] == pytest.approx(gap / len(chosen))
+        assert row["gap_share"] == pytest.approx(gap / gain)
 
 
 def test_means_by_hand(
@@ -321,7 +328,7 @@ def test_means_by_hand(
 ) -> None:
     long = loss_differences[loss_differences["model"] == "long"]
     gains = kinds.loss_differences_by_category(long, categories)
-    assert gains["category"].tolist() == ["word start", "content word", "number", "new"]
+    assert gains["category"].tolist() == ["word start", "content word", "number", "new", "none"]
     assert of(gains, "number", "loss_difference") == [0.5]
     assert of(gains, "content word", "loss_difference") == [(0.25 - 0.5) / 2]
     assert of(gains, "content word", "num_targets") == [6]

@@ -144,7 +144,7 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
 def test_ends_of_repeats_are_told_from_others(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     folder, truth, _ = scales
     kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
-    columns = {"word_part": "word start", "word_kind": "number", "part_of_speech": None}
+    columns = {"word_part": "word start", "word_kind": "number", "follows": "none", "part_of_speech": None}
     table = truth.targets.assign(repetition=kinds, **columns)
     write_derived_table(table, "token_categories", tmp_path / "data")
     parameters = {
