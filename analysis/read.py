@@ -228,7 +228,7 @@ PREFERRED_RULES = (
     "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
     "gradient_divergence", "attention",
 )  # fmt: skip
-"""None sees the answer; first the one that stood the trial of the measures (LOG, 2026-11-22)."""
+"""None sees the answer; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""
 
 
 def read_sparse_losses(
@@ -277,7 +277,7 @@ def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
 
 
 def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
-    """Rows of dependency_sparsity as the first other model judges, by the divergence: what stood the trial.
+    """Rows of dependency_sparsity judged by the first other model, by the divergence: first in the trial.
 
     Of rules that choose and never see the answer.
     """

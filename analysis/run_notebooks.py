@@ -10,7 +10,7 @@ selection rules (selection_rules), model sizes or training steps, those of --als
 (model_scale), a short-trained model (sparsity_and_generalization), the tokenized data, beside the results or
 as --data (influential_places; token_categories, which takes a table of its own in that place too), planted
 needles, as --needles (needles). Given --data, or that table in its place, model_scale tells targets that
-copying can foretell from all others.
+copying can predict from all others.
 
 To execute some notebooks only, which must then lack nothing:
 

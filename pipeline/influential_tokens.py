@@ -38,7 +38,7 @@ For each checkpoint and each target t of the evaluation documents:
               own tokens only)
   background  a foreign document's tokens: S_k is put into a foreign far context, and only what this
               document's tokens add to it counts; means over --num-backgrounds foreign documents; the default,
-              which stood the trial of the measures together with leave_one_out_divergence
+              which came first in the trial of the measures, together with leave_one_out_divergence
 
 --judge-with CHECKPOINT …  tries the tokens on these models: what a search fitted to one model, another does
 not have. --choose-together is cross-fitting: several models choose, and others judge.

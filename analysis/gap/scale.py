@@ -364,7 +364,7 @@ def _draw_shares(shares: pd.DataFrame, ax: Axes) -> None:
 
 def _judge(shares: pd.DataFrame) -> str:
     is_judged = "judge" in shares and (shares["judge"] != shares["model"]).all()
-    return "shares as another seed judges" if is_judged else ""
+    return "shares judged by another seed" if is_judged else ""
 
 
 def _lines_by_size(lines: Sequence[_Line], ax: Axes, label: str) -> None:

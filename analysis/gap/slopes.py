@@ -285,7 +285,7 @@ def few_and_many(targets: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
         gaps_T, few_T = of_model["generalization_gap"].to_numpy(), few.to_numpy(dtype="float64")
         documents_T = of_model["document_id"].to_numpy()
         difference = cluster_robust_slope(gaps_T, few_T, np.empty((len(few_T), 0)), documents_T)
-        row = {"model": model, "num_few": int(few.sum()), "num_many": int((~few).sum())}
+        row: dict[Hashable, Any] = {"model": model, "num_few": int(few.sum()), "num_many": int((~few).sum())}
         row |= interval_columns("few_less_many", difference)
         for name, chosen in (("few_share", of_model[few]), ("many_share", of_model[~few])):
             share = interval_over_documents(chosen["document_id"], chosen["generalization_gap"], chosen[GAIN])

@@ -129,7 +129,7 @@ def rule_of(measure: str) -> str:
 
 
 def shown_measure(measures: Iterable[str]) -> str:
-    """What a page of one measure shows: the trusted rule, as another seed judges where one did."""
+    """What a page of one measure shows: the trusted rule, judged by another seed where one did."""
     present = list(measures)
     rule = shown_rule([measure for measure in present if measure == rule_of(measure)])
     return rule + JUDGED if rule + JUDGED in present else rule

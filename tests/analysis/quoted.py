@@ -23,6 +23,7 @@ FINDINGS, SYNTHETIC, FIRST_PAGE, RECIPES = (
     ROOT / "README.md",
     ROOT / "pipeline" / "RECIPES.md",
 )
+LOG = ROOT / "analysis" / "LOG.md"
 Row = Mapping[Hashable, Any]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 

@@ -19,6 +19,7 @@ from quoted import (
     JUDGE,
     JUDGED,
     LARGEST,
+    LOG,
     REFERENCE,
     SMALLER,
     STUDY,
@@ -30,15 +31,18 @@ from quoted import (
     interval,
     section,
 )
+from shown_commands import commands_of
 
-from analysis.gap.gaps import expected_gaps, mean_gaps, shares_of_gaining_targets
+from analysis.gap.gaps import expected_gaps, shares_of_gaining_targets
 from analysis.gap.scale import carried_by_scale, changes_with_scale, compared_models, gaps_by_scale
+from analysis.gap.slopes import CALIBRATION, few_and_many, gap_targets, mean_gaps
 from analysis.gap.sparsity import JUDGED as JUDGED_BY_ANOTHER
 from analysis.gap.sparsity import read_sparsity_measures
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import recovered_losses, token_effects
-from analysis.read import of_targets, read_sparse_losses
+from analysis.read import TARGET, of_targets, read_sparse_losses
 from analysis.tokens.kinds import by_repeats, gaps_by_repeats
+from pipeline.query import connect, run_query
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import DIVERGENCE, LOSS
 
@@ -105,16 +109,40 @@ def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
 
 
 def test_for_how_many_predictions_few_tokens_suffice() -> None:
-    text = section(FINDINGS, "Do few tokens carry it?").replace("\n", " ")
+    text = section(FINDINGS, "Do few tokens carry it?")
     measured, losses = read_sparsity_measures(JUDGED, CHOOSING)
     judged = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
     shares = by(shares_of_gaining_targets(judged, sorted(losses["k"].unique())), "k")
-    four = (100 * value for value in interval(shares[4], "share"))
-    agree(re.findall(r"nine tenths of the gain back for (\d+ % \[.*?\])", text)[0], *four)
-    assert shares[16]["share_low"] < 1 / 6 < shares[16]["share_high"]
-    num_with_k = judged["dependency_sparsity"].notna().sum()
-    slopes = section(FINDINGS, "Do sparse predictions generalize better?")
-    agree(re.findall(r"\((\d+) targets that have a k", slopes)[0], num_with_k)
+    for place, k in ((2, 4), (3, 16)):
+        agree_cell(text, "all of these", shares[k], "share", place)
+    shown = commands_of(FINDINGS, "The reference study")
+    (sql,) = (command.arguments[-1] for command in shown if "at_stake" in command.text)
+    rows = run_query(connect(JUDGED, sql), sql, 50)[1]
+    for label, row in zip(("0.1 to 0.5", "0.5 to 1", "1 and more", "all of these"), rows, strict=True):
+        assert row[0] in (label, None)
+        for cell, value in zip(cells_of(text, label), row[1:], strict=True):
+            agree(cell.partition(" [")[0], value)
+    agree(re.findall(r"median prediction gets (\S+) of it", text)[0], rows[-1][2])
+    first = section(FIRST_PAGE, "What was found").replace("\n", " ")
+    agree(" ".join(re.findall(r"gets (\d+) % back; .* stake (\d+) %", first)[0]), 19, 100 * rows[2][3])
+
+
+def test_how_many_predictions_two_seeds_give_a_k() -> None:
+    text = section(FINDINGS, "Do sparse predictions generalize better?")
+    only = {"rule": ["leave_one_out_divergence"]}
+    rows = read_artefact(JUDGED, "dependency_sparsity", None, only)
+    of_judge = rows.pivot(index=TARGET, columns=["criterion", "judge"], values="dependency_sparsity")
+    by_divergence = of_judge[DIVERGENCE]
+    counts = by_divergence.notna().sum()
+    both = by_divergence.dropna()
+    same = (both[JUDGE] == both[CHOOSING]).sum()
+    quoted = re.findall(
+        r"(\d+) targets have a k\S+ by seed 1; (\d+) have one by seed 0 too, (\d+) the same", text
+    )
+    agree(" ".join(quoted[0]), counts[JUDGE], len(both), same)
+    by_loss = of_judge[LOSS][CHOOSING].notna().sum()
+    errata = re.findall(r"(\d+) is by the loss; by the divergence (\d+) against (\d+)", LOG.read_text())
+    agree(" ".join(errata[0]), by_loss, counts[CHOOSING], counts[JUDGE])
 
 
 def test_gaps_of_the_reference_study() -> None:
@@ -123,14 +151,30 @@ def test_gaps_of_the_reference_study() -> None:
     shorts = ["2m-short-pose-seed0", "2m-short-pose-seed1", "2m-short-contiguous-seed0"]
     found = expected_gaps(losses, short_models=shorts, floor_model="2m-long-seed2")
     means = by(mean_gaps(found), "model")
+    targets = gap_targets(
+        losses, short_models=shorts, reference_model="2m-long-seed2", difficulty_model=JUDGE,
+        gain_model=CHOOSING, token_counts_V=None,
+    )  # fmt: skip
+    measured, _ = read_sparsity_measures(JUDGED, CHOOSING)
+    judged = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
+    split = by(few_and_many(targets, judged), "model")
     for label, model in zip(("PoSE, seed 0 ", "PoSE, seed 1 ", "contiguous "), shorts, strict=True):
-        for place, name in enumerate(("generalization_gap", "expected_gap")):
-            agree_cell(text, label, means[model], name, place)
+        agree_cell(text, label, means[model], "generalization_gap")
+        for place, name in enumerate(("few_less_many", "few_share", "many_share"), 2):
+            agree_cell(text, label, split[model], name, place)
+        agree_cell(text, f"expected, {label}", means[model], "expected_gap")
+        agree_cell(text, f"expected, {label}", means[model], CALIBRATION, 2)
+    words = text.replace("\n", " ")
+    counts = split[shorts[0]]["num_few"], split[shorts[0]]["num_many"]
+    agree(" ".join(re.findall(r"of these (\d+) less that of the (\d+)", words)[0]), *counts)
+    mean = losses.groupby("model")["reference_divergence"].mean()
+    quoted = re.findall(r"seed 2 differs by (\S+) nats and PoSE by (\S+)\.", words)[0]
+    agree(" ".join(quoted), mean["2m-long-seed2"], mean[shorts[0]])
 
 
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
 def test_what_changes_with_size(place: int, size: str) -> None:
-    text, _, _ = section(FINDINGS, "What changes with model size?").partition("| larger less smaller ")
+    text, _, rest = section(FINDINGS, "What changes with model size?").partition("| larger less smaller ")
     results, (choosing, judge, floor) = SIZES[size]
 
     def agrees(label: str, row: Row, name: str) -> None:
@@ -159,9 +203,13 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     short = f"{size}-short-pose-seed0"
     assert f", {measured['dependency_sparsity'].notna().sum()} targets" in cells_of(text, "its change")[place]
     gaps = by(gaps_by_scale(compared_models([results])), "model")
-    agrees("gap of the PoSE model, sampled", gaps[short], "generalization_gap")
-    expected = expected_gaps(losses, short_models=[short], floor_model=floor)
-    agrees("the same, expected", by(mean_gaps(expected), "model")[short], "expected_gap")
+    agrees("gap of the PoSE model, nats", gaps[short], "generalization_gap")
+    expected = by(mean_gaps(expected_gaps(losses, short_models=[short], floor_model=floor)), "model")[short]
+    agrees("gap to the seed that the expected", expected, "generalization_gap")
+    agrees("expected gap ", expected, "expected_gap")
+    agrees("nats of that gap for each", expected, CALIBRATION)
+    beyond = re.findall(r"beyond it they carry (\S+), (\S+) and (\S+) of", rest.replace("\n", " "))[0][place]
+    agree(beyond, four["excess"] / four["gain"])
 
 
 def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
@@ -187,7 +235,7 @@ def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
 
 
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
-def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None:
+def test_what_copying_can_predict_and_all_others(place: int, size: str) -> None:
     text = section(FINDINGS, "What changes with model size?")
     results, (choosing, judge, _) = SIZES[size]
     losses = read_artefact(results, "loss_differences", None, {"model": [choosing]})
@@ -201,20 +249,21 @@ def test_what_copying_can_foretell_and_all_others(place: int, size: str) -> None
         agree_cell(text, f"{label}: share that 4", four, "share", place)
 
 
-def test_gaps_of_what_copying_can_foretell() -> None:
+def test_gaps_where_a_phrase_is_repeated_and_elsewhere() -> None:
     text = section(FINDINGS, "Do sparse predictions generalize better?")
     categories = pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet")
-    shorts = {f"PoSE, seed {seed} ": f"2m-short-pose-seed{seed}" for seed in (0, 1)}
+    shorts = [f"2m-short-pose-seed{seed}" for seed in (0, 1)]
     losses = read_artefact(JUDGED, "loss_differences", None)
-    gaps = by(
-        gaps_by_repeats(losses, categories, short_models=list(shorts.values()), floor_model="2m-long-seed2"),
-        "kind", "model",
-    )  # fmt: skip
-    for label, model in shorts.items():
-        for kind in ("ends of repeats", "all other tokens"):
-            *_, sampled, expected = cells_of(text, f"{kind} | {label}")
-            agree(sampled, *interval(gaps[kind, model], "generalization_gap"))
-            agree(expected, *interval(gaps[kind, model], "expected_gap"))
+    gaps = gaps_by_repeats(
+        losses, categories, short_models=shorts, reference_model="2m-long-seed2", gain_model=CHOOSING
+    )
+    rows = by(gaps, "kind", "model")
+    for kind in dict.fromkeys(gaps["kind"]):
+        for place, name in enumerate(("generalization_gap", "gap_share")):
+            for seed, model in enumerate(shorts):
+                agree_cell(text, kind, rows[kind, model], name, 2 * place + seed)
+    after = rows["after a repeated bigram", shorts[0]]["num_targets"]
+    agree(re.findall(r"\((\d+) targets stand after a bigram", text)[0], after)
 
 
 @cache
@@ -232,7 +281,7 @@ def effects_of_kinds(size: str) -> list[dict[Any, Row]]:
     return [by(effects, "judge", "criterion", "rule", "k") for effects in tables]
 
 
-def test_from_size_to_size_what_copying_can_foretell() -> None:
+def test_from_size_to_size_what_copying_can_predict() -> None:
     text = section(FINDINGS, "What changes with model size?")
     compared = compared_models([results for results, _ in SIZES.values()])
     for label, targets in zip(("ends of repeats", "all others"), of_kinds().values(), strict=True):
@@ -244,7 +293,7 @@ def test_from_size_to_size_what_copying_can_foretell() -> None:
                 agree(cell, *interval(row, "difference"))
 
 
-def test_the_figure_of_sizes_speaks_as_another_seed_judges() -> None:
+def test_the_figure_of_sizes_is_judged_by_another_seed() -> None:
     carried = carried_by_scale(compared_models([SMALLER]))
     assert set(carried["judge"]) == {"300k-long-seed1"}
     assert set(carried["criterion"]) == {DIVERGENCE}

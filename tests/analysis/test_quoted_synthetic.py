@@ -83,6 +83,11 @@ def test_sparse_parity_in_single_models() -> None:
     agree(four, own[6, 4, 80].mean())
     (one,) = re.findall(r"at 200 tokens one bit is right in (.*?) where", text)
     agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
+    ones = own[6, 1, 200]
+    missed_alike = (1 + (2 * ones - 1) ** 6) / 2
+    found = re.findall(r"right in (\S+) there\..*? by itself, (.*?) would be right .*?; (\S+) are\.", text)[0]
+    agree(" ".join(found[:2]), ones.mean(), missed_alike.mean(), missed_alike.min(), missed_alike.max())
+    agree(found[2], own[6, 6, 200].mean())
     (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
     agree(spoilt, *doubled[6, 6, 20])
     first_page = FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")
