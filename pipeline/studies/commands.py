@@ -211,6 +211,7 @@ class _EvaluationPlan:
         folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
         if "run_notebooks" in stages:
             arguments = (*folders, "--data", str(self.data), *self._long_and_short())
+            arguments += (*flags(self.evaluation, ("notebooks",)),)
             name = self._command_name("run_notebooks")
             commands.append(Command(name, "analysis/run_notebooks.py", arguments, needs))
             needs = (name,)

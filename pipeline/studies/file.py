@@ -110,6 +110,8 @@ class Evaluation:
 
     stages: list[str] = field(default_factory=lambda: [*MEASURING, *ANALYSING])
     """Programs to run, of `MEASURING` and `ANALYSING`."""
+    notebooks: list[str] | None = None
+    """Names of those that run_notebooks executes. None: all that the results have what they need for."""
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
     of_planted: str | None = None
