@@ -19,7 +19,10 @@ IMPORTED := olmo.model, accelerate, transformers, sklearn.linear_model, statsmod
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo reference study test test-all test-gpu lint ruff golden install
+.PHONY: help demo reference study test test-all test-gpu lint ruff golden install
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 demo: STUDY = olmo_configs/studies/demo.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml

@@ -15,6 +15,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import select
 import signal
 import stat
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -227,16 +228,31 @@ def _sentence_of(error: Exception) -> str | None:
         library = (error.name or "").partition(".")[0]
         if library in ("pipeline", "analysis"):
             return None
-        root = Path(__file__).resolve().parent.parent
+        root, missing = Path(__file__).resolve().parent.parent, f"the library {library} is not installed for"
+        if not (root / "Makefile").exists():  # installed by pip, without the repository
+            return f"{missing} {sys.executable}; {_remedy(library)}"
         return (
-            f"the library {library} is not installed for {sys.executable}; `make -C {root} install` installs"
-            f" it into {root}/.venv, and `. {root}/.venv/bin/activate` activates that"
+            f"{missing} {sys.executable}; `make -C {root} install` installs it into {root}/.venv, and"
+            f" `. {root}/.venv/bin/activate` activates that"
         )
     if is_out_of_memory(error):
         return (
             "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
         )
     return os_error_sentence(error) if isinstance(error, OSError) else None
+
+
+def _remedy(library: str) -> str:
+    """How a library that pip did not install comes: with the extra of this distribution that names it."""
+    from importlib.metadata import PackageNotFoundError, requires  # late: seldom needed
+
+    with suppress(PackageNotFoundError):
+        for line in requires("sparsity-length-generalization") or ():
+            extra = re.search(r"extra == ['\"]([\w-]+)", line)
+            if extra and re.match(r"[\w.-]+", line)[0].lower() == library.lower():  # type: ignore[index]
+                name = extra[1]
+                return f"it comes with the extra '{name}': install again, as in pip install '.[{name}]'"
+    return "install this package again with all it depends on, as in pip install ."
 
 
 def _flush_output() -> None:
@@ -466,6 +482,9 @@ def main() -> NoReturn:
             sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
             width = max(map(len, modules))
             sys.stdout.writelines(f"  {name:{width}}  {_title(module)}\n" for name, module in modules.items())
+            if find_spec("matplotlib") is None:
+                drawing = [name for name, module in modules.items() if module.startswith("analysis.")]
+                sys.stdout.write(f"\n{', '.join(drawing)}: {_remedy('matplotlib')}\n")
             sys.exit(0 if words else EXIT_BAD_INPUT)
         if words[0] not in modules:
             raise unknown_name("program", words[0], modules)

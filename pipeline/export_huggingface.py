@@ -1,9 +1,10 @@
 """Export a trained OLMo as a Hugging Face folder (OlmoForCausalLM), to share it or read it with other tools.
 
-Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and their SHA-256
-in complete.json; checks on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The
-measuring stages read the folder like any other model, and refuse it where a file is not the one that was
-written; AutoModelForCausalLM and AutoTokenizer load it without a network.
+Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, a model card
+(README.md: what the checkpoint and its data say of the training), and their SHA-256 in complete.json; checks
+on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The measuring stages read the
+folder like any other model, and refuse it where a file is not the one that was written; AutoModelForCausalLM
+and AutoTokenizer load it without a network.
 
 full size:
   python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
@@ -50,9 +51,9 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.load import find_checkpoint, load_stock_olmo, model_name
+    from pipeline.models.load import find_checkpoint, load_stock_olmo, model_name, training_facts
     from pipeline.results.files import FolderLock
-    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
+    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData, read_manifest
 
     out = arguments.out.absolute()
     checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)
@@ -67,6 +68,13 @@ def main(arguments: argparse.Namespace) -> None:
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
+    made_by = read_manifest(data.folder) or {}
+    facts = {name.replace("_", " "): value for name, value in training_facts(checkpoint, True).items()}
+    facts["training tokens in the data"] = made_by.get("counts", {}).get("train_tokens")
+    sources = [source["file"] for source in made_by.get("inputs", {}).get("source", ())]
+    facts["training text"] = ", ".join(sources) or None
     with FolderLock(out.parent, "--out", part=out.name):
-        difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
+        difference = write_hugging_face_folder(
+            model, data.folder / TOKENIZER_FILE, data.eos_token_id, out, facts
+        )
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -10,7 +10,8 @@ with WHERE model = '...' that model's alone; other files are read by their path 
 reads: it is one SELECT, and nothing of it goes to the network. Every file of an artefact that the SQL names
 is hashed before, to find it whole. Results that were measured with different settings are refused by name;
 --allow-mixed queries them all the same. So are incomplete ones, of which --allow-partial queries what is
-complete. Damaged files are always refused.
+complete. Damaged files are always refused. A query without rows says so; csv, json and parquet, which other
+programs read, then end with exit code 1.
 """
 
 import sys
@@ -267,6 +268,8 @@ def main(arguments: argparse.Namespace) -> None:
         rows = [connection.execute(f"SELECT DISTINCT model FROM {view}").fetchall() for view in shown]
         models = sorted({model for of_view in rows for (model,) in of_view})
         logger.warning("no rows; the models here are %s", ", ".join(models))
+        if file_format != "table":
+            sys.exit(1)
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse.Namespace) -> int:

@@ -118,4 +118,7 @@ def test_the_program_writes_a_folder_or_leaves_nothing_behind(
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run"}
     _export(run, tmp_path / "y" / "run-hf")
     assert [path.name for path in (tmp_path / "y").iterdir()] == ["run-hf"]
+    card = (tmp_path / "y" / "run-hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n") and "None" not in card
+    assert "| vocabulary | 48 tokens |\n| train context length | 64 |\n" in card
     assert [find_model(str(path)).name for path in (run, tmp_path / "y" / "run-hf")] == ["run", "run-hf"]

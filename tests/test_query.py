@@ -167,7 +167,7 @@ def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path
     done = run(*flags, "--sql-file", "q.sql", "--format", "json", cwd=tmp_path)
     assert [row["mean_loss"] for row in json.loads(done.stdout)] == [1.0, 3.0, 5.0]
     done = run(*flags, "--format", "csv", "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "a\n")
+    assert (done.returncode, done.stdout) == (1, "a\n")
     assert done.stderr == "query: no rows; the models here are 2, a\n"
     assert run(*flags, cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["length_losses", "3"]
 

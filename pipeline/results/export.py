@@ -4,13 +4,14 @@
 
 FOLDER gets the rows of all models of all these results folders, with the column `model` first, in the order
 of models and then of shards. A file's metadata holds, for each model, that of the files its rows are from.
-`exported.json`, written last, holds the SHA-256 of the files: readers refuse one that is missing or changed.
-What lies below analysis/reference was made so.
+`README.md` is a dataset card, for the Hugging Face hub; one that is there is kept. `exported.json`, written
+last, holds the SHA-256 of the files: readers refuse one that is missing or changed. What lies below
+analysis/reference was made so, before there were cards.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -76,8 +77,31 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         rows = pa.concat_tables(parts).cast(schema)
         write_small_parquet(path, rows)
         records[path.name] = file_record(path, rows.num_rows)
+    if not (out / "README.md").exists():
+        (out / "README.md").write_text(_card(out.resolve().name, files, records), encoding="utf-8")
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST
+
+
+def _card(
+    name: str, files: Mapping[str, Sequence[Source]], records: Mapping[str, Mapping[str, object]]
+) -> str:
+    """A dataset card: the hub's settings, by which its viewer shows each table, and what is in them."""
+    configs = [f"- config_name: {one}\n  data_files: {exported_name(one)}" for one in files]
+    rows = []
+    for artefact, of_artefact in files.items():
+        models = sorted({file.model for file in of_artefact})
+        num_rows = records[exported_name(artefact)]["rows"]
+        rows.append(f"| `{artefact}` | {num_rows:,} | {', '.join(models)} |")
+    return "\n".join([
+        "---", "configs:", *configs, "tags: [length-generalization]", "---", f"# {name}", "",
+        "Measurements of language models, token by token: which far tokens a prediction depends on, and what"
+        " is lost without them. Losses, gains and divergences are in nats.", "",
+        "| table | rows | models |", "|---|---|---|", *rows, "",
+        "Each file's metadata (key `models`) holds, for each model, the settings, the SHA-256 of the inputs,"
+        " the commit and the library versions that made its rows. `exported.json` holds the files' SHA-256."
+        " The columns are explained in pipeline/RESULTS.md of the repository that measured them.", "",
+    ])  # fmt: skip
 
 
 def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:

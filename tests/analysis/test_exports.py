@@ -75,6 +75,9 @@ def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
     export([tmp_path / "out"], tmp_path / "again")
     files = [(tmp_path / name / "length_losses.parquet").read_bytes() for name in ("out", "again")]
     assert files[0] == files[1]
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert card.startswith("---\nconfigs:\n- config_name: length_losses\n  data_files: length_losses.parq")
+    assert "| `length_losses` | 5 | B, a, b |" in card
 
 
 def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
