@@ -483,8 +483,7 @@ def main() -> NoReturn:
             width = max(map(len, modules))
             sys.stdout.writelines(f"  {name:{width}}  {_title(module)}\n" for name, module in modules.items())
             if find_spec("matplotlib") is None:
-                drawing = [name for name, module in modules.items() if module.startswith("analysis.")]
-                sys.stdout.write(f"\n{', '.join(drawing)}: {_remedy('matplotlib')}\n")
+                sys.stdout.write(f"\nFigures need matplotlib: {_remedy('matplotlib')}\n")
             sys.exit(0 if words else EXIT_BAD_INPUT)
         if words[0] not in modules:
             raise unknown_name("program", words[0], modules)

@@ -22,7 +22,7 @@ takes    OLMo runs and checkpoints, Hugging Face folders and names. The tokens t
          every text (<s>) are context as any other. A longer text than the model has positions is measured at
          its end; the long context of its last target is as long as text and model allow
 
-In a notebook: from pipeline.explain import explain; explain("...", "runs/demo/models/long-seed0")
+In a notebook: from sparsity_length import explain; explain("...", "runs/demo/models/long-seed0")
 
 on a laptop, after `make demo` (seconds):
   python pipeline/explain.py --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
@@ -39,16 +39,11 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.rules import RULES, find_rule
 from pipeline.results.files import refuse_folder, write_atomically
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHORT_CONTEXT_LENGTH = 16
 DEFAULT_KS = (1, 4)
@@ -119,51 +114,6 @@ def main(arguments: argparse.Namespace) -> None:
         is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     sys.stdout.write(in_words(explanation, is_coloured=is_coloured))
     logger.info("%s is the page", arguments.out)
-
-
-def explain(
-    text: str, model: str, *, tokenizer: str | None = None,
-    short_context_length: int = SHORT_CONTEXT_LENGTH, long_context_length: int | None = None,
-    num_targets: int | None = None, rules: Sequence[str] = DEFAULT_RULES, ks: Sequence[int] = DEFAULT_KS,
-    foreign_text: str | None = None, dtype: str = "auto", device: str | None = None,
-) -> "pd.DataFrame":  # fmt: skip
-    """What each token of a text needs of those before it: a row a target and rule.
-
-    Args:
-        model, tokenizer, short_context_length, long_context_length, rules, dtype, device: as the flags of
-            these names; ks is --k, num_targets --targets, where None means all.
-        foreign_text: stands in for the far context, and in the null; None: English passages.
-
-    Returns:
-        A frame with the columns
-            position, byte_start, byte_end, token, token_id: the target: its place among the text's tokens and
-                in its UTF-8, its text and ID;
-            short_context_loss, long_context_loss, loss_difference: nats; the last is the gain, short - long;
-            short_context_divergence: the expected gain, KL(p(.|long) || p(.|short));
-            foreign_context_loss, specific_gain: with a foreign far context; that less the long-context loss;
-            rule: which chose the sources;
-            dependency_sparsity, is_censored: k*, null where there is no gain or no studied k suffices; the
-                latter case;
-            source_positions, source_tokens: lists, the most influential first;
-            source_influences, source_divergences: lists, what leaving each out costs and how far it moves the
-                prediction, nats; None where the rule left none out;
-            k, sparse_context_losses, sparse_context_divergences: lists, the numbers studied and what is left
-                with so many;
-            null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
-
-    Raises:
-        InputError: text, model or flags cannot be used.
-    """
-    arguments = parser().parse_args(["--model", model])
-    vars(arguments).update(
-        tokenizer=tokenizer, short_context_length=short_context_length,
-        long_context_length=long_context_length, targets=num_targets, rules=rules, k=ks,
-        foreign_text=foreign_text, dtype=dtype, device=device,
-    )  # fmt: skip
-    check(arguments)
-    from pipeline.measuring.explanation import explained
-
-    return explained(text, arguments).frame()
 
 
 def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline import explain as program
 from pipeline.cli import InputError, run_stage
-from pipeline.explain import explain
 from pipeline.measuring import explanation
+from pipeline.measuring import given as given_models
 from pipeline.text.tokenizer import tokenized_text, train_bpe
+from sparsity_length import explain
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 S, KS = 4, (1, 2)
@@ -49,7 +51,7 @@ def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarr
 def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     foreign = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
-    frame = explain(TEXT, str(model), short_context_length=S, ks=KS, foreign_text=foreign, num_targets=6)
+    frame = explain(TEXT, str(model), short_context_length=S, k=KS, foreign_text=foreign, num_targets=6).frame
     ids = tokenized_text(TEXT, model / "tokenizer.json").token_ids_N[-64:]
     foreign_ids = tokenized_text(foreign, model / "tokenizer.json").token_ids_N
     num_before = len(tokenized_text(TEXT, model / "tokenizer.json").token_ids_N) - len(ids)
@@ -85,7 +87,7 @@ def _divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def test_the_frame_names_the_bytes_of_each_token(model: Path) -> None:
-    frame = explain(TEXT, str(model), short_context_length=S, ks=KS)
+    frame = explain(TEXT, str(model), short_context_length=S, k=KS).frame
     content = TEXT.encode()
     assert len(frame) == 64 - S - max(KS)
     for row in frame.itertuples():
@@ -98,19 +100,19 @@ def test_the_frame_names_the_bytes_of_each_token(model: Path) -> None:
 def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = {"short_context_length": S, "ks": KS}
-    frame = explain(TEXT, str(model), **flags, rules=["greedy", "leave_one_out_divergence"])
+    flags = {"short_context_length": S, "k": KS}
+    frame = explain(TEXT, str(model), **flags, rules=["greedy", "leave_one_out_divergence"]).frame
     null_losses = frame.set_index("rule")["null_sparse_context_losses"]
     assert all(len(losses) == len(KS) for losses in null_losses["greedy"])
     assert null_losses["leave_one_out_divergence"].isna().all()
-    totals, bars, begin = [], [], explanation.progress_bar
+    totals, bars, begin = [], [], given_models.progress_bar
 
     def remember(*of: object, total: int) -> object:
         totals.append(total)
         bars.append(begin(*of, total=total))
         return bars[-1]
 
-    monkeypatch.setattr(explanation, "progress_bar", remember)
+    monkeypatch.setattr(given_models, "progress_bar", remember)
     for rules in (["leave_one_out_divergence"], ["leave_one_out"], ["gradient", "add_one_in"]):
         explain(TEXT, str(model), **flags, rules=rules)
         assert bars[-1].n == pytest.approx(totals[-1], rel=0.2), rules
@@ -160,6 +162,23 @@ def test_what_is_printed(
     assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
 
 
+def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> None:
+    found = explain(TEXT, str(model), short_context_length=S, k=KS, num_targets=3)
+    for changed, sentences in (
+        ({"short_context_loss": 1.0, "loss_difference": -0.25}, (
+            "the model gains nothing from the far context; with it the loss is 0.250 nats higher on average",
+            "of what it changes in the predictions.",
+        )),
+        ({"loss_difference": 0.0, "short_context_divergence": 0.0}, (
+            "The prediction does not change with the far context, so leave_one_out_divergence has nothing to",
+        )),
+    ):  # fmt: skip
+        losses = found.tables["loss_differences"].assign(**changed)
+        said = str(replace(found, tables={**found.tables, "loss_differences": losses}))
+        assert all(sentence in said for sentence in sentences)
+        assert "nan" not in said and "expected" not in said and "No target gains 0.1 nats" in said
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -197,13 +216,13 @@ def test_an_olmo_takes_the_tokenizer_of_its_data(
 ) -> None:
     size = int(tokenized_text(TEXT, model / "tokenizer.json").token_ids_N.max()) + 1
     write_checkpoint(tmp_path / "models" / "run", make_olmo(vocab_size=size, embedding_size=size))
-    flags = {"short_context_length": S, "ks": KS, "num_targets": 3}
+    flags = {"short_context_length": S, "k": KS, "num_targets": 3}
     with pytest.raises(InputError, match="brings no tokenizer.json; name the one"):
         explain(TEXT, str(tmp_path / "models/run"), **flags)
     with pytest.raises(InputError, match="no rule is named; name one"):
         explain(TEXT, str(tmp_path / "models/run"), rules=(), **flags)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
-    found = explain(TEXT, str(tmp_path / "models/run"), **flags)
-    given = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags)
-    pd.testing.assert_frame_equal(found, given)
+    found = explain(TEXT, str(tmp_path / "models/run"), **flags).frame
+    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags).frame
+    pd.testing.assert_frame_equal(found, named)

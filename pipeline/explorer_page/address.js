@@ -13,10 +13,10 @@ function addressOfView() {
   return `#${view}`;
 }
 
-/** Write the view into the address, without a step in the browser's history for each. */
+/** Write the view into the address, without a step in the browser's history for each; a notebook's frame has none. */
 function writeAddress() {
   const address = addressOfView();
-  if (address !== location.hash) history.replaceState(null, "", address);
+  if (address !== location.hash && location.protocol !== "about:") history.replaceState(null, "", address);
 }
 
 /** Take over what an address says of the view and the page has; whatever else it says is passed over. */

@@ -6,34 +6,30 @@ Shapes: N tokens of the text, L measured tokens, T targets, K largest k, J studi
 """
 
 import argparse
-from collections.abc import Mapping
+import html
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from tokenizers import Tokenizer
 
-from pipeline.cli import InputError, logger, progress_bar
+from pipeline.cli import InputError, logger
 from pipeline.explorer_page.writing import NATS, Record, ResultRows, chunk_record, grouped, page_of, to_json
-from pipeline.measuring.contexts import Batching
+from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, RuleCosts
+from pipeline.measuring.given import GivenModel, counted
+from pipeline.measuring.rules import BACKGROUND, REMOVE, RuleCosts
 from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk
-from pipeline.measuring.stage import AUTO, LoadedModel, failures_in_words
-from pipeline.models.devices import keep_freed_memory, usable_device
-from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
 from pipeline.text.chunks import Chunk
-from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import TokenizedText, parse_tokenizer_name, tokenized_text
-from pipeline.training.speed import faster_dtype
+from pipeline.text.tokenizer import TokenizedText, tokenized_text
 
-_SMALL_BYTES = 200_000_000
-"""Weights of fewer are measured in float32 by --dtype auto: bfloat16 would round their influences off."""
 _CHUNK = "", 0
 """Document ID and chunk index of a text in its tables."""
 NUM_NAMED, _MOST_SOURCES = 10, 4
@@ -44,9 +40,12 @@ _LEVELS_NATS, _COLOURS = (0.1, 0.5, 1.0, 2.0), (153, 117, 75, 33)
 """Of the 256 colours that terminals have: blues, darker for each level."""
 
 
-@dataclass(frozen=True, eq=False)
+_IN_A_NOTEBOOK = '<iframe srcdoc="{page}" style="width: 100%; height: 800px; border: 0"></iframe>'
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
-    """A text, and what was measured of it."""
+    """A text, and what was measured of it: a frame, a page, and in words by `print`."""
 
     model: str
     dtype: str
@@ -66,8 +65,21 @@ class Explanation:
         """The text of each measured token."""
         return self.text.pieces[self.first_token :]
 
+    @cached_property
+    def html(self) -> str:
+        """The explorer's page of the text."""
+        return explorer_page(self, "the text")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, in a frame of its own."""
+        return _IN_A_NOTEBOOK.format(page=html.escape(self.html))
+
+    def __str__(self) -> str:
+        return in_words(self, is_coloured=False)
+
+    @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row a target and rule; `pipeline.explain.explain` lists the columns."""
+        """A row a target and rule; `sparsity_length.explain` lists the columns."""
         return pd.concat(map(self._frame_of, self.request.numbers_of_rule), ignore_index=True)
 
     def _frame_of(self, rule: str) -> pd.DataFrame:
@@ -115,43 +127,40 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
     Raises:
         InputError: text, model or flags cannot be used.
     """
-    keep_freed_memory()
-    checkpoint = find_model(arguments.model, arguments.revision, arguments.trust_remote_code)
-    tokenizer_file = _tokenizer_file(checkpoint, arguments.tokenizer)
-    tokenized = tokenized_text(text, tokenizer_file)
+    given = GivenModel(
+        arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
+    )  # fmt: skip
+    tokenizer = given.tokenizer(arguments.tokenizer)
+    tokenized = tokenized_text(text, tokenizer)
     num_tokens = len(tokenized.token_ids_N)
-    num_positions = checkpoint.num_positions(arguments.trust_remote_code)
-    lengths, ks = measured_lengths(arguments, num_tokens, num_positions)
+    lengths, ks = measured_lengths(arguments, num_tokens, given.num_positions)
     length = lengths.long_context_length
-    if length < num_tokens:
-        why = ", the positions the model was made for (--long-context-length sets another number)"
-        logger.info(
-            "the text has %d tokens, of which the last %d are measured%s",
-            num_tokens, length, why if length == num_positions else "",
-        )  # fmt: skip
-    foreign = _foreign_text(arguments.foreign_text, length, tokenizer_file)
-    device, dtype = usable_device(arguments.device), arguments.dtype
-    if dtype == AUTO:
-        num_bytes = sum(path.stat().st_size for path in checkpoint.files(with_code=False))
-        dtype = str(torch.float32 if num_bytes < _SMALL_BYTES else faster_dtype(device))
-    dtype = dtype.removeprefix("torch.")
-    loading = Loading(device, getattr(torch, dtype), trust_remote_code=arguments.trust_remote_code)
-    model = load_causal_lm(checkpoint, loading, length)
-    if (largest := int(tokenized.token_ids_N.max())) >= model.vocabulary_size:
-        raise InputError(
-            f"the tokenizer {tokenizer_file} gives token {largest}, and {checkpoint.folder} has a vocabulary"
-            f" of {model.vocabulary_size}: they do not belong together"
-        )
+    foreign = foreign_text(arguments.foreign_text, length, tokenizer)
     chunk = Chunk(*_CHUNK, tokenized.token_ids_N[-length:], foreign.token_ids_N[None, :length])
     request = Request(
         lengths=lengths, largest_k=ks[-1], numbers_of_rule=dict.fromkeys(arguments.rules, ks),
         recovery_fraction=0.9, minimum_gain=0.1, seed=arguments.seed, every_null=False, every_influence=False,
     )  # fmt: skip
-    loaded, first_token = LoadedModel(checkpoint.name, model, Batching.for_model(model)), num_tokens - length
-    logger.info("%s: %d tokens, %d of them predicted", loaded.name, length, lengths.targets_per_chunk)
-    with failures_in_words(checkpoint.name, length, first_token):
-        tables = _measured(loaded, chunk, request)
-    return Explanation(checkpoint.name, dtype, tokenized, foreign, first_token, request, tables)
+    first_token = num_tokens - length
+    with given.ready(length, int(tokenized.token_ids_N.max())) as loaded:
+        if length < num_tokens:
+            why = ", the positions the model was made for (--long-context-length sets another number)"
+            logger.warning(
+                "the text has %d tokens, of which the last %d are measured%s",
+                num_tokens, length, why if length == given.num_positions else "",
+            )  # fmt: skip
+        logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.targets_per_chunk)
+        with (
+            failures_in_words(given.name, length, first_token),
+            counted([loaded], "explain", planned_tokens(request)),
+        ):
+            contexts = request.far_contexts(loaded, chunk)
+            tables = measured_tables(loaded, chunk, (), request, contexts)
+            compared = pd.DataFrame(compared_losses(chunk, contexts[OWN])).assign(model=loaded.name)
+        dtype = str(loaded.model.dtype).removeprefix("torch.")
+    tables["loss_differences"] = compared
+    return Explanation(given.name, dtype, tokenized, foreign, first_token, request, tables)
 
 
 def measured_lengths(
@@ -182,26 +191,10 @@ def measured_lengths(
     return ContextLengths(short, length, arguments.targets or most_targets), ks
 
 
-def _tokenizer_file(checkpoint: Checkpoint, name: str | None) -> Path:
-    """The tokenizer.json that is named, or that lies by the model."""
-    if name is not None:
-        found = parse_tokenizer_name(name)
-        if isinstance(found, int):
-            raise InputError(f"--tokenizer {name} would be trained anew; name the model's own tokenizer.json")
-        return found
-    folder = checkpoint.folder.resolve()
-    # A run of pretrain.py lies beside its data as the programs here name their folders.
-    beside = [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
-    for place in [folder, *(beside if checkpoint.is_olmo else [])]:
-        if (place / TOKENIZER_FILE).is_file():
-            return place / TOKENIZER_FILE
-    raise InputError(f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with --tokenizer")
-
-
-def _foreign_text(text: str | None, num_tokens: int, tokenizer_file: Path) -> TokenizedText:
+def foreign_text(text: str | None, num_tokens: int, tokenizer: Tokenizer) -> TokenizedText:
     """The foreign text, or English passages, of at least so many tokens."""
     if text is not None:
-        given = tokenized_text(text, tokenizer_file)
+        given = tokenized_text(text, tokenizer)
         if len(given.token_ids_N) < num_tokens:
             raise InputError(
                 f"the foreign text has {len(given.token_ids_N)} tokens, and {num_tokens} are measured; give a"
@@ -210,48 +203,50 @@ def _foreign_text(text: str | None, num_tokens: int, tokenizer_file: Path) -> To
         return given
     num_characters = 4 * num_tokens  # about what a token of English has
     while True:
-        foreign = tokenized_text("\n\n".join(first_passages(num_characters)), tokenizer_file)
+        foreign = tokenized_text("\n\n".join(first_passages(num_characters)), tokenizer)
         if len(foreign.token_ids_N) >= num_tokens:
             return foreign
         num_characters *= 2
 
 
-def _measured(loaded: LoadedModel, chunk: Chunk, request: Request) -> dict[str, pd.DataFrame]:
-    contexts = request.far_contexts(loaded, chunk)
-    compute = loaded.model.hidden_states
-    with progress_bar(None, "explain", "token", total=planned_tokens(request)) as bar:
+def measured_tables(
+    chooser: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
+    contexts: Mapping[str, FarContext],
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    """`measure_chunk` as frames; `contexts` are the chooser's.
 
-        def hidden_states(token_ids_BS: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-            hidden_BTD = compute(token_ids_BS, *rest, **named)
-            bar.update(token_ids_BS.numel())
-            return hidden_BTD
-
-        loaded.model.hidden_states = hidden_states  # type: ignore[method-assign]
-        columns = measure_chunk([loaded], chunk, (), request, contexts)
-        columns["loss_differences"] = compared_losses(chunk, contexts[OWN])
-        bar.total = bar.n  # which was an estimate
-    tables = {name: pd.DataFrame(of).assign(model=loaded.name) for name, of in columns.items()}
+    influential_tokens has one column more, `divergence`: of leaving the token out; NaN where no rule has left
+    tokens out.
+    """
+    columns = measure_chunk([chooser], chunk, judges, request, contexts)
+    tables = {name: pd.DataFrame(of).assign(model=chooser.name) for name, of in columns.items()}
     selected = tables["influential_tokens"]
     selected["divergence"] = np.nan
     for name, context in contexts.items():
         # Where a rule has left every token out; no pass is run to say more.
         if context.every_influence_TF is not None:
             of_context = selected[selected["far_context"] == name]
-            targets = of_context["target_position"] - request.lengths.first_target
-            moved = context.divergence_TF[targets, of_context["context_position"]]
+            targets = of_context["target_position"] - chunk.start - request.lengths.first_target
+            moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]
             selected.loc[of_context.index, "divergence"] = moved
     return tables
 
 
-def planned_tokens(request: Request) -> int:
-    """About how many tokens will run through the network, by the formulas of `RuleCosts`."""
+def planned_tokens(
+    request: Request, intervention: str = REMOVE, num_backgrounds: int = 1, num_judges: int = 1
+) -> int:
+    """About how many tokens will run through the networks, by the formulas of `RuleCosts`."""
     lengths, k = request.lengths, request.largest_k
-    costs = RuleCosts(lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk)
-    num_tokens = costs.foreign_context() + lengths.targets_per_chunk * lengths.short_context_length
+    costs = RuleCosts(
+        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk, intervention,
+        num_backgrounds,
+    )  # fmt: skip
+    short = lengths.targets_per_chunk * lengths.short_context_length
+    num_tokens = num_judges * (num_backgrounds * costs.foreign_context() + short)
     for far_context in (OWN, OTHER_DOCUMENT):
         numbers_of_rule = request.numbers_in(far_context)
         for numbers in list(numbers_of_rule.values())[:1]:
-            num_tokens += costs.sparse_contexts(numbers_of_rule, numbers)
+            num_tokens += num_judges * costs.sparse_contexts(numbers_of_rule, numbers)
         if far_context == OTHER_DOCUMENT and numbers_of_rule.pop("leave_one_out", ()):
             # A pass over the packed sequences for each token, as where tokens are restored in a background.
             num_tokens += replace(costs, intervention=BACKGROUND).additions(k)
@@ -327,12 +322,20 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     else:
         legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"
     # Means of all targets: one that is picked for its gain is to be seen as picked.
-    totals = (
-        f"All {len(losses)} targets: the far context gains {losses['loss_difference'].mean():.3f} nats on"
-        f" average (expected {losses['short_context_divergence'].mean():.3f}), of which"
-        f" {losses['specific_gain'].mean():.3f} only this text gives and no foreign one.\n"
-    )
-    of_rules = explanation.frame().groupby("rule", sort=False)
+    gain, specific = losses["loss_difference"].mean(), losses["specific_gain"].mean()
+    totals = f"All {len(losses)} targets: "
+    if gain > 0:
+        expected = losses["short_context_divergence"].mean()
+        totals += (
+            f"the far context gains {gain:.3f} nats on average (expected {expected:.3f}), of which"
+            f" {specific:.3f} only this text gives and no foreign one.\n"
+        )
+    else:
+        totals += (
+            f"the model gains nothing from the far context; with it the loss is {-gain:.3f} nats higher on"
+            " average.\n"
+        )
+    of_rules = explanation.frame.groupby("rule", sort=False)
     parts = [
         "".join(shown).rstrip("\n") + "\n",
         f"{legend} when everything before a token is seen, and not only the"
@@ -356,13 +359,19 @@ def _marked(piece: str, gain: float, is_coloured: bool) -> str:
 
 
 def _recovered(rule: str, rows: pd.DataFrame, k: int) -> str:
-    """What the largest studied k recovers, as sums: by the prediction, and by what came."""
+    """What the largest studied k recovers, as sums: by the prediction, and by what came if that gained."""
     names = ["sparse_context_divergences", "sparse_context_losses", "null_sparse_context_losses"]
     left = {name: sum(values[-1] for values in rows[name] if values) for name in names}
     short, gain = rows["short_context_loss"].sum(), rows["loss_difference"].sum()
-    missing = left["sparse_context_divergences"] / rows["short_context_divergence"].sum()
+    expected = rows["short_context_divergence"].sum()
+    if expected <= 0:
+        return f"The prediction does not change with the far context, so {rule} has nothing to bring back.\n"
+    share = 1 - left["sparse_context_divergences"] / expected
+    if gain <= 0:
+        how_much = f"{share:.0%}" if share > 0 else "nothing"
+        return f"{k} far tokens by {rule} bring back {how_much} of what it changes in the predictions.\n"
     recovered = short - left["sparse_context_losses"]
-    line = f"{k} far tokens by {rule} bring back {1 - missing:.0%} of the expected gain, and"
+    line = f"{k} far tokens by {rule} bring back {share:.0%} of the expected gain, and"
     line += f" {recovered:.1f} of {gain:.1f} nats"
     if rows["null_sparse_context_losses"].notna().all():
         recovered = short - left["null_sparse_context_losses"]

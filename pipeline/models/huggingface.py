@@ -292,22 +292,38 @@ def load_hugging_face(
     if device_map is None:
         refuse_model_beyond_memory(model, device, str(folder))
         model = model.to(device)
+    return as_causal_lm(model, str(folder), num_positions)
+
+
+def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
+    """A model of the library, as it lies in memory, to be measured; `name` is what messages call it.
+
+    It is put into evaluation mode, takes no gradients any more, and may get another attention.
+
+    Raises:
+        InputError: as `load_hugging_face`.
+    """
+    if "position_ids" not in _arguments(model):
+        raise InputError(
+            f"{type(model).__name__} in {name} takes no position IDs, so tokens cannot keep theirs when"
+            " others are left out"
+        )
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
     limit = position_limit(model.config.get_text_config(), is_rotary)
     if limit is not None and num_positions > limit[0]:
         raise InputError(
-            f"{folder} {limit[1]}, so it can be measured up to --long-context-length {limit[0]}, not"
+            f"{name} {limit[1]}, so it can be measured up to --long-context-length {limit[0]}, not"
             f" {num_positions}"
         )
     lm = HuggingFaceCausalLM(model)
     lm.share_prefix(True)
     if lm.shares_prefix:
         with suppress(InputError):
-            check_model(lm, str(folder), num_positions)
+            check_model(lm, name, num_positions)
             return lm
         lm.share_prefix(False)
-    check_model(lm, str(folder), num_positions)
+    check_model(lm, name, num_positions)
     return lm
 
 
@@ -317,7 +333,12 @@ def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | Non
     Raises:
         InputError: the configuration cannot be used.
     """
-    config = _config(folder, trust_remote_code).get_text_config()
+    return positions_of(_config(folder, trust_remote_code))
+
+
+def positions_of(config: Any) -> int | None:
+    """The same, by a configuration of the library."""
+    config = config.get_text_config()
     limit = position_limit(config, has_rotary_embedding=True)
     numbers = (getattr(config, "max_position_embeddings", None), limit and limit[0])
     return min((int(number) for number in numbers if number), default=None)
@@ -352,11 +373,6 @@ def _stock_model(
         raise InputError(
             f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]};"
             " it was saved without them, or is not a causal LM"
-        )
-    if "position_ids" not in _arguments(model):
-        raise InputError(
-            f"{type(model).__name__} in {folder} takes no position IDs, so tokens cannot keep theirs when"
-            " others are left out"
         )
     return model
 

@@ -250,23 +250,36 @@ class TokenizedText:
         return [*self.added, *own[len(self.added) :]]
 
 
-def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
-    """A text as the tokenizer of a tokenizer.json reads it, with what that puts before every text.
+class NoTokensError(InputError):
+    """A text of which a tokenizer makes no token."""
+
+
+def tokenized_text(text: str, tokenizer: Path | Tokenizer) -> TokenizedText:
+    """A text as a tokenizer reads it, with what that puts before every text.
 
     What it puts behind a text is left out, for the text may go on. Words such as <|endoftext|> in the text
-    are text. InputError where the file is broken, the text is no Unicode, or it has no token of its own.
+    are text.
+
+    Args:
+        tokenizer: a tokenizer.json, or of `recording_all_places`, which many texts share.
+
+    Raises:
+        NoTokensError: the text has no token of its own.
+        InputError: the file is broken, or the text is no Unicode.
     """
-    tokenizer = _recording_all_places(read_tokenizer(tokenizer_file))
+    name = "the tokenizer"
+    if isinstance(tokenizer, Path):
+        tokenizer, name = recording_all_places(read_tokenizer(tokenizer)), f"the tokenizer {tokenizer}"
     try:
         text.encode("utf-8")
         encoding = tokenizer.encode(text)
     except UnicodeEncodeError as error:
         raise InputError(f"the text is not Unicode: its character {error.start} is half of one") from None
     except Exception as error:  # plain, as of a word that is not in the vocabulary
-        raise InputError(f"the tokenizer {tokenizer_file} cannot encode the text: {error}") from error
+        raise InputError(f"{name} cannot encode the text: {error}") from error
     is_own_N = np.array(encoding.special_tokens_mask) == 0
     if not is_own_N.any():
-        raise InputError(f"the tokenizer {tokenizer_file} finds no token in the text; give another text")
+        raise NoTokensError(f"{name} finds no token in the text; give another text")
     num_added, end = int(is_own_N.argmax()), len(is_own_N) - int(is_own_N[::-1].argmax())
     return TokenizedText(
         text,
@@ -276,7 +289,7 @@ def tokenized_text(text: str, tokenizer_file: Path) -> TokenizedText:
     )
 
 
-def _recording_all_places(tokenizer: Tokenizer) -> Tokenizer:
+def recording_all_places(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer without what cuts or fills up a text, and without what hides the blank of a word."""
     description = json.loads(tokenizer.to_str())
     # Byte-level tokenizers leave the blanks that their tokens begin with out of places, if they trim offsets.

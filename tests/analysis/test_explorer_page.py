@@ -19,10 +19,10 @@ from hugging_face_families import make_model
 from analysis import explorer
 from pipeline import explain as explain_program
 from pipeline.cli import run_stage
-from pipeline.explain import explain
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
+from sparsity_length import explain
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -362,7 +362,8 @@ def test_an_explained_text_is_shown_as_text(explained_page: "sync_api.Page") -> 
 def test_the_page_of_a_text_shows_what_the_frame_says(
     explained_page: "sync_api.Page", explained: Path
 ) -> None:
-    frame = explain(EXPLAINED, str(explained / "model"), short_context_length=6, ks=[1, 3])
+    explanation = explain(EXPLAINED, str(explained / "model"), short_context_length=6, k=[1, 3])
+    frame = explanation.frame
     assert explained_page.locator("#text .target").count() == len(frame)
     explained_page.get_by_role("slider").press("End")
     for row in frame.iloc[::9].itertuples():
@@ -379,6 +380,11 @@ def test_the_page_of_a_text_shows_what_the_frame_says(
             f"{row.short_context_loss:.3f}"[:-1] in numbers and f"{row.long_context_loss:.3f}"[:-1] in numbers
         )
     assert pd.notna(frame["specific_gain"]).all()
+    # As a notebook shows it: the page in a frame, whose address cannot be written.
+    explained_page.set_content(f"<p>In [1]:</p>{explanation._repr_html_()}")
+    shown = explained_page.frame_locator("iframe")
+    shown.locator("#text .target").last.dispatch_event("click")
+    assert f"{frame['short_context_loss'].iloc[-1]:.3f}"[:-1] in shown.locator("#numbers").inner_text()
 
 
 def test_a_rule_without_a_null_offers_none(explained_page: "sync_api.Page") -> None:

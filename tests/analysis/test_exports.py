@@ -39,7 +39,7 @@ def write(results: Path, model: str, *shards: dict[str, dict[str, list]], dtype:
 def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
     assert artefacts_in(exported) == artefacts_in(results) != []
     assert sorted(path.name for path in exported.iterdir()) == sorted(
-        ["exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
+        ["README.md", "exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
     )
     for artefact in artefacts_in(results):
         rows = read_artefact(results, artefact)

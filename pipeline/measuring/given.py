@@ -1,0 +1,181 @@
+"""A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from olmo.model import OLMo
+from tokenizers import Tokenizer
+from torch import nn
+
+from pipeline.cli import InputError, progress_bar
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.stage import AUTO, LoadedModel
+from pipeline.models.devices import keep_freed_memory, usable_device
+from pipeline.models.interface import CausalLM
+from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.models.olmo import OLMoCausalLM
+from pipeline.text.folder import TOKENIZER_FILE
+from pipeline.text.tokenizer import parse_tokenizer_name, read_tokenizer, recording_all_places
+from pipeline.training.speed import faster_dtype
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
+
+_SMALL_BYTES = 200_000_000
+"""Weights of fewer are measured in float32 by --dtype auto: bfloat16 would round their influences off."""
+
+
+class GivenModel:
+    """A model that has been found, or lies in memory, and is not made ready to be measured yet.
+
+    Raises:
+        InputError: there is no such model, or it is of another kind.
+    """
+
+    def __init__(
+        self, model: Any, *, device: str | None = None, dtype: str = AUTO, revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:  # fmt: skip
+        self._device, self._dtype, self._trusts_code = device, dtype, trust_remote_code
+        self._in_memory: nn.Module | None = None
+        self.checkpoint: Checkpoint | None = None
+        """Where it was found; None of one in memory."""
+        if isinstance(model, str | Path):
+            self.checkpoint = find_model(str(model), revision, trust_remote_code)
+            self.name = self.checkpoint.name
+            self.num_positions = self.checkpoint.num_positions(trust_remote_code)
+            return
+        if (device, dtype, revision, trust_remote_code) != (None, AUTO, None, False):
+            raise InputError(
+                "a model in memory is measured as it is: device, dtype, revision and trust_remote_code are of"
+                " models that are loaded here; move or load it so yourself"
+            )
+        if isinstance(model, OLMo):
+            self.name, self.num_positions = "OLMo", model.config.max_sequence_length
+        else:
+            # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
+            from transformers import PreTrainedModel
+
+            from pipeline.models.huggingface import positions_of
+
+            if not isinstance(model, PreTrainedModel):
+                raise InputError(
+                    f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a"
+                    " causal LM of transformers or ai2-olmo"
+                )
+            self.name = Path(model.name_or_path).name or type(model).__name__
+            self.num_positions = positions_of(model.config)
+        self._in_memory = model
+
+    def tokenizer(self, given: Any = None) -> Tokenizer:
+        """The tokenizer that is given, or that lies by the model, ready for `tokenized_text`.
+
+        Raises:
+            InputError: there is none, or of a kind that does not say where its tokens stand.
+        """
+        if given is None and self.checkpoint is None:
+            raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
+        if isinstance(given, Path):
+            given = str(given)
+        if given is None or isinstance(given, str):
+            given = read_tokenizer(_tokenizer_file(self.checkpoint, given))
+        inner = getattr(given, "backend_tokenizer", given)  # of transformers' fast ones
+        if not isinstance(inner, Tokenizer):
+            raise InputError(
+                f"the tokenizer is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
+                " the library tokenizers or a fast one of transformers"
+            )
+        return recording_all_places(inner)
+
+    @contextmanager
+    def ready(self, num_positions: int, largest_token_id: int = 0) -> Iterator[LoadedModel]:
+        """The model to be measured at position IDs below `num_positions`; one in memory is as before then.
+
+        Raises:
+            InputError: it cannot be loaded or measured so, or has no token of so large an ID.
+        """
+        keep_freed_memory()
+        with _given_back(self._in_memory):
+            model = self._measurable(num_positions)
+            if largest_token_id >= model.vocabulary_size:
+                raise InputError(
+                    f"the tokenizer gives token {largest_token_id}, and {self.name} has a vocabulary of"
+                    f" {model.vocabulary_size}: they do not belong together"
+                )
+            yield LoadedModel(self.name, model, Batching.for_model(model))
+
+    def _measurable(self, num_positions: int) -> CausalLM:
+        if isinstance(self._in_memory, OLMo):
+            return OLMoCausalLM(self._in_memory, num_positions)
+        if self._in_memory is not None:
+            from pipeline.models.huggingface import as_causal_lm  # late, as above
+
+            return as_causal_lm(self._in_memory, self.name, num_positions)
+        assert self.checkpoint is not None
+        device, dtype = usable_device(self._device), self._dtype
+        if dtype == AUTO:
+            num_bytes = sum(path.stat().st_size for path in self.checkpoint.files(with_code=False))
+            dtype = str(torch.float32 if num_bytes < _SMALL_BYTES else faster_dtype(device))
+        dtype = getattr(torch, dtype.removeprefix("torch."))
+        loading = Loading(device, dtype, trust_remote_code=self._trusts_code)
+        return load_causal_lm(self.checkpoint, loading, num_positions)
+
+
+@contextmanager
+def _given_back(model: nn.Module | None) -> Iterator[None]:
+    """Whatever measuring changes of a user's model is as it was afterwards."""
+    if model is None:
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    config: Any = model.config
+    attention = getattr(config, "_attn_implementation", None)
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+        for parameter, has_gradient in gradients:
+            parameter.requires_grad_(has_gradient)
+        if attention is not None and attention != config._attn_implementation:
+            model.set_attn_implementation(attention)  # type: ignore[operator]
+
+
+@contextmanager
+def counted(models: Sequence[LoadedModel], description: str, total: int) -> Iterator["tqdm[Any]"]:
+    """A bar over the tokens that run through the models; `total` is about how many."""
+    with progress_bar(None, description, "token", total=total) as bar:
+
+        def counting(compute: Any) -> Any:
+            def hidden_states(token_ids_BS: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+                hidden_BTD: torch.Tensor = compute(token_ids_BS, *rest, **named)
+                bar.update(token_ids_BS.numel())
+                return hidden_BTD
+
+            return hidden_states
+
+        for loaded in models:
+            loaded.model.hidden_states = counting(loaded.model.hidden_states)  # type: ignore[method-assign]
+        yield bar
+        bar.total = bar.n  # which was an estimate
+
+
+def _tokenizer_file(checkpoint: Checkpoint | None, name: str | None) -> Path:
+    """The tokenizer.json that is named, or that lies by the model."""
+    if name is not None:
+        found = parse_tokenizer_name(name)
+        if isinstance(found, int):
+            raise InputError(f"--tokenizer {name} would be trained anew; name the model's own tokenizer.json")
+        return found
+    assert checkpoint is not None
+    folder = checkpoint.folder.resolve()
+    # A run of pretrain.py lies beside its data as the programs here name their folders.
+    beside = [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
+    for place in [folder, *(beside if checkpoint.is_olmo else [])]:
+        if (place / TOKENIZER_FILE).is_file():
+            return place / TOKENIZER_FILE
+    raise InputError(f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with --tokenizer")

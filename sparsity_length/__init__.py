@@ -1,0 +1,179 @@
+"""What a language model gains from its far context, and which few far tokens each prediction needs.
+
+    from sparsity_length import explain, influential_tokens, losses
+
+    losses(texts, model)               # a row a token: its loss with long and with short context
+    influential_tokens(texts, model)   # a row a target and rank: the far tokens that it needs
+    explain(text, model)               # one text as a page, which a notebook shows
+
+All three take a model and texts as you have them.
+
+model      an OLMo run or checkpoint, a Hugging Face folder, a name on the hub; or a causal LM in memory, of
+           transformers or ai2-olmo, with its tokenizer. It is given back as it was.
+tokenizer  a tokenizer.json or a folder that holds one, a tokenizer of the library tokenizers, or a fast one
+           of transformers; where not given, that which lies by the model.
+texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too.
+
+A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front. The
+context is the text's own; a text longer than `long_context_length` is read in chunks that overlap by half.
+Losses and divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
+What cannot be used is an InputError of one sentence.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+try:
+    from pipeline.cli import InputError
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "sparsity_length needs the package `pipeline` that it is installed with, and found another of that"
+        " name: run Python where there is no pipeline.py or pipeline/"
+    ) from error
+from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, check, parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipeline.measuring.explanation import Explanation
+
+__all__ = ["InputError", "explain", "influential_tokens", "losses"]
+
+
+def losses(
+    texts: str | Iterable[str], model: Any, tokenizer: Any = None, short_context_length: int = 64, *,
+    long_context_length: int | None = None, dtype: str = "auto", device: str | None = None,
+    revision: str | None = None, trust_remote_code: bool = False,
+) -> "pd.DataFrame":  # fmt: skip
+    """The loss of each token with everything before it, and with the few tokens right before it.
+
+    Args:
+        short_context_length: s; the short context of a token is exactly the s tokens before it.
+        long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
+            of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
+        dtype, device, revision, trust_remote_code: of a model that is loaded here, as the flags of
+            pipeline/loss_differences.py; "auto" is float32 for small models, else what is faster here.
+
+    Returns:
+        A frame, a row for each token of each text, with the columns
+            text: the text's place among those given, from 0;
+            position, token, token_id: its place among the text's tokens, its characters, its ID;
+            byte_start, byte_end: its place in the text's UTF-8;
+            num_long_context_tokens: how many tokens its long context has;
+            long_context_loss, short_context_loss: nats;
+            loss_difference: short less long; positive where the long context helps;
+            divergence: KL(p(.|long) || p(.|short)), the expected loss difference: it never sees the token.
+        The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
+        short context is not whole, or it is the long one.
+
+    Raises:
+        InputError: texts, model or lengths cannot be used.
+    """
+    from sparsity_length.frames import losses_frame  # late: it loads torch
+
+    options = {"dtype": dtype, "device": device, "revision": revision, "trust_remote_code": trust_remote_code}
+    return losses_frame(texts, model, tokenizer, short_context_length, long_context_length, options)
+
+
+def influential_tokens(
+    texts: str | Iterable[str], model: Any, k: Sequence[int] = (1, 2, 4, 8, 16), judges: Sequence[Any] = (),
+    *, tokenizer: Any = None, short_context_length: int = 64, long_context_length: int | None = None,
+    num_targets: int | None = None, rule: str = "leave_one_out_divergence", intervention: str = "background",
+    num_backgrounds: int = 1, foreign_text: str | None = None, seed: int = 0, dtype: str = "auto",
+    device: str | None = None, revision: str | None = None, trust_remote_code: bool = False,
+) -> "pd.DataFrame":  # fmt: skip
+    """The far tokens that each prediction needs most, and how far it gets with them.
+
+    Far tokens are those before the short context. Under the intervention "background" what is left out is
+    replaced by a foreign text's tokens, and sources are put among these; under "remove" nothing stands there.
+
+    Args:
+        k: numbers of sources that are tried together; a text too short for the largest leaves it out.
+        judges: other models of the same tokenizer, which try the sources instead of the one that chose.
+        short_context_length, long_context_length, dtype and so on: as of `losses`.
+        num_targets: predict the last so many tokens of each text only; None: all that have far tokens enough.
+            Time grows with it, and with the square of the length of a chunk.
+        rule: which ranks the far tokens; `sparsity influential_tokens --help` lists them.
+        num_backgrounds: foreign texts that means are taken over, under "background".
+        foreign_text: is cut into the backgrounds and the null; None: English passages that come along.
+        seed: of rules that draw.
+
+    Returns:
+        A frame, a row for each target, rank and judge, with the columns
+            text, judge: the text's place among those given; the model that tries the sources;
+            position, token, byte_start, byte_end: the target, as of `losses`;
+            rank: from 1, the source needed most, to the largest k;
+            source_position, source_token: the far token of this rank;
+            influence, divergence: what leaving this one out costs, and how far it moves the prediction; NaN
+                where the rule leaves none out;
+            long_context_loss, short_context_loss: of the target;
+            baseline_loss, baseline_divergence: before a source is there: under the foreign far context, or
+                under the short context alone; the divergence is from the prediction with the long context;
+            sparse_context_loss, sparse_context_divergence: with the sources of ranks 1 to this one together;
+                in the rows whose rank is one of k, else NaN;
+            null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in a foreign
+                text; NaN of rules that say enough without that null;
+            mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
+                prediction by less than 0.1 nats.
+        A target has a row only if s plus the largest k tokens stand before it; a warning counts the others.
+
+    Raises:
+        InputError: as `losses`; or rule, k or judges cannot be used.
+    """
+    from sparsity_length.frames import influential_frame  # late: it loads torch
+
+    options = {"dtype": dtype, "device": device, "revision": revision, "trust_remote_code": trust_remote_code}
+    return influential_frame(
+        texts, model, tokenizer, judges, options, ks=k, short_context_length=short_context_length,
+        long_context_length=long_context_length, num_targets=num_targets, rule=rule,
+        intervention=intervention, num_backgrounds=num_backgrounds, foreign=foreign_text, seed=seed,
+    )  # fmt: skip
+
+
+def explain(
+    text: str, model: Any, *, tokenizer: Any = None, short_context_length: int = SHORT_CONTEXT_LENGTH,
+    long_context_length: int | None = None, num_targets: int | None = None,
+    rules: Sequence[str] = DEFAULT_RULES, k: Sequence[int] = DEFAULT_KS, foreign_text: str | None = None,
+    seed: int = 0, dtype: str = "auto", device: str | None = None, revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> "Explanation":  # fmt: skip
+    """What each token of a text needs of those before it, as pipeline/explain.py tells it.
+
+    Args:
+        short_context_length, long_context_length and so on: as the flags of these names; num_targets is
+            --targets, where None means all. A longer text than the model has positions is measured at its
+            end, and a warning says so.
+        foreign_text: stands in for the far context, and in the null; None: English passages.
+
+    Returns:
+        An object that a notebook shows as a page, and `print` in words. `.html` is the page; `.frame` has a
+        row for each target and rule, with the columns
+            position, byte_start, byte_end, token, token_id: the target: its place among the text's tokens and
+                in its UTF-8, its text and ID;
+            short_context_loss, long_context_loss, loss_difference: nats; the last is the gain, short - long;
+            short_context_divergence: the expected gain, KL(p(.|long) || p(.|short));
+            foreign_context_loss, specific_gain: with a foreign far context; that less the long-context loss;
+            rule: which chose the sources;
+            dependency_sparsity, is_censored: k*, null where there is no gain or no studied k suffices; the
+                latter case;
+            source_positions, source_tokens: lists, the most influential first;
+            source_influences, source_divergences: lists, what leaving each out costs and how far it moves the
+                prediction, nats; None where the rule left none out;
+            k, sparse_context_losses, sparse_context_divergences: lists, the numbers studied and what is left
+                with so many;
+            null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
+
+    Raises:
+        InputError: text, model or arguments cannot be used.
+    """
+    arguments = parser().parse_args(["--model", ""])
+    vars(arguments).update(
+        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
+        long_context_length=long_context_length, targets=num_targets, rules=rules, k=k,
+        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device, revision=revision,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    check(arguments)
+    from pipeline.measuring.explanation import explained  # late: it loads torch
+
+    return explained(text, arguments)

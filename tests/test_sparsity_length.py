@@ -1,0 +1,224 @@
+"""The library: its numbers are those of the stages and of stock models, for models and texts of any kind."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from hugging_face_families import make_model
+from measured_documents import DOCUMENTS, LONG, SHORT, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+from test_start import HEAVY
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pipeline import influential_tokens as influential_stage
+from pipeline import loss_differences as loss_stage
+from pipeline.results.read import read_artefact
+from pipeline.text.tokenizer import train_bpe
+from sparsity_length import InputError, explain, influential_tokens, losses
+
+TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. "
+S = 4
+VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    """A token a word: the text "w7 w12" has the tokens 7 and 12."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(48)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def text_of(token_ids: np.ndarray) -> str:
+    return " ".join(f"w{token_id}" for token_id in token_ids)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return Tokenizer.from_str(train_bpe([TEXT * 4], 280).to_json())
+
+
+@pytest.fixture(scope="module")
+def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the hub has them: a Llama of 64 positions and its tokenizer."""
+    folder = tmp_path_factory.mktemp("hub") / "tiny-llama"
+    make_model("llama", vocab_size=bpe.get_vocab_size()).save_pretrained(folder)
+    bpe.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_the_numbers_are_those_of_the_stages(
+    words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    """First chunks of three documents; the null of each is the next one, its background the one after."""
+    write_data(tmp_path / "data")
+    chooser, judge = (write_checkpoint(tmp_path / name, make_olmo(seed=seed))
+                      for seed, name in enumerate(("run", "judge")))  # fmt: skip
+    results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
+    measure(
+        influential_stage, tmp_path, "--max-chunks-per-document", "1", "--intervention", "background",
+        "--rules", "leave_one_out_divergence", "leave_one_out", "--judge-with", str(judge),
+    )  # fmt: skip
+    chunks = [tokens[:LONG] for tokens in DOCUMENTS.values() if len(tokens) >= LONG]
+    texts = [text_of(tokens) for tokens in chunks]
+    found = losses(texts, chooser, words, SHORT, long_context_length=LONG)
+    found = found[found["position"] >= 9]
+    expected = read_artefact(results, "loss_differences")
+    expected = expected.rename(columns={"short_context_divergence": "divergence"})
+    assert found["token_id"].tolist() == expected["target_token_id"].tolist()
+    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=2e-6)
+
+    selected, sparse, k_stars = (
+        read_artefact(results, name)
+        for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
+    )
+    for rule in ("leave_one_out_divergence", "leave_one_out"):
+        found = influential_tokens(
+            texts[0], make_olmo(seed=0), (1, 2, 5), [make_olmo(seed=1)], tokenizer=words, num_targets=3,
+            rule=rule, short_context_length=SHORT, foreign_text=" ".join(texts[1:]),
+        )  # fmt: skip
+        asked = f"rule == '{rule}' and document_id == '{next(iter(DOCUMENTS))}'"
+        chosen = selected.query(f"{asked} and far_context == 'own'")
+        assert found["source_position"].tolist() == chosen["context_position"].tolist()
+        assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
+        np.testing.assert_allclose(found["influence"], chosen["influence"], atol=2e-6)
+        assert found["judge"].unique().tolist() == ["OLMo (judge 0)"]
+        at_k = found[found["rank"].isin([1, 2, 5])]
+        assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
+        own, null = (
+            sparse.query(f"{asked} and far_context == '{name}'") for name in ("own", "other_document")
+        )
+        for column in ("sparse_context_loss", "sparse_context_divergence"):
+            np.testing.assert_allclose(at_k[column], own[column], atol=2e-6)
+            expected_null = null[column] if rule == "leave_one_out" else np.nan  # the other needs none
+            np.testing.assert_allclose(at_k[f"null_{column}"], expected_null, atol=2e-6)
+        np.testing.assert_allclose(at_k["baseline_divergence"], own["background_divergence"], atol=2e-6)
+        by_divergence = k_stars.query(f"{asked} and criterion == 'divergence'")
+        np.testing.assert_allclose(
+            found[found["rank"] == 1]["mean_log2_k"], by_divergence["mean_log2_k"].astype(float), atol=1e-5
+        )
+
+
+@torch.inference_mode()
+def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: range, target: int) -> float:
+    output = stock(input_ids=torch.tensor([token_ids]), position_ids=torch.tensor([list(positions)]))
+    return float(-output.logits[0, -1].log_softmax(-1)[target])
+
+
+def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(bpe: Tokenizer) -> None:
+    stock, text = make_model("llama", vocab_size=bpe.get_vocab_size()), TEXT * 5
+    frame = losses(["", text, "The"], stock, bpe, S)
+    assert frame["text"].unique().tolist() == [1, 2]  # empty texts have no row
+    frame, ids = frame[frame["text"] == 1], bpe.encode(text).ids
+    assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
+    assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
+    assert all(
+        row.token in text.encode()[row.byte_start : row.byte_end].decode() for row in frame.itertuples()
+    )
+    assert frame[VALUES].isna().all(axis=1).tolist() == [place <= S for place in range(len(ids))]
+    for row in frame.iloc[S + 1 :: 7].itertuples():
+        num, t = row.num_long_context_tokens, row.position
+        assert num == t or num >= 32
+        # A chunk's position IDs begin at 0, and the short context keeps its own.
+        long = stock_loss(stock, ids[t - num : t], range(num), ids[t])
+        short = stock_loss(stock, ids[t - S : t], range(num - S, num), ids[t])
+        np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
+    chosen = influential_tokens(text, stock, (1, 3), tokenizer=bpe, short_context_length=S)
+    assert len(chosen) == 3 * (len(ids) - S - 3)
+    joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
+    same = joined[joined["num_long_context_tokens"] == joined["position"]]
+    np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)
+
+
+def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bpe: Tokenizer) -> None:
+    expected = losses([TEXT, TEXT[:40]], str(llama), short_context_length=S)
+    in_memory = make_model("llama", attention="eager", vocab_size=bpe.get_vocab_size()).train()
+    in_memory.model.layers[0].eval()
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=8)
+    series = pd.Series([TEXT, TEXT[:40]], index=["b", "a"])
+    for model, tokenizer, texts in (
+        (llama, None, series),
+        (in_memory, fast, Dataset.from_dict({"text": [TEXT, TEXT[:40]]})["text"]),
+        (in_memory, str(llama), (text for text in series)),
+    ):
+        found = losses(texts, model, tokenizer, S)
+        pd.testing.assert_frame_equal(found, expected, atol=2e-5, rtol=0)
+    # A model in memory is as it was.
+    assert in_memory.training and not in_memory.model.layers[0].training
+    assert all(parameter.requires_grad for parameter in in_memory.parameters())
+    assert in_memory.config._attn_implementation == "eager"
+
+    of_folder = explain(TEXT, str(llama), short_context_length=S, num_targets=2)
+    of_memory = explain(TEXT, in_memory, tokenizer=fast, short_context_length=S, num_targets=2)
+    names = [*VALUES[:3], "short_context_divergence", "specific_gain"]
+    pd.testing.assert_frame_equal(of_memory.frame[names], of_folder.frame[names], atol=2e-5, rtol=0)
+    assert "2 targets" in str(of_memory) and of_memory._repr_html_().startswith("<iframe srcdoc=")
+    assert TEXT.split()[0] in of_memory.html
+
+
+def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flags = {"short_context_length": S}
+    assert losses([], str(llama), **flags).empty
+    assert influential_tokens(["", "a"], str(llama), **flags).empty
+    assert "1 of 2 texts have no token, and no row" in caplog.text
+    assert "1 of 1 tokens have no row: fewer than s plus the largest k (20) stand before them" in caplog.text
+    assert list(losses([], str(llama), **flags)) == list(losses(TEXT, str(llama), **flags))
+
+
+@pytest.mark.parametrize(
+    ("texts", "arguments", "sentence"),
+    [
+        ([TEXT, None], {}, "text 1 is of type NoneType; give strings"),
+        (5, {}, "texts are of type int; give a string"),
+        (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give one column of it"),
+        (TEXT, {"model": {}}, "the model is of type dict; give a path"),
+        (TEXT, {"tokenizer": 5}, "the tokenizer is of type int; give a tokenizer.json"),
+        (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
+        (TEXT, {"model": make_model("llama"), "device": "cpu"}, "a model in memory is measured as it is"),
+        (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
+        (TEXT, {"long_context_length": 5}, "has no target with 5 tokens before it"),
+        (TEXT, {"k": ()}, "k is"),
+        (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
+        (TEXT, {"intervention": "substitute"}, "these need training tokens"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_sentence(
+    texts: Any, arguments: dict[str, Any], sentence: str, llama: Path
+) -> None:
+    call = influential_tokens if arguments.keys() & {"k", "rule", "intervention"} else losses
+    with pytest.raises(InputError, match=sentence):
+        call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
+
+
+def test_an_import_loads_nothing_heavy_and_names_a_package_that_hides_ours(tmp_path: Path) -> None:
+    def python(code: str, folder: Path) -> str:
+        root = Path(__file__).resolve().parents[1]
+        (folder / "code.py").write_text(f"import sys\nsys.path.append({str(root)!r})\n{code}")
+        return subprocess.run([sys.executable, folder / "code.py"], capture_output=True, text=True).stderr
+
+    code = f"import sparsity_length\nsys.exit(str({HEAVY} & sys.modules.keys()))"
+    assert python(code, tmp_path) == "set()\n"
+    (tmp_path / "pipeline.py").touch()
+    assert "found another of that name: run Python where there is no pipeline.py" in python(code, tmp_path)
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_tells_what_it_tells_on_the_processor(llama: Path, bpe: Tokenizer) -> None:
+    on_gpu = make_model("llama", vocab_size=bpe.get_vocab_size()).cuda()
+    found, expected = losses(TEXT * 3, on_gpu, bpe, S), losses(TEXT * 3, llama, None, S, device="cpu")
+    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=2e-4)
+    flags = {"short_context_length": S, "num_targets": 4, "k": (1, 2)}
+    chosen = [
+        influential_tokens(TEXT, model, tokenizer=bpe, **flags, **rest)
+        for model, rest in ((on_gpu, {}), (llama, {"device": "cpu"}))
+    ]
+    for name in ("sparse_context_loss", "baseline_divergence", "influence"):
+        np.testing.assert_allclose(chosen[0][name], chosen[1][name], atol=2e-4)
