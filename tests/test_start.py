@@ -1,6 +1,7 @@
 """How programs begin and end, each in a process of its own: imports, signals, encodings, closed streams."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import PROGRAMS, SECONDS
+from pipeline.cli import PROGRAMS, SECONDS, _remedy
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
@@ -71,6 +72,13 @@ def test_without_the_libraries_a_program_says_how_to_get_them(tmp_path: Path) ->
         (sentence,) = done.stderr.decode().splitlines()
         assert sentence.startswith(f"{Path(program).name}: error: the library ")
         assert "activate" in sentence or "install" in sentence
+    # Installed by pip, without the repository and its Makefile.
+    (tmp_path / "pipeline").mkdir()
+    for name in ("__init__.py", "cli.py", "query.py"):
+        shutil.copy(ROOT / "pipeline" / name, tmp_path / "pipeline")
+    done = python("-I", "-S", str(tmp_path / "pipeline" / "query.py"), "--results", str(tmp_path))
+    assert b"install this package again with all it depends on, as in pip install .\n" in done.stderr
+    assert "extra 'analysis': install again, as in pip install '.[analysis]'" in _remedy("matplotlib")
 
 
 PROBE = """

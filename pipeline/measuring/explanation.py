@@ -40,7 +40,7 @@ _LEVELS_NATS, _COLOURS = (0.1, 0.5, 1.0, 2.0), (153, 117, 75, 33)
 """Of the 256 colours that terminals have: blues, darker for each level."""
 
 
-_IN_A_NOTEBOOK = '<iframe srcdoc="{page}" style="width: 100%; height: 800px; border: 0"></iframe>'
+_IN_A_NOTEBOOK = '<iframe srcdoc="{page}" width="100%" height="800" frameborder="0"></iframe>'
 
 
 @dataclass(frozen=True, eq=False, repr=False)

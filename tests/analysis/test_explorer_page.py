@@ -381,6 +381,7 @@ def test_the_page_of_a_text_shows_what_the_frame_says(
         )
     assert pd.notna(frame["specific_gain"]).all()
     # As a notebook shows it: the page in a frame, whose address cannot be written.
+    explained_page.goto("about:blank")
     explained_page.set_content(f"<p>In [1]:</p>{explanation._repr_html_()}")
     shown = explained_page.frame_locator("iframe")
     shown.locator("#text .target").last.dispatch_event("click")
