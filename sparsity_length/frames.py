@@ -109,8 +109,11 @@ def _read(text: str, tokenizer: Any) -> TokenizedText | None:
         return None
 
 
-def _length(given: GivenModel, wanted: int | None, fewest: int) -> int:
-    """Of a chunk; refuses one that has no target with a short context and `fewest` tokens before it."""
+def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> int:
+    """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
+    if short < 1:
+        raise InputError(f"the short context has {short} tokens; give it at least one")
+    fewest = short + num_far
     length = wanted or min(_LONG_CONTEXT_LENGTH, given.num_positions or _LONG_CONTEXT_LENGTH)
     if length <= fewest:
         raise InputError(
@@ -127,7 +130,7 @@ def losses_frame(
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
     read = _Texts(texts, given, tokenizer)
-    length = _length(given, long_context_length, short + 1)
+    length = _length(given, long_context_length, short, 1)
     before = max(length // 2, short + 1)
     spans = [
         span
@@ -189,7 +192,7 @@ def influential_frame(
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer)
-    length = _length(given, long_context_length, short + ks[0])
+    length = _length(given, long_context_length, short, ks[0])
     requests: list[tuple[Span, Request]] = []
     for text, num in enumerate(read.lengths):
         fitting = tuple(k for k in ks if short + k < min(num, length))
