@@ -43,7 +43,6 @@ __all__ = ["InputError", "explain", "influential_tokens", "losses"]
 def losses(
     texts: str | Iterable[str], model: Any, tokenizer: Any = None, short_context_length: int = 64, *,
     long_context_length: int | None = None, dtype: str = "auto", device: str | None = None,
-    revision: str | None = None, trust_remote_code: bool = False,
 ) -> "pd.DataFrame":  # fmt: skip
     """The loss of each token with everything before it, and with the few tokens right before it.
 
@@ -51,8 +50,8 @@ def losses(
         short_context_length: s; the short context of a token is exactly the s tokens before it.
         long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
-        dtype, device, revision, trust_remote_code: of a model that is loaded here, as the flags of
-            pipeline/loss_differences.py; "auto" is float32 for small models, else what is faster here.
+        dtype, device: of a model that is loaded here; "auto" is float32 for small models, else the faster of
+            that and bfloat16. A model that needs more is loaded by you.
 
     Returns:
         A frame, a row for each token of each text, with the columns
@@ -71,7 +70,7 @@ def losses(
     """
     from sparsity_length.frames import losses_frame  # late: it loads torch
 
-    options = {"dtype": dtype, "device": device, "revision": revision, "trust_remote_code": trust_remote_code}
+    options = {"dtype": dtype, "device": device}
     return losses_frame(texts, model, tokenizer, short_context_length, long_context_length, options)
 
 
@@ -80,7 +79,7 @@ def influential_tokens(
     *, tokenizer: Any = None, short_context_length: int = 64, long_context_length: int | None = None,
     num_targets: int | None = None, rule: str = "leave_one_out_divergence", intervention: str = "background",
     num_backgrounds: int = 1, foreign_text: str | None = None, seed: int = 0, dtype: str = "auto",
-    device: str | None = None, revision: str | None = None, trust_remote_code: bool = False,
+    device: str | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
     """The far tokens that each prediction needs most, and how far it gets with them.
 
@@ -122,11 +121,11 @@ def influential_tokens(
     """
     from sparsity_length.frames import influential_frame  # late: it loads torch
 
-    options = {"dtype": dtype, "device": device, "revision": revision, "trust_remote_code": trust_remote_code}
     return influential_frame(
-        texts, model, tokenizer, judges, options, ks=k, short_context_length=short_context_length,
-        long_context_length=long_context_length, num_targets=num_targets, rule=rule,
-        intervention=intervention, num_backgrounds=num_backgrounds, foreign=foreign_text, seed=seed,
+        texts, model, tokenizer, judges, {"dtype": dtype, "device": device}, ks=k,
+        short_context_length=short_context_length, long_context_length=long_context_length,
+        num_targets=num_targets, rule=rule, intervention=intervention, num_backgrounds=num_backgrounds,
+        foreign=foreign_text, seed=seed,
     )  # fmt: skip
 
 
@@ -134,8 +133,7 @@ def explain(
     text: str, model: Any, *, tokenizer: Any = None, short_context_length: int = SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None, num_targets: int | None = None,
     rules: Sequence[str] = DEFAULT_RULES, k: Sequence[int] = DEFAULT_KS, foreign_text: str | None = None,
-    seed: int = 0, dtype: str = "auto", device: str | None = None, revision: str | None = None,
-    trust_remote_code: bool = False,
+    seed: int = 0, dtype: str = "auto", device: str | None = None,
 ) -> "Explanation":  # fmt: skip
     """What each token of a text needs of those before it, as pipeline/explain.py tells it.
 
@@ -170,8 +168,7 @@ def explain(
     vars(arguments).update(
         model=model, tokenizer=tokenizer, short_context_length=short_context_length,
         long_context_length=long_context_length, targets=num_targets, rules=rules, k=k,
-        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device, revision=revision,
-        trust_remote_code=trust_remote_code,
+        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device,
     )  # fmt: skip
     check(arguments)
     from pipeline.measuring.explanation import explained  # late: it loads torch

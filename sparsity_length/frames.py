@@ -20,7 +20,7 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
 from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules
 from pipeline.measuring.sparsity import Request
-from pipeline.measuring.stage import LoadedModel, failures_in_words
+from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
 from pipeline.text.tokenizer import NoTokensError, TokenizedText, tokenized_text
@@ -32,63 +32,48 @@ _VALUES = ("long_context_loss", "short_context_loss", "loss_difference", "diverg
 
 
 class Span(NamedTuple):
-    """The tokens [start, end) of a text, read as one chunk; those from `first_target` on are predicted."""
+    """Tokens of a text that are read as one chunk."""
 
     text: int
     start: int
-    end: int
-    first_target: int
-
-    def lengths(self, short_context_length: int) -> ContextLengths:
-        """The same as the engine takes it."""
-        return ContextLengths(short_context_length, self.end - self.start, self.end - self.first_target)
-
-
-def spans_of(text: int, num_tokens: int, first_target: int, length: int, num_before: int) -> Iterator[Span]:
-    """Chunks of at most `length` tokens, in which each target from the first on is predicted once.
-
-    Where the text is longer than a chunk, at least `num_before` tokens stand before each target in its chunk,
-    or all that there are.
-    """
-    while first_target < num_tokens:
-        start = max(0, min(first_target - num_before, num_tokens - length))
-        end = min(start + length, num_tokens)
-        yield Span(text, start, end, first_target)
-        first_target = end
+    token_ids_L: np.ndarray
+    lengths: ContextLengths
 
 
 class _Texts:
-    """Texts and how the model's tokenizer reads them; None of those without a token."""
+    """Texts as the model's tokenizer reads them; None of those without a token."""
 
     def __init__(self, texts: str | Iterable[str], given: GivenModel, tokenizer: Any) -> None:
-        if isinstance(texts, Mapping) or hasattr(texts, "columns"):
-            raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
-        try:
-            strings = [texts] if isinstance(texts, str) else list(texts)
-        except TypeError:
-            raise InputError(
-                f"texts are of type {type(texts).__name__}; give a string or a list of strings"
-            ) from None
+        is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
+        if is_table or not isinstance(texts, Iterable):
+            hint = "one column of it" if is_table else "a string or a list of strings"
+            raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
+        strings = [texts] if isinstance(texts, str) else list(texts)
         for place, text in enumerate(strings):
             if not isinstance(text, str):
-                raise InputError(
-                    f"text {place} is of type {type(text).__name__}; give strings, such as one column"
-                    " of a data set"
-                )
+                raise InputError(f"text {place} is of type {type(text).__name__}; give strings")
         self.tokenizer = given.tokenizer(tokenizer)
         self.read = [_read(text, self.tokenizer) for text in strings]
+        none_0 = np.empty(0, dtype=np.int64)
+        self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
+        self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each."""
-        return [0 if text is None else len(text.token_ids_N) for text in self.read]
+    def spans(
+        self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
+    ) -> Iterator[Span]:
+        """Chunks in which each target with so many far tokens, or of the last targets, is predicted once.
 
-    @property
-    def largest_token_id(self) -> int:
-        """Of all texts."""
-        return max((int(text.token_ids_N.max()) for text in self.read if text is not None), default=0)
+        Where the text is longer than a chunk, half of one stands before each target, or all that there is.
+        """
+        ids_N, num = self.ids[text], len(self.ids[text])
+        target = max(short + num_far, num - (num_targets or num))
+        while target < num:
+            start = max(0, min(target - max(length // 2, short + num_far), num - length))
+            end = min(start + length, num)
+            yield Span(text, start, ids_N[start:end], ContextLengths(short, end - start, end - target))
+            target = end
 
     def token_columns(self, text: int, places: np.ndarray) -> dict[str, Any]:
         """The columns that name tokens of a text."""
@@ -131,43 +116,33 @@ def losses_frame(
     given, short = GivenModel(model, **options), short_context_length
     read = _Texts(texts, given, tokenizer)
     length = _length(given, long_context_length, short, 1)
-    before = max(length // 2, short + 1)
-    spans = [
-        span
-        for text, num in enumerate(read.lengths)
-        for span in spans_of(text, num, short + 1, length, before)
-    ]
-    measured = [np.full((num, len(_VALUES)), np.nan, dtype=np.float32) for num in read.lengths]
-    num_seen = [np.zeros(num, dtype=np.int64) for num in read.lengths]
-    total = sum((span.end - span.first_target) * short for span in spans)
-    longest = max((span.end - span.start for span in spans), default=length)
-    with (
-        given.ready(longest, read.largest_token_id) as loaded, counted([loaded], "losses", total)
-    ):  # fmt: skip
-        for span in spans:
-            of_text = read.read[span.text]
-            assert of_text is not None
-            chunk_L, lengths = of_text.token_ids_N[span.start : span.end], span.lengths(short)
-            with failures_in_words(given.name, len(chunk_L), span.start, f" of text {span.text}"):
-                own = FarContext(
-                    OWN, chunk_L, chunk_L, (own_context(chunk_L, lengths),),
-                    Measurement(loaded.model, lengths, loaded.batching),
-                )  # fmt: skip
+    spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
+    measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
+    num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
+    total = sum(span.lengths.targets_per_chunk * short for span in spans)
+    with given.ready(length, read.largest_id) as loaded, counted([loaded], "losses", total):
+        for text, start, ids_L, lengths in spans:
+            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+                measurement = Measurement(loaded.model, lengths, loaded.batching)
+                own = FarContext(OWN, ids_L, ids_L, (own_context(ids_L, lengths),), measurement)
                 long_T, short_T = own.long_losses_T, own.short.losses
-                columns = long_T, short_T, short_T - long_T, own.short.divergences
-            measured[span.text][span.first_target : span.end] = np.stack(columns, axis=-1)
-            num_seen[span.text][span.first_target : span.end] = lengths.targets_T
-    frames = [
-        pd.DataFrame(
-            read.token_columns(text, np.arange(num))
-            | {"num_long_context_tokens": num_seen[text]}
-            | dict(zip(_VALUES, measured[text].T, strict=True))
-        )
-        for text, num in enumerate(read.lengths) if num
-    ]  # fmt: skip
-    if not frames:
-        return pd.DataFrame(columns=[*_TOKEN, "num_long_context_tokens", *_VALUES])
-    return pd.concat(frames, ignore_index=True)
+                values = long_T, short_T, short_T - long_T, own.short.divergences
+            measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
+            num_seen[text][start + lengths.targets_T] = lengths.targets_T
+    frames = []
+    for text, of_text in enumerate(measured):
+        if len(of_text):
+            columns = read.token_columns(text, np.arange(len(of_text)))
+            columns |= {
+                "num_long_context_tokens": num_seen[text],
+                **dict(zip(_VALUES, of_text.T, strict=True)),
+            }
+            frames.append(pd.DataFrame(columns))
+    return _together(frames, [*_TOKEN, "num_long_context_tokens", *_VALUES])
+
+
+def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(columns))
 
 
 def influential_frame(
@@ -193,52 +168,51 @@ def influential_frame(
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer)
     length = _length(given, long_context_length, short, ks[0])
-    requests: list[tuple[Span, Request]] = []
-    for text, num in enumerate(read.lengths):
-        fitting = tuple(k for k in ks if short + k < min(num, length))
-        if fitting:
-            first = max(short + fitting[-1], num - (num_targets or num))
-            before = max(length // 2, short + fitting[-1])
-            requests += [
-                (span, _request(span.lengths(short), rule, fitting, seed, bool(judges)))
-                for span in spans_of(text, num, first, length, before)
-            ]
-    num_predicted = sum(request.lengths.targets_per_chunk for _, request in requests)
-    if num_others := sum(read.lengths) - num_predicted:
+    spans, requests = [], []
+    for text, ids_N in enumerate(read.ids):
+        if fitting := [k for k in ks if short + k < min(len(ids_N), length)]:
+            for span in read.spans(text, short, fitting[-1], length, num_targets):
+                request = Request(
+                    lengths=span.lengths, largest_k=fitting[-1], numbers_of_rule={rule: fitting},
+                    recovery_fraction=0.9, minimum_gain=0.1, seed=seed, every_null=False,
+                    every_influence=False, choosers_judge=not judges,
+                )  # fmt: skip
+                spans.append(span)
+                requests.append(request)
+    num_tokens = sum(map(len, read.ids))
+    if num_left_out := num_tokens - sum(span.lengths.targets_per_chunk for span in spans):
         logger.warning(
             "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
-            " were not asked for", num_others, sum(read.lengths), short + ks[-1],
+            " were not asked for", num_left_out, num_tokens, short + ks[-1],
         )  # fmt: skip
-    longest = max((span.end - span.start for span, _ in requests), default=length)
+    longest = max((len(span.token_ids_L) for span in spans), default=0)
     num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
-    others_NL = np.empty((num_others, 0), dtype=np.int64)
-    if requests:
-        ids_N = foreign_text(foreign, num_others * longest, read.tokenizer).token_ids_N
-        others_NL = ids_N[: num_others * longest].reshape(num_others, longest)
+    others_N = (
+        foreign_text(foreign, num_others * longest, read.tokenizer).token_ids_N if spans else np.empty(0)
+    )
+    others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     total = sum(
-        planned_tokens(request, intervention, num_backgrounds, max(1, len(judges))) for _, request in requests
+        planned_tokens(request, intervention, num_backgrounds, max(1, len(judges))) for request in requests
     )
     frames = []
     with ExitStack() as stack:
-        chooser, *loaded = [
-            stack.enter_context(one.ready(longest, read.largest_token_id)) for one in (given, *of_judges)
+        loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
+        names = [one.name for one in loaded]
+        # Rows are told by the judge's name: of several models of one name it is made another.
+        loaded[1:] = [
+            replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
+            for place, one in enumerate(loaded[1:])
         ]
-        loaded = [_named_apart(place, judge, (chooser, *loaded)) for place, judge in enumerate(loaded)]
-        stack.enter_context(counted([chooser, *loaded], "influential_tokens", total))
-        for number, (span, request) in enumerate(requests):
-            of_text = read.read[span.text]
-            assert of_text is not None
+        stack.enter_context(counted(loaded, "influential_tokens", total))
+        for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
             # The ID is of the text, so that rules that draw do it anew for each.
-            chunk = Chunk(
-                f"{span.text:016x}", number, of_text.token_ids_N[span.start : span.end],
-                others_NL[:, : span.end - span.start], span.start,
-            )  # fmt: skip
-            with failures_in_words(given.name, span.end - span.start, span.start, f" of text {span.text}"):
-                contexts = request.far_contexts(chooser, chunk)
-                tables = measured_tables(chooser, chunk, loaded, request, contexts)
-            for judge in loaded or [chooser]:
-                frames.append(_frame(read, span.text, tables, judge.name, request.numbers_of_rule[rule]))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(_COLUMNS))
+            chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
+            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+                contexts = request.far_contexts(loaded[0], chunk)
+                tables = measured_tables(loaded[0], chunk, loaded[1:], request, contexts)
+            numbers = request.numbers_of_rule[rule]
+            frames += [_frame(read, text, tables, one.name, numbers) for one in loaded[1:] or loaded]
+    return _together(frames, _COLUMNS)
 
 
 _COLUMNS = (
@@ -249,49 +223,32 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _request(lengths: ContextLengths, rule: str, ks: Sequence[int], seed: int, has_judges: bool) -> Request:
-    return Request(
-        lengths=lengths, largest_k=ks[-1], numbers_of_rule={rule: ks}, recovery_fraction=0.9,
-        minimum_gain=0.1, seed=seed, every_null=False, every_influence=False, choosers_judge=not has_judges,
-    )  # fmt: skip
-
-
-def _named_apart(place: int, judge: LoadedModel, models: Sequence[LoadedModel]) -> LoadedModel:
-    """The judge, with its place in its name where another model has that name too: rows are told by names."""
-    is_alone = sum(judge.name == one.name for one in models) == 1
-    return judge if is_alone else replace(judge, name=f"{judge.name} (judge {place})")
-
-
 def _frame(
     read: _Texts, text: int, tables: Mapping[str, pd.DataFrame], judge: str, ks: Sequence[int]
 ) -> pd.DataFrame:
     """The rows of one chunk and judge."""
-    chosen = tables["influential_tokens"]
-    chosen = chosen[chosen["far_context"] == OWN]
-    num_targets = chosen["target_position"].nunique()
-    shape_TK = num_targets, len(chosen) // num_targets
-    targets, sources = chosen["target_position"].to_numpy(), chosen["context_position"].to_numpy()
-    of_judge, sparsity = (
-        tables[name][tables[name]["judge"] == judge]
-        for name in ("sparse_context_losses", "dependency_sparsity")
+    chosen, sparse, k_stars = (
+        tables[name] for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
     )
-    sparsity = sparsity[sparsity["criterion"] == DIVERGENCE]
+    chosen, sparse = chosen[chosen["far_context"] == OWN], sparse[sparse["judge"] == judge]
+    k_stars = k_stars[(k_stars["judge"] == judge) & (k_stars["criterion"] == DIVERGENCE)]
+    shape_TK = len(k_stars), len(chosen) // len(k_stars)
+    targets, sources = chosen["target_position"].to_numpy(), chosen["context_position"].to_numpy()
 
     def of_target(column: str) -> np.ndarray:
         """A value that all k of a target share."""
-        rows = of_judge[of_judge["far_context"] == OWN]
-        values_T: np.ndarray = rows[column].to_numpy(np.float32).reshape(num_targets, -1)[:, 0]
-        return values_T.repeat(shape_TK[1])
+        values_N = sparse.loc[sparse["far_context"] == OWN, column].to_numpy(np.float32)
+        return np.repeat(values_N[:: len(ks)], shape_TK[1])
 
     def at_ranks(column: str, far_context: str) -> np.ndarray:
         """Values of each studied k, in the rows of these ranks."""
-        rows = of_judge[of_judge["far_context"] == far_context]
+        values_N = sparse.loc[sparse["far_context"] == far_context, column].to_numpy()
         values_TK = np.full(shape_TK, np.nan, dtype=np.float32)
-        if len(rows):
-            values_TK[:, np.array(ks) - 1] = rows[column].to_numpy().reshape(num_targets, -1)
+        if len(values_N):
+            values_TK[:, np.array(ks) - 1] = values_N.reshape(-1, len(ks))
         return values_TK.ravel()
 
-    baseline = "background" if "background_loss" in of_judge else "short_context"
+    baseline = "background" if "background_loss" in sparse else "short_context"
     loss, divergence = "sparse_context_loss", "sparse_context_divergence"
     columns = read.token_columns(text, targets) | {
         "judge": np.full(len(chosen), judge, dtype=object), "rank": chosen["rank"].to_numpy(),
@@ -305,6 +262,6 @@ def _frame(
         loss: at_ranks(loss, OWN), divergence: at_ranks(divergence, OWN),
         f"null_{loss}": at_ranks(loss, OTHER_DOCUMENT),
         f"null_{divergence}": at_ranks(divergence, OTHER_DOCUMENT),
-        "mean_log2_k": sparsity["mean_log2_k"].to_numpy(np.float32).repeat(shape_TK[1]),
+        "mean_log2_k": np.repeat(k_stars["mean_log2_k"].to_numpy(np.float32), shape_TK[1]),
     }  # fmt: skip
     return pd.DataFrame({name: columns[name] for name in _COLUMNS})

@@ -203,9 +203,12 @@ def foreign_text(text: str | None, num_tokens: int, tokenizer: Tokenizer) -> Tok
         return given
     num_characters = 4 * num_tokens  # about what a token of English has
     while True:
-        foreign = tokenized_text("\n\n".join(first_passages(num_characters)), tokenizer)
+        passages = "\n\n".join(first_passages(num_characters))
+        foreign = tokenized_text(passages, tokenizer)
         if len(foreign.token_ids_N) >= num_tokens:
             return foreign
+        if len(passages) < num_characters:
+            raise InputError(f"{num_tokens} foreign tokens are more than come along; give a foreign text")
         num_characters *= 2
 
 
@@ -396,7 +399,8 @@ def _sources(rule: str, rows: pd.DataFrame, request: Request) -> str:
             ", ".join(named[: min(k_star or _MOST_SOURCES, _MOST_SOURCES)]),
         ])  # fmt: skip
     names = ["position", "token", "gain", "expected", "specific", "k*", "sources, and how many tokens before"]
-    heading = f"The {len(lines)} targets that gain most, which their answer picked; sources by {rule}:\n"
+    targets = "target that gains" if len(lines) == 1 else f"{len(lines)} targets that gain"
+    heading = f"The {targets} most, which their answer picked; sources by {rule}:\n"
     return heading + as_table(names, lines, widest_cell=None)
 
 
