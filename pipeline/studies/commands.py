@@ -163,7 +163,7 @@ def _text_commands(study: TextStudy) -> list[Command]:
         for size_name, of_size in trainings.items():
             plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
             commands += plans[-1].commands()
-    commands += [*_compare_scales(run, plans), *_compare_measures(run, plans)]
+    commands += [*_compare_scales(run, plans), *_compare_measures(run, plans), *_outcomes(study, plans)]
     # Summaries come last: each lists the figures of the evaluations beside it.
     drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
     summaries = [
@@ -294,6 +294,27 @@ class _EvaluationPlan:
         words = ["--long-models", *(full[name] for name in long)]
         words += ["--short-models", *(full[name] for name in short)] if short else []
         return [*words, "--train-context-lengths", *lengths]
+
+
+def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
+    """The decision of a study that asks for one, of each size that has the models."""
+    if (asked := study.outcomes) is None:
+        return
+    for plan in plans:
+        named = [*asked.short_trained, *asked.long_trained, asked.placebo]
+        if plan.name or not set(named) <= plan.trainings.keys():
+            continue
+        near, full = plan._of(asked.near), {name: plan.trainings[name].name for name in named}
+        results, out = str(plan.folder("results")), plan.folder("outcomes")
+        arguments = (
+            "--sparsity-results", results, "--near-results", str(near.folder("results")),
+            "--loss-results", results, "--data", str(plan.data),
+            "--short-trained", *(full[name] for name in asked.short_trained),
+            "--long-trained", *(full[name] for name in asked.long_trained),
+            "--placebo", full[asked.placebo], "--out", str(out),
+        )  # fmt: skip
+        needs = [one.name for some in (plan, near) for one in some.commands() if one.about is not None]
+        yield Command(plan._command_name("outcomes"), "analysis/outcomes.py", arguments, tuple(needs))
 
 
 def _compare_scales(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Command]:

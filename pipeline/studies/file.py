@@ -164,6 +164,17 @@ class Evaluation:
 
 
 @dataclass
+class Outcomes:
+    """Who is compared by analysis/outcomes.py, whose sparsity is that of `evaluation`: names of models."""
+
+    near: str = MISSING
+    """The further evaluation that measures sparsity within the last tokens."""
+    short_trained: list[str] = MISSING
+    long_trained: list[str] = MISSING
+    placebo: str = MISSING
+
+
+@dataclass
 class SlurmTasks:
     """Tasks of each array under --slurm."""
 
@@ -200,6 +211,8 @@ class TextStudy(Study):
     evaluation: Evaluation = field(default_factory=Evaluation)
     further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
+    outcomes: Outcomes | None = None
+    """Whether short-trained models lose more where more tokens are needed. None: it is not asked."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
 
     @property
@@ -376,6 +389,10 @@ def _refuse_names(study: TextStudy) -> None:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
+    if study.outcomes is not None:
+        named = [*study.outcomes.short_trained, *study.outcomes.long_trained, study.outcomes.placebo]
+        _refuse_unknown("model of outcomes", named, study.models)
+        _refuse_unknown("evaluation of outcomes.near", [study.outcomes.near], study.further_evaluations)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
         if evaluation.choices is not None:
