@@ -123,7 +123,7 @@ def two_ranks(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
     steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0",
-             "eval_context_lengths=[8,16]", "eval_interval=3")  # fmt: skip
+             "eval_context_lengths=[8,16]", "eval_interval=3", "attention_scaling=learnt")  # fmt: skip
     with two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}"):
         run_here(data, tmp_path / "one", *steps)
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]

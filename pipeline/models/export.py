@@ -65,6 +65,11 @@ def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
         InputError: the class cannot express it; names the field.
     """
     config = model.config
+    if any(hasattr(block, "attention_scaling") for block in blocks_of(model)):
+        raise InputError(
+            "the attention of this model is scaled by its length (attention_scaling), which Hugging Face's"
+            " OlmoForCausalLM cannot do; it cannot be exported"
+        )
     for name, only in _ONLY_VALUES.items():
         if (value := getattr(config, name)) != only:
             raise InputError(

@@ -32,7 +32,7 @@ from yaml import YAMLError
 from pipeline.cli import InputError, is_out_of_memory
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
 from pipeline.results.files import write_json
 from pipeline.results.versions import describe_files, sha256_of_files
 from pipeline.text.sources import hub_answer
@@ -204,6 +204,8 @@ def load_olmo(
 def load_stock_olmo(checkpoint: Path) -> OLMo:
     """Load an unsharded OLMo checkpoint on the CPU; torch reads tensors only, never code, from its model.pt.
 
+    Its attention is scaled as in training; a checkpoint that says nothing of that was trained without.
+
     Raises:
         InputError: the folder is not an OLMo checkpoint, is damaged, or has no RoPE.
     """
@@ -218,6 +220,7 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     weights = read_tensors(path, is_mapped=True)
     try:
         model = OLMo(config, init_params=False)
+        scale_attention(model, *_attention_scaling(checkpoint))
         model.load_state_dict(model._make_state_dict_compatible(weights)[0])
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if is_out_of_memory(error):
@@ -233,6 +236,15 @@ def _olmo_config(checkpoint: Path) -> ModelConfig:
         raise InputError(
             f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {_first_line(error)}"
         ) from error
+
+
+def _attention_scaling(checkpoint: Path) -> tuple[str, int]:
+    """The scaling that a checkpoint was trained with, and L, its training context length in tokens."""
+    config = OmegaConf.load(checkpoint / "config.yaml")
+    scaling = OmegaConf.select(config, "attention_scaling") or "none"
+    if scaling not in ATTENTION_SCALINGS:
+        raise InputError(f"{checkpoint} has attention_scaling {scaling}, which is not known here")
+    return scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"]
 
 
 def is_hub_name(text: str) -> bool:

@@ -23,7 +23,15 @@ from torch import nn
 from pipeline.models.attention import added_to_scores
 from pipeline.models.huggingface import HuggingFaceCausalLM, PassCache, cache_argument
 from pipeline.models.interface import CausalLM, Prefix, causal_visibility
-from pipeline.models.olmo import OLMoCausalLM, RotaryTable, Rows, blocks_of, logits_of, run_block
+from pipeline.models.olmo import (
+    OLMoCausalLM,
+    RotaryTable,
+    Rows,
+    blocks_of,
+    logits_of,
+    num_keys_seen,
+    run_block,
+)
 
 
 class Trunk(nn.Module):
@@ -170,7 +178,9 @@ class OLMoTrunk(Trunk):
     ) -> tuple[torch.Tensor, Prefix]:
         """See `Trunk.run`; the arithmetic is that of `OLMoCausalLM`."""
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
-        rows = Rows(self._table, *self._table.at(position_ids_BS), visible_B1SK)
+        num_past = 0 if past is None else past.num_rows
+        num_keys_BS = num_keys_seen(self.model, embedded_BSD.shape[1], num_past, visible_BSK)
+        rows = Rows(self._table, *self._table.at(position_ids_BS), visible_B1SK, num_keys_BS)
         blocks = blocks_of(self.model)
         pasts = [None] * len(blocks) if past is None else past.keys_and_values
         hidden, read = embedded_BSD, []

@@ -162,7 +162,9 @@ def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     earlier = read_yaml(records[-1])
     if not earlier:
         raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
-    if changes := _differences(OmegaConf.to_container(earlier), plain_values(config)):
+    # A field that is newer than the record had what is its default now.
+    complete = OmegaConf.merge(plain_values(type(config)), earlier)
+    if changes := _differences(OmegaConf.to_container(complete), plain_values(config)):
         raise InputError(
             f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
             " choose another --save-folder, or repeat the earlier settings"

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from torch.overrides import TorchFunctionMode
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
@@ -60,6 +61,10 @@ class PretrainConfig(TrainConfig):
 
     randomized_target_length: int | None = None
     """Randomized position IDs are below this number. None unless position_scheme is `randomized`."""
+
+    attention_scaling: str = "none"
+    """What attention scores are multiplied by, in training and wherever the model is measured: `none`,
+    `log_length` or `learnt` (`AttentionScaling`, whose L is train_context_length)."""
 
     global_train_batch_tokens: int | None = None
     """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences), so that
@@ -271,6 +276,8 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
             raise InputError(f"{sentence}; leave it out or set it to null")
     if config.precision is not None and config.precision not in PRECISIONS:
         raise unknown_name("precision", config.precision, PRECISIONS)
+    if config.attention_scaling not in ATTENTION_SCALINGS:
+        raise unknown_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
     for tracker in config.trackers or ():
         if tracker not in TRACKERS:
             raise unknown_name("tracker", tracker, TRACKERS)

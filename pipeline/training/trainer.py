@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import InputError
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
-from pipeline.models.olmo import blocks_of, use_position_ids
+from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.training.checkpoints import (
@@ -239,6 +239,20 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     return accelerator.prepare_model(model, evaluation_mode=True)
 
 
+def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
+    """OLMo's, which refuses kinds of weights that it does not know: our scales come last, without decay."""
+    scales = {name: weight for name, weight in model.named_parameters() if ".attention_scaling." in name}
+    for scale in scales.values():
+        scale.requires_grad_(False)
+    optimizer = build_optimizer(config, model)
+    for scale in scales.values():
+        scale.requires_grad_(True)
+    if scales:
+        like_others = {**optimizer.param_groups[0], "weight_decay": 0.0, "param_names": [*scales]}
+        optimizer.add_param_group(like_others | {"params": [*scales.values()]})
+    return optimizer
+
+
 @contextmanager
 def _refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
     """Turn the failure of torch.compile, which may show only in the first step, into a sentence."""
@@ -287,9 +301,10 @@ class Trainer(TrainingLoop):
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
         compose_short_attention(self._olmo)
+        scale_attention(self._olmo, config.attention_scaling, config.sequence_length)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, accelerator)
-        self._optimizer, settings = build_optimizer(config, self._olmo), config.optimizer
+        self._optimizer, settings = _optimizer_of(config, self._olmo), config.optimizer
         own_step = settings.selective_updates or settings.record_update_metrics
         if settings.name == OptimizerType.adamw and not own_step:
             for group in self._optimizer.param_groups:

@@ -1,5 +1,6 @@
 """OLMo: chosen position IDs and nothing else changed; finding and loading checkpoints, and damaged ones."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from naive_predictions import scaled, scaled_by_hand
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
+from pipeline.models.export import as_hugging_face
 from pipeline.models.load import FACTS, find_checkpoint, load_olmo, model_name, training_facts, write_mark
-from pipeline.models.olmo import OLMoCausalLM, use_position_ids
+from pipeline.models.olmo import OLMoCausalLM, scale_attention, use_position_ids
 
 MakeOLMo = Callable[..., OLMo]
 CPU = torch.device("cpu")
@@ -168,3 +171,60 @@ def test_facts_of_training_are_read_off_folder_and_configuration(tmp_path: Path)
         (tmp_path / name / "config.yaml").write_text(config)
         assert training_facts(tmp_path / name, is_olmo=True) == dict(zip(FACTS, expected, strict=True))
     assert set(training_facts(tmp_path, is_olmo=False).values()) == {None}
+
+
+@pytest.mark.parametrize("scaling", ["log_length", "learnt"])
+def test_scores_are_scaled_by_the_logarithm_of_the_keys_seen(make_olmo: MakeOLMo, scaling: str) -> None:
+    token_ids, fields = _tokens(2, 40), {"seed": 2, "n_kv_heads": 2}
+    ours = [make_olmo(**fields) for _ in range(2)]
+    for model in ours:
+        scale_attention(model, scaling, train_context_length=16)
+    by_hand = scaled_by_hand(make_olmo(**fields), [1 / math.log(16)] * 4)
+    with torch.inference_mode():
+        expected = by_hand(token_ids).logits
+        assert (ours[0](token_ids).logits - expected).abs().max() < 1e-5, "as training runs it"
+    lm = OLMoCausalLM(ours[1])
+    assert (lm.logits(lm.hidden_states(token_ids, ROWS, None, None)) - expected).abs().max() < 1e-5
+    plain = make_olmo(**fields)
+    scale_attention(plain, "none", train_context_length=16)
+    assert torch.equal(plain(token_ids).logits, make_olmo(**fields)(token_ids).logits)
+    assert (plain(token_ids).logits - expected).abs().max() > 1e-2
+
+
+def test_what_is_left_out_is_not_counted(make_olmo: MakeOLMo) -> None:
+    """As if the text had never had the token; in a prefix, a mask or numbers, with query rows or all."""
+    lm = OLMoCausalLM(scaled(make_olmo(seed=2)))
+    token_ids, kept = _tokens(1, 40), torch.tensor([row for row in range(40) if row != 11])
+    without = lm.hidden_states(token_ids[:, kept], ROWS[:, kept], None, None)[0, -5:]
+    last, seen = ROWS[:, -5:], torch.ones(1, 40, 40, dtype=torch.bool).tril()
+    seen[..., 11] = False
+    _, prefix = lm.read(token_ids[:, :11], ROWS[:, :11], None, None)
+    with torch.inference_mode():
+        added = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        found = [
+            lm.hidden_states(token_ids, ROWS, seen, last)[0],
+            lm._run(token_ids, ROWS, added, last)[0][0],
+            lm.hidden_states(token_ids[:, 12:], ROWS[:, 12:], None, None, prefix)[0, -5:],
+            lm.hidden_states(token_ids[:, 12:], ROWS[:, 12:], seen[:, 12:, 12:], last - 12, prefix)[0],
+        ]
+    for hidden in found:
+        assert (hidden - without).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("scaling", ["log_length", "learnt", None])
+def test_a_checkpoint_is_measured_with_the_scaling_that_it_was_trained_with(
+    tmp_path: Path, make_olmo: MakeOLMo, scaling: str | None
+) -> None:
+    model = make_olmo(seed=4)
+    scale_attention(model, scaling or "none", train_context_length=16)
+    _save(model, tmp_path)
+    if scaling is not None:  # without: as a run before there was a choice
+        ours = f"\nattention_scaling: {scaling}\ntrain_context_length: 16\n"
+        (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text() + ours)
+    loaded = load_olmo(tmp_path, CPU)
+    found = loaded.logits(loaded.hidden_states(_tokens(1, 40), ROWS, None, None))
+    assert (found - model(_tokens(1, 40)).logits).abs().max() < 1e-5
+    if scaling is not None:
+        with pytest.raises(InputError, match="attention of this model is scaled"):
+            as_hugging_face(model)
+        assert ("scale_H" in str(model.state_dict().keys())) == (scaling == "learnt")

@@ -83,6 +83,8 @@ def test_another_configuration_is_refused_by_what_changed(
     with pytest.raises(KeyboardInterrupt), recorded_run(tmp_path, config):
         raise KeyboardInterrupt
     assert names_in(tmp_path) == ["config.yaml"]  # a run without a checkpoint is known by its settings too
+    record = tmp_path / "config.yaml"  # of a run from before there was this field: it had what is its default
+    record.write_text(record.read_text().replace("attention_scaling: none\n", ""))
     for _ in range(2):
         refuse_another_run(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data))
         with pytest.raises(InputError) as error:

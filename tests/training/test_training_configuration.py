@@ -105,6 +105,7 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("pose_target_length=512", "would ignore it"),
         ("position_scheme=pose pose_target_length=128", "pose_target_length is 128 tokens; it must be at"),
         ("eval_context_lengths=[32,100]", "eval_context_lengths has 32; each must divide the longest"),
+        ("attention_scaling=log_lenght", "did you mean 'log_length'?"),
         ("trackers=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
         ("precision=amp_bf61", "did you mean 'amp_bf16'?"),
         ("model.vocab_size=41", "model.vocab_size is 41, but the tokenized data says 40"),

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from torch._dynamo import register_backend
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
+from pipeline.models.load import load_olmo
 from pipeline.models.olmo import blocks_of
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.training import speed
 from pipeline.training import trainer as trainer_module
+from pipeline.training.checkpoints import refuse_another_run
 from pipeline.training.config import load_config
 from pipeline.training.loop import StopRequest, train
 from pipeline.training.speed import mixed_precision_of
@@ -63,6 +66,33 @@ def test_the_loss_may_be_of_the_tokens_behind_some_only() -> None:
     (gradient,) = torch.autograd.grad(loss, logits_BSV)
     assert gradient.abs().sum(-1).nonzero().tolist() == [[0, 0], [0, 2]]
     assert next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor([4])).item() == 0.0
+
+
+@pytest.mark.parametrize("scaling", ["log_length", "learnt"])
+def test_scaled_attention_is_trained_goes_on_and_is_measured(
+    scaling: str, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """Resumed, the weights are the same; the loaded model's loss is what the trainer would measure."""
+    wanted = f"attention_scaling={scaling}"
+    whole = make_trainer(tmp_path / "whole", wanted)
+    whole.run()
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "step6-unsharded")
+    resumed = make_trainer(tmp_path / "half", wanted)
+    resumed.run()
+    folder = resumed.checkpoint
+    assert same(weights(folder), weights(whole.checkpoint))
+    learnt = [value for name, value in weights(folder).items() if name.endswith("attention_scaling.scale_H")]
+    start = 1 / math.log(8)
+    assert [bool((value != start).all()) for value in learnt] == ([True] if scaling == "learnt" else [])
+    lm, token_ids = load_olmo(folder, CPU), torch.arange(8)[None]
+    resumed._rotary.set_position_ids(token_ids)
+    found = lm.logits(lm.hidden_states(token_ids, token_ids, None, None))
+    assert torch.allclose(found, resumed._olmo.eval()(token_ids).logits, atol=1e-5)
+    for other in ("none", "log_length", "learnt"):
+        if other != scaling:
+            with pytest.raises(InputError, match=f"attention_scaling was {scaling}, now {other}"):
+                refuse_another_run(tmp_path / "half", replace(resumed._config, attention_scaling=other))
 
 
 def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
