@@ -9,7 +9,8 @@ Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: o
 as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length
 alone. Each stands beside that of the placebo, a long-trained model in the place of the short-trained ones,
 and the slope with each judge's sparsity as the instrument of the other's. Prints them with the decision, and
-writes outcomes.parquet (pipeline/RESULTS.md).
+writes outcomes.parquet (pipeline/RESULTS.md) and the figure gap_by_sparsity: both outcomes in nats against
+mean_log2_k, binned, with what is held constant taken out.
 
 The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
 models named. A model of two roles is refused.
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Print the table and the decision, and write them."""
     # Imported late, for a --help at once.
+    from analysis import drawing
     from analysis.gap import outcomes
     from analysis.read import MeasuredText, write_derived_table
     from pipeline.results.read import read_artefact
@@ -82,17 +84,20 @@ def main(arguments: argparse.Namespace) -> None:
     token_counts_V = UnigramDistribution.of_training_tokens(text.data).counts_V
     urls = {document.document_id: document.url or "" for document in text.data.evaluation_documents()}
     sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
-    rows = []
+    rows, of_outcomes = [], {}
     for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
         targets = outcomes.outcome_targets(
             near if outcome is outcomes.HARM else far, losses, measured=outcome.measured, models=models,
             token_counts_V=token_counts_V, sources=sources,
         )  # fmt: skip
         rows += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
+        if not outcome.is_share:
+            of_outcomes[outcome] = outcomes.binned(targets, outcome, short=short, long=long, placebo=placebo)
     table = outcomes.with_decision(rows)
     sys.stdout.write(lines_of(table))
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "outcomes", arguments.out)
+    drawing.save(outcomes.outcome_figure(of_outcomes, table), arguments.out, "gap_by_sparsity")
 
 
 def lines_of(table: "pd.DataFrame") -> str:

@@ -32,9 +32,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from analysis import drawing
 from analysis.gap.slopes import FEWEST_DOCUMENTS
-from analysis.read import complete_rows, interval_columns, joined_on_common, rows_of
+from analysis.read import (
+    complete_rows,
+    interval_columns,
+    interval_of,
+    interval_over_documents,
+    joined_on_common,
+    rows_of,
+)
 from pipeline.cli import InputError
 from pipeline.results.statistics import Interval
 
@@ -220,6 +229,14 @@ class Design:
         covariance_MM = self.num_texts / (self.num_texts - 1) * scores_GM.T @ scores_GM
         return Slopes(outcomes.columns.tolist(), slopes_M, covariance_MM, self.num_texts - 1)
 
+    def slope_and_rest(self, outcome_T: np.ndarray) -> tuple[float, np.ndarray]:
+        """The slope of one outcome, and what slope and controls leave of it, in the order given: float64 [T]."""
+        slope_T, _, basis_TP, _ = self._adjusted
+        values_T1, rest_T = self._ordered(outcome_T[:, None]), np.empty(len(outcome_T))
+        left_T1 = values_T1 - basis_TP @ (basis_TP.T @ values_T1)
+        rest_T[self._order] = (left_T1 / self._root_T1)[:, 0]
+        return float(slope_T @ values_T1[:, 0]), rest_T
+
 
 def design_of(targets: pd.DataFrame, outcome: Outcome, weights_T: np.ndarray | None = None) -> Design:
     """The regression of an outcome; `targets` are of `outcome_targets`, and each judge has its sparsity."""
@@ -301,6 +318,68 @@ def outcome_rows(
     }  # fmt: skip
     design, outcomes = design_of(known, outcome, weights_T), of_each(known, outcome.measured)
     return [common | row for row in contrasts(design, outcomes, short=short, long=long, placebo=placebo)]
+
+
+def binned(
+    targets: pd.DataFrame, outcome: Outcome, *, short: Sequence[str], long: Sequence[str], placebo: str,
+    num_bins: int = 8,
+) -> pd.DataFrame:  # fmt: skip
+    """The outcome against mean_log2_k with the controls held: a row a bin of equally many targets.
+
+    Partial residuals: what the regression leaves, with the slope's part and the outcome's mean.
+
+    Returns:
+        compared, mean_log2_k (the bin's mean), outcome with its interval over texts, num_targets,
+        num_documents; short-trained first, then the placebo.
+    """
+    known = targets[of_each(targets, SPARSITY).notna().all(axis=1)].reset_index(drop=True)
+    design, outcomes = design_of(known, outcome), of_each(known, outcome.measured)
+    sparsity = of_each(known, SPARSITY).mean(axis=1)
+    bins, rows = pd.qcut(sparsity, num_bins, labels=False, duplicates="drop"), []
+    for compared, models in ((SHORT_TRAINED, list(short)), (PLACEBO, [placebo])):
+        gap = outcomes[models].mean(axis=1) - outcomes[list(long)].mean(axis=1)
+        slope, rest_T = design.slope_and_rest(gap.to_numpy())
+        held = gap.mean() + slope * (sparsity - sparsity.mean()) + rest_T
+        for _, places in held.groupby(bins).groups.items():
+            texts = known.loc[places, "document_id"]
+            interval = interval_over_documents(texts, held[places])
+            rows.append({
+                "compared": compared, SPARSITY: sparsity[places].mean(), "num_targets": len(places),
+                "num_documents": texts.nunique(), **interval_columns("outcome", interval),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFrame) -> Figure:
+    """The figure of the project: a panel an outcome, `binned`, beside what would be the smallest effect.
+
+    Args:
+        table: of `with_decision`, whose decision and slopes the title and the panels tell.
+    """
+    figure, axes = drawing.panels(len(of_outcomes), 3.0)
+    main = table[table["holm_p_value"].notna()].set_index("outcome", drop=False).to_dict("index")
+    for ax, (outcome, rows) in zip(axes, of_outcomes.items(), strict=True):
+        lines = {compared: rows[rows["compared"] == compared] for compared in (SHORT_TRAINED, PLACEBO)}
+        places, middle = lines[SHORT_TRAINED][SPARSITY], lines[SHORT_TRAINED]["outcome"].mean()
+        steps = outcome.smallest_effect * (places - places.mean())
+        ax.fill_between(places, middle - steps, middle + steps, color=drawing.GREY, alpha=0.25, linewidth=0)
+        style = drawing.TRAINED_POSE
+        styles = {SHORT_TRAINED: style.measured, PLACEBO: drawing.TRAINED_LONG.null}
+        ends = [
+            drawing.draw_line(ax, line[SPARSITY], line, "outcome", styles[compared], compared)
+            for compared, line in lines.items()
+        ]
+        slope = interval_of(main[outcome.name], "slope")
+        ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
+        ax.set_xlabel("tokens needed, in doublings (mean_log2_k)")
+        drawing.label_line_ends(ax, ends)
+    axes[0].set_ylabel("more than other long-trained models (nats)")
+    drawing.put_title(
+        figure, "Do short-trained models lose more where more tokens are needed?",
+        f"by the rule: {table['decision'].iloc[0]}", drawing.sample_size(table),
+        "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",
+    )  # fmt: skip
+    return figure
 
 
 def with_decision(rows: Sequence[Row]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import legibility_faults
 from statsmodels.regression.linear_model import WLS
 from statsmodels.stats.multitest import multipletests
 from written_results import write_tables
@@ -105,6 +106,25 @@ def assert_right(study: tuple, num_designs: int, num_draws: int, covered: tuple,
 
 def test_intervals_cover_the_truth_in_a_small_simulation() -> None:
     assert_right((60, 4, 0.02), num_designs=2, num_draws=15, covered=(0.8, 1), most_false=0.15)
+
+
+def test_what_is_drawn_has_the_slope_and_no_controls() -> None:
+    """Bins of the outcome with the controls held lie on the line that was planted; the figure can be read."""
+    study, of_outcomes, rows = Study(0, 80, 16, 0.0), {}, []
+    for outcome in (GAP, SHARE, HARM):
+        drawn = study.draw()
+        planted = drawn.assign(**{name: drawn[name] + 0.3 * study.sparsity for name in SHORT})
+        names = {name: f"{outcome.measured} of {name}" for name in planted}
+        targets = pd.concat([study.measured(0, 0), planted.rename(columns=names)], axis=1)
+        rows += outcomes.outcome_rows(targets, outcome, short=SHORT, long=LONG, placebo=PLACEBO)
+        of_outcomes[outcome] = outcomes.binned(targets, outcome, short=SHORT, long=LONG, placebo=PLACEBO)
+    of_short = of_outcomes[GAP].query("compared == 'short-trained'")
+    slope, _ = np.polyfit(of_short["mean_log2_k"], of_short["outcome"], 1)
+    assert slope == pytest.approx(rows[0]["slope"], abs=0.02) and abs(slope - 0.3) < 0.1
+    assert of_short["num_targets"].sum() == len(study.texts)
+    table = outcomes.with_decision(rows)
+    figure = outcomes.outcome_figure({GAP: of_outcomes[GAP], HARM: of_outcomes[HARM]}, table)
+    assert legibility_faults(figure) == []
 
 
 @pytest.mark.slow
