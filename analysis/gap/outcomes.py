@@ -230,7 +230,7 @@ class Design:
         return Slopes(outcomes.columns.tolist(), slopes_M, covariance_MM, self.num_texts - 1)
 
     def slope_and_rest(self, outcome_T: np.ndarray) -> tuple[float, np.ndarray]:
-        """The slope of one outcome, and what slope and controls leave of it, in the order given: float64 [T]."""
+        """The slope of one outcome, and what slope and controls leave of it, as given: float64 [T]."""
         slope_T, _, basis_TP, _ = self._adjusted
         values_T1, rest_T = self._ordered(outcome_T[:, None]), np.empty(len(outcome_T))
         left_T1 = values_T1 - basis_TP @ (basis_TP.T @ values_T1)
@@ -371,7 +371,7 @@ def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFr
         ]
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
-        ax.set_xlabel("tokens needed, in doublings (mean_log2_k)")
+        ax.set_xlabel("doublings of tokens that it takes")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("more than other long-trained models (nats)")
     drawing.put_title(
