@@ -8,9 +8,10 @@
 Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: of the gap in nats; of the gap
 as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length
 alone. Each stands beside that of the placebo, a long-trained model in the place of the short-trained ones,
-and the slope with each judge's sparsity as the instrument of the other's. Prints them with the decision, and
-writes outcomes.parquet (pipeline/RESULTS.md) and the figure gap_by_sparsity: both outcomes in nats against
-mean_log2_k, binned, with what is held constant taken out.
+and the slope with each judge's sparsity as the instrument of the other's. Variants follow, none of which
+decides: other thresholds of D(0), weights by it, C4 alone, k* at 0.5, the loss in the place of the
+divergence. Prints them with the decision, and writes outcomes.parquet (pipeline/RESULTS.md) and the figure
+gap_by_sparsity: both outcomes in nats against mean_log2_k, binned, with what is held constant taken out.
 
 The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
 models named. A model of two roles is refused.
@@ -63,16 +64,18 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.gap import outcomes
     from analysis.read import MeasuredText, write_derived_table
     from pipeline.results.read import read_artefact
-    from pipeline.results.schemas import DIVERGENCE
+    from pipeline.results.schemas import DIVERGENCE, LOSS
     from pipeline.text.folder import UnigramDistribution
 
     short, long, placebo = arguments.short_trained, arguments.long_trained, arguments.placebo
-    models, only = [*short, *long, placebo], {"rule": [RULE], "criterion": [DIVERGENCE]}
-    far, near = (
-        outcomes.judged(read_artefact(folder, "dependency_sparsity", only=only))
-        for folder in (arguments.sparsity_results, arguments.near_results)
-    )
-    for sparsity in (far, near):
+    models = [*short, *long, placebo]
+    of_folders = []
+    for folder in (arguments.sparsity_results, arguments.near_results):
+        rows = outcomes.judged(read_artefact(folder, "dependency_sparsity", only={"rule": [RULE]}))
+        by_divergence = rows[rows["criterion"] == DIVERGENCE]
+        of_folders.append(outcomes.with_other_sparsities(by_divergence, rows[rows["criterion"] == LOSS]))
+    far, near = of_folders
+    for sparsity in of_folders:
         named = [*sparsity["model"].iloc[0].split("+"), *sparsity["judge"].unique(), *models]
         if twice := [model for model in named if named.count(model) > 1]:
             raise InputError(
@@ -84,16 +87,17 @@ def main(arguments: argparse.Namespace) -> None:
     token_counts_V = UnigramDistribution.of_training_tokens(text.data).counts_V
     urls = {document.document_id: document.url or "" for document in text.data.evaluation_documents()}
     sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
-    rows, of_outcomes = [], {}
+    planned, others, of_outcomes = [], [], {}
     for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
         targets = outcomes.outcome_targets(
             near if outcome is outcomes.HARM else far, losses, measured=outcome.measured, models=models,
             token_counts_V=token_counts_V, sources=sources,
         )  # fmt: skip
-        rows += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
+        planned += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
+        others += outcomes.variants(targets, outcome, short=short, long=long)
         if not outcome.is_share:
             of_outcomes[outcome] = outcomes.binned(targets, outcome, short=short, long=long, placebo=placebo)
-    table = outcomes.with_decision(rows)
+    table = outcomes.with_decision([*planned, *others])
     sys.stdout.write(lines_of(table))
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "outcomes", arguments.out)
@@ -106,8 +110,8 @@ def lines_of(table: "pd.DataFrame") -> str:
     from pipeline.results.table import as_table
 
     shown = [
-        "outcome", "compared", "estimator", "num_targets", "num_documents", "num_left_out", "pearson",
-        "spearman", "text_error", "seed_error", "degrees_of_freedom", "p_value", "holm_p_value",
+        "outcome", "variant", "compared", "estimator", "num_targets", "num_documents", "num_left_out",
+        "pearson", "spearman", "text_error", "seed_error", "degrees_of_freedom", "p_value", "holm_p_value",
     ]  # fmt: skip
     rows = []
     for row in table.to_dict("records"):

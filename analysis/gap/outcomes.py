@@ -53,6 +53,8 @@ SHORT_TRAINED, PLACEBO = "short-trained", "placebo"
 LEAST_SQUARES, INSTRUMENTED = "least squares", "other judge as instrument"
 SPLINE_DEGREES = 4
 """Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
+PLANNED, LEAST_DIVERGENCE = "as planned", 0.1
+"""The variant that decides, and its D(0) of both judges, nats: below there is nothing to bring back."""
 _NOTHING = 1e-9  # relative: what rounding leaves of a column that others determine
 
 
@@ -84,6 +86,17 @@ def judged(sparsity: pd.DataFrame) -> pd.DataFrame:
     return sparsity[~is_chooser]
 
 
+_INSTEAD = ("log2_half_sparsity", f"{SPARSITY}_by_loss")
+"""What `variants` regress on in its place."""
+
+
+def with_other_sparsities(of_divergence: pd.DataFrame, of_loss: pd.DataFrame) -> pd.DataFrame:
+    """Rows of dependency_sparsity by the divergence, with log2 of k* at 0.5 and mean_log2_k by the loss."""
+    by_loss = of_loss.set_index([*KEYS, "judge"])[SPARSITY].rename(f"{SPARSITY}_by_loss")
+    half = np.log2(of_divergence["half_sparsity"].astype("float64"))
+    return of_divergence.assign(log2_half_sparsity=half).join(by_loss, [*KEYS, "judge"])
+
+
 def outcome_targets(
     sparsity: pd.DataFrame, losses: pd.DataFrame, *, measured: str, models: Sequence[str],
     token_counts_V: np.ndarray, sources: Mapping[str, str],
@@ -91,7 +104,7 @@ def outcome_targets(
     """A row a target: its sparsity to each judge, what is held constant, and what each model has of it.
 
     Args:
-        sparsity: of `judged`.
+        sparsity: of `judged`, `with_other_sparsities` where `variants` are asked for.
         losses: loss_differences of the judges and of `models`, whose column `measured` makes the outcome.
         token_counts_V: how often each token ID occurs in the training text.
         sources: document_id -> where the text is from.
@@ -102,10 +115,11 @@ def outcome_targets(
         judges' mean loss_difference and long_context_loss, nats), position (tokens), log_token_count (natural
         log of count + 1), source, "MEASURED of MODEL" (nats).
     """
-    far, stakes = (
-        sparsity.pivot(index=KEYS, columns="judge", values=name).astype("float64")
-        for name in (SPARSITY, "gain")
-    )
+    names = [name for name in (SPARSITY, "gain", *_INSTEAD) if name in sparsity]
+    of_judge = {
+        name: sparsity.pivot(index=KEYS, columns="judge", values=name).astype("float64") for name in names
+    }
+    far, stakes = of_judge[SPARSITY], of_judge["gain"]
     of_judges = pd.concat([rows_of(losses, judge) for judge in sparsity["judge"].unique()])
     held = of_judges.groupby(KEYS).agg(
         gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),
@@ -117,6 +131,9 @@ def outcome_targets(
     known = complete_rows(held.join(outcomes.add_prefix(f"{measured} of ")), f"targets with {measured}")
     found = far.add_prefix(f"{SPARSITY} of ")
     found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
+    for name in _INSTEAD:
+        if name in of_judge and of_judge[name].notna().any(axis=None):
+            found = found.join(of_judge[name].add_prefix(f"{name} of "))
     what = f"targets with {SPARSITY} and with {measured}"
     targets = joined_on_common(found.reset_index(), known.reset_index(), KEYS, what, may_right_have_more=True)
     return targets.assign(source=targets["document_id"].map(sources))
@@ -126,6 +143,12 @@ def of_each(targets: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns "NAME of MODEL" of `outcome_targets`, called by the models."""
     columns = [column for column in map(str, targets) if column.startswith(f"{name} of ")]
     return targets[columns].rename(columns=lambda column: column.removeprefix(f"{name} of "))
+
+
+def with_sparsity(targets: pd.DataFrame, least_divergence: float = LEAST_DIVERGENCE) -> pd.DataFrame:
+    """The targets that have a sparsity and at least so much at stake, nats, to each judge."""
+    is_known = of_each(targets, SPARSITY).notna().all(axis=1)
+    return targets[is_known & (targets["least_divergence"] >= least_divergence)].reset_index(drop=True)
 
 
 def controls_of(targets: pd.DataFrame) -> np.ndarray:
@@ -299,25 +322,56 @@ def contrasts(
 
 def outcome_rows(
     targets: pd.DataFrame, outcome: Outcome, *, short: Sequence[str], long: Sequence[str],
-    placebo: str | None = None, weights_T: np.ndarray | None = None,
+    placebo: str | None = None, variant: str = PLANNED, least_divergence: float = LEAST_DIVERGENCE,
+    weighs_stake: bool = False,
 ) -> list[Row]:  # fmt: skip
     """`contrasts` of the targets of `outcome_targets`, with counts and how far two judges agree.
 
-    Targets without a sparsity to each judge are counted and left out; `targets` may be fewer than were read.
+    Targets without a sparsity to each judge, or with less at stake, are counted and left out; `targets` may
+    be fewer than were read.
+
+    Args:
+        variant: what the rows are called; PLANNED decides.
+        least_divergence: D(0) that each judge must have of a target, nats.
+        weighs_stake: whether targets weigh as much as their D(0).
     """
-    known = targets[of_each(targets, SPARSITY).notna().all(axis=1)]
+    known = with_sparsity(targets, least_divergence)
     sparsity, num_documents = of_each(known, SPARSITY), known["document_id"].nunique()
     if num_documents < FEWEST_DOCUMENTS:
         what = f"{SPARSITY} and {outcome.measured}"
         raise InputError(f"{num_documents} texts have {what}, and an interval needs {FEWEST_DOCUMENTS}")
     pairs = np.triu_indices(sparsity.shape[1], 1)
     common = {
-        "outcome": outcome.name, "smallest_effect": outcome.smallest_effect, "num_targets": len(known),
-        "num_documents": num_documents, "num_left_out": len(targets) - len(known),
+        "outcome": outcome.name, "variant": variant, "smallest_effect": outcome.smallest_effect,
+        "num_targets": len(known), "num_documents": num_documents, "num_left_out": len(targets) - len(known),
         **{kind: float(sparsity.corr(kind).to_numpy()[pairs].mean()) for kind in ("pearson", "spearman")},
     }  # fmt: skip
+    weights_T = known["divergence"].to_numpy() if weighs_stake else None
     design, outcomes = design_of(known, outcome, weights_T), of_each(known, outcome.measured)
     return [common | row for row in contrasts(design, outcomes, short=short, long=long, placebo=placebo)]
+
+
+def variants(targets: pd.DataFrame, outcome: Outcome, **roles: Any) -> list[Row]:
+    """The short-trained models' rows of `outcome_rows`, otherwise than planned; none of them decides.
+
+    Args:
+        targets: with "log2_half_sparsity of JUDGE" and "mean_log2_k_by_loss of JUDGE" where they are known.
+        roles: short and long, as `outcome_rows` takes them.
+    """
+    rows = []
+    for least in (0.0, 0.05, 0.2):
+        name = f"D(0) of at least {least} nats" if least else "any D(0)"
+        rows += outcome_rows(targets, outcome, variant=name, least_divergence=least, **roles)
+    rows += outcome_rows(targets, outcome, variant="weighed by the stake", weighs_stake=True, **roles)
+    if 0 < (targets["source"] == "Wikipedia").sum() < len(targets):
+        c4 = targets[targets["source"] == "C4"]
+        rows += outcome_rows(c4, outcome, variant="without Wikipedia", **roles)
+    for column, name in (("log2_half_sparsity", "k* at 0.5"), (f"{SPARSITY}_by_loss", "by the loss")):
+        if len(other := of_each(targets, column).columns):
+            renamed = {f"{column} of {judge}": f"{SPARSITY} of {judge}" for judge in other}
+            instead = targets.drop(columns=list(renamed.values())).rename(columns=renamed)
+            rows += outcome_rows(instead, outcome, variant=name, **roles)
+    return [row for row in rows if row["estimator"] == LEAST_SQUARES]
 
 
 def binned(
@@ -332,7 +386,7 @@ def binned(
         compared, mean_log2_k (the bin's mean), outcome with its interval over texts, num_targets,
         num_documents; short-trained first, then the placebo.
     """
-    known = targets[of_each(targets, SPARSITY).notna().all(axis=1)].reset_index(drop=True)
+    known = with_sparsity(targets)
     design, outcomes = design_of(known, outcome), of_each(known, outcome.measured)
     sparsity = of_each(known, SPARSITY).mean(axis=1)
     bins, rows = pd.qcut(sparsity, num_bins, labels=False, duplicates="drop"), []
@@ -386,6 +440,7 @@ def with_decision(rows: Sequence[Row]) -> pd.DataFrame:
     """The table of the three outcomes' rows, with Holm's p-values of the three, and the decision."""
     table = pd.DataFrame(rows)
     is_main = (table["compared"] == SHORT_TRAINED) & (table["estimator"] == LEAST_SQUARES)
+    is_main &= table["variant"] == PLANNED
     p_values = table.loc[is_main, "p_value"].sort_values()
     holm = np.maximum.accumulate(np.arange(len(p_values), 0, -1) * p_values.to_numpy())
     table.loc[p_values.index, "holm_p_value"] = np.minimum(holm, 1.0)
@@ -399,7 +454,8 @@ def decision(table: pd.DataFrame) -> str:
     above 0 or not. "support": the share or the harm has its interval above 0, also by Holm's p-value, and the
     placebo's interval of the same outcome holds 0; and the gap's interval is not below 0. Else "open".
     """
-    rows = table[table["estimator"] == LEAST_SQUARES].set_index(["outcome", "compared"]).to_dict("index")
+    planned = table[(table["estimator"] == LEAST_SQUARES) & (table["variant"] == PLANNED)]
+    rows = planned.set_index(["outcome", "compared"]).to_dict("index")
     main = {outcome: rows[outcome.name, SHORT_TRAINED] for outcome in (GAP, SHARE, HARM)}
     if all(row["slope_high"] < outcome.smallest_effect for outcome, row in main.items()):
         return "refuted at this size"

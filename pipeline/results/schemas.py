@@ -290,12 +290,13 @@ SCHEMAS: dict[str, pa.Schema] = {
     "outcomes": pa.schema([
         column("outcome", pa.string(), "'gap', L_short - L_long under the long context, nats; 'share of the"
                " stake', the same as a share of the judges' D(0); 'harm of length', of length_harm, nats"),
+        column("variant", pa.string(), "'as planned', which decides, or what is otherwise than planned"),
         column("compared", pa.string(), "with the long-trained: 'short-trained', or 'placebo', a long-trained"
                " model in their place"),
         column("estimator", pa.string(), "'least squares', or 'other judge as instrument'"),
         column("num_targets", pa.int32(), "targets"),
         column("num_documents", pa.int32(), "texts they are from"),
-        column("num_left_out", pa.int32(), "targets with too little to bring back: they have no mean_log2_k"),
+        column("num_left_out", pa.int32(), "targets with too little to bring back, by D(0) of either judge"),
         column("slope", pa.float64(), "of the outcome, a doubling of the tokens needed (mean_log2_k)"),
         column("slope_low", pa.float64(), "lower end of its 95 % interval over texts and seeds"),
         column("slope_high", pa.float64(), "upper end of it"),

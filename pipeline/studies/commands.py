@@ -37,7 +37,7 @@ _OF_CHUNKS = (
 )  # fmt: skip
 _OF_CHOICES = (
     "rules", "k", "intervention", "num_backgrounds", "null_fraction", "last_tokens", "choose_together",
-    "positions", "num_subsets", "kept_fraction", "learning_chunks",
+    "positions", "minimum_gain", "num_subsets", "kept_fraction", "learning_chunks",
 )  # fmt: skip
 _FLAGS = {
     "length_losses": _OF_CHUNKS,

@@ -149,6 +149,8 @@ class Evaluation:
     study's first."""
     positions: str | None = None
     """Of sparse contexts: original or compact."""
+    minimum_gain: float | None = None
+    """Nats; below there is no sparsity."""
     near_context_length: int | None = None
     """Beyond so many tokens loss_differences puts foreign ones: the harm of length."""
     num_subsets: int | None = None

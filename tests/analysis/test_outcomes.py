@@ -41,7 +41,8 @@ class Study:
         self.targets = pd.DataFrame({
             "document_id": texts, "divergence": self.stake,
             "gain": self.stake + np.sqrt(self.stake) * normal(),
-            "difficulty": generator.gamma(2, 2, len(texts)), "log_token_count": 8 + 2 * normal(),
+            "least_divergence": self.stake, "difficulty": generator.gamma(2, 2, len(texts)),
+            "log_token_count": 8 + 2 * normal(),
             "position": generator.integers(224, 256, len(texts)),
             "source": np.where(texts < num_texts // 4, "Wikipedia", "C4"),
         })  # fmt: skip
@@ -83,7 +84,7 @@ def assert_right(study: tuple, num_designs: int, num_draws: int, covered: tuple,
             for outcome, design in designs.items():
                 drawn = simulated.draw() if outcome is HARM else losses
                 null = outcomes.contrasts(design, drawn, short=SHORT, long=LONG, placebo=PLACEBO)
-                rows += [{"outcome": outcome.name} | row for row in null]
+                rows += [{"outcome": outcome.name, "variant": "as planned"} | row for row in null]
                 truth, unit = outcome.smallest_effect, simulated.stake if outcome.is_share else 1.0
                 effect = unit * truth * (simulated.sparsity - simulated.sparsity.mean())
                 drawn = drawn.assign(**{model: drawn[model] + effect for model in SHORT})
@@ -217,6 +218,7 @@ def test_the_decision_is_the_rule_that_was_written_down(ends: list, placebo_low:
     for outcome, (low, high) in zip((GAP, SHARE, HARM), ends, strict=True):
         p_value = 0.01 if low > 0.001 or high < 0 else 0.04 if low > 0 else 0.5
         row = {"outcome": outcome.name, "estimator": "least squares", "p_value": p_value}
+        row["variant"] = "as planned"
         rows.append(row | {"compared": "short-trained", "slope_low": low, "slope_high": high})
         rows.append(row | {"compared": "placebo", "slope_low": placebo_low, "slope_high": 0.1})
     table = outcomes.with_decision(rows)
@@ -249,6 +251,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             columns = {
                 "rule": program.RULE, "judge": judge, "criterion": "divergence", "gain": study.stake,
                 "loss_difference": 0.5, "is_censored": False, "mean_log2_k": measured.astype(object),
+                "half_sparsity": 2 ** study.sparsity.round().clip(0),
             }  # fmt: skip
             rows += keys.assign(**columns).replace({np.nan: None}).to_dict("records")
         tables = {"dependency_sparsity": rows}
@@ -276,8 +279,14 @@ def test_the_program_tells_all_slopes_and_the_decision(
     tell()
     table = read_parquet(tmp_path / "out/outcomes.parquet").to_pandas()
     assert list(table) == SCHEMAS["outcomes"].names
-    assert (table["num_left_out"] > 0).all() and (table["pearson"] > 0.5).all()
-    assert table["pair_slopes"].map(len).tolist() == [16, 4, 16] * 3
+    assert (table["num_left_out"][:9] > 0).all() and (table["pearson"] > 0.5).all()
+    planned = table[table["variant"] == "as planned"]
+    assert planned["pair_slopes"].map(len).tolist() == [16, 4, 16] * 3
+    thresholds = ["any D(0)", "D(0) of at least 0.05 nats", "D(0) of at least 0.2 nats"]
+    others = [*thresholds, "weighed by the stake", "k* at 0.5"]
+    assert table["variant"].tolist()[9:] == others * 3 and table["holm_p_value"][9:].isna().all()
+    of_any, _, of_most = table["num_targets"][9:12]
+    assert of_any >= planned["num_targets"].iloc[0] > of_most
     assert table["slope"][0] == pytest.approx(0.1, abs=0.05)
     assert table["slope"][2] > table["slope"][0]  # the judges' error draws the latter to 0
     assert f"Decision: {table['decision'][0]}. Half of each interval: gap 0." in capsys.readouterr().out
