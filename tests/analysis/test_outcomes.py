@@ -247,7 +247,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     for folder in ("far", "near"):
         rows = []
         for judge in [*JUDGES, "chooser0"]:
-            measured = study.measured(0.5)["mean_log2_k of judge0"].mask(study.stake < 0.2)
+            measured = study.measured(0.5)["mean_log2_k of judge0"].mask(study.stake < 0.15)
             columns = {
                 "rule": program.RULE, "judge": judge, "criterion": "divergence", "gain": study.stake,
                 "loss_difference": 0.5, "is_censored": False, "mean_log2_k": measured.astype(object),
@@ -286,7 +286,7 @@ def test_the_program_tells_all_slopes_and_the_decision(
     others = [*thresholds, "weighed by the stake", "k* at 0.5"]
     assert table["variant"].tolist()[9:] == others * 3 and table["holm_p_value"][9:].isna().all()
     of_any, _, of_most = table["num_targets"][9:12]
-    assert of_any >= planned["num_targets"].iloc[0] > of_most
+    assert of_any >= planned["num_targets"].iloc[0] >= of_most > 0
     assert table["slope"][0] == pytest.approx(0.1, abs=0.05)
     assert table["slope"][2] > table["slope"][0]  # the judges' error draws the latter to 0
     assert f"Decision: {table['decision'][0]}. Half of each interval: gap 0." in capsys.readouterr().out
