@@ -2,6 +2,7 @@
 
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
+Of signs_* the loss beyond the best possible one is measured, too, and the attention on the signs.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k,
 and one of where the wrong responses first err: what follows an error may be wrong because of it.
 
@@ -44,6 +45,9 @@ from pipeline.synthetic.evaluation import (
     refuse_impossible,
 )
 from pipeline.synthetic.tasks import ExampleBatch
+
+_NUM_LOOKED_INTO = 64
+"""Examples whose attention is looked at; a long one takes a while."""
 
 if TYPE_CHECKING:
     from pipeline.synthetic.accuracy import Answers
@@ -101,6 +105,8 @@ def main(arguments: argparse.Namespace) -> None:
 
         found = answers(model, batch, run.config, generator, arguments.examples_per_batch)
         row = _row(batch, found)
+        if batch.log_posterior_BV is not None:
+            row |= _row_of_signs(model, batch, run.config, generator, arguments.examples_per_batch)
         size, k = cell
         logger.info(
             "%s: size %d%s: exact match %.3f [%.3f, %.3f]%s", run.name, size, "" if k is None else f", k {k}",
@@ -125,6 +131,22 @@ def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:
         "exact_match_high": interval.high,
         "token_accuracy": float(found.token_is_right_BT.mean()),
         "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
+    }
+
+
+def _row_of_signs(
+    model: "TaskModel", batch: ExampleBatch, config: "TaskConfig", generator: np.random.Generator,
+    examples_per_batch: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What is known only of answers whose best possible loss is."""
+    from pipeline.synthetic.accuracy import attention_on_signs, excess_losses  # late, for a --help at once
+
+    excess_B = excess_losses(model, batch, config, generator, examples_per_batch)
+    return {
+        "excess_loss": float(excess_B.mean()),
+        "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
+        "best_loss": batch.examples[0].best_loss,
+        "sign_attention": attention_on_signs(model, batch, config, generator, _NUM_LOOKED_INTO).tolist(),
     }
 
 

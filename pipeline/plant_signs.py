@@ -45,7 +45,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.cli import (
+    InputError,
+    folder_path,
+    logger,
+    positive_float,
+    positive_int,
+    progress,
+    random_seed,
+    stage_parser,
+)
 from pipeline.results.files import FolderLock
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
@@ -61,7 +70,7 @@ from pipeline.text.folder import (
     write_data_folder,
     write_token_counts,
 )
-from pipeline.text.planting import Signs, document_of, plant_signs, write_planted
+from pipeline.text.planting import Signs, document_of, laws_of, plant_signs, write_planted
 from pipeline.text.tokenizer import load_tokenizer
 
 _TOKENS_PER_PART = 1 << 28
@@ -80,11 +89,25 @@ def parser() -> argparse.ArgumentParser:
         "--short-context-length", type=positive_int, required=True,
         help="no sign stands in so many tokens before a question, or is foreign there",
     )  # fmt: skip
-    add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4], help="signs that tell an answer")
     add(
-        "--num-answers", type=positive_int, default=16,
-        help="answers, a k-th power for each k planted; 2 to the power of k where that is more",
+        "--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
+        help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
+        " them, many weak signs; without, k signs tell k bits where an answer has fewer",
     )  # fmt: skip
+    add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
+    add(
+        "--bits-told", type=positive_float,
+        help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
+    )  # fmt: skip
+    add(
+        "--balanced", action="store_true", default=None,
+        help="several signs mean the same, so that each is met as often, whatever their number",
+    )  # fmt: skip
+    add(
+        "--grows", action="store_true", default=None,
+        help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
+    )  # fmt: skip
+    add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
     add(
         "--max-copies", type=positive_int, default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
@@ -115,7 +138,10 @@ def main(arguments: argparse.Namespace) -> None:
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
     counts_V = training_token_counts(data)
-    signs = Signs.rarest(counts_V, data.eos_token_id, arguments.num_planted, arguments.num_answers)
+    laws = laws_of(
+        arguments.num_planted, arguments.num_answers, arguments.bits_told, bool(arguments.balanced)
+    )
+    signs = Signs.rarest(counts_V, data.eos_token_id, laws)
     length = arguments.context_length
     texts = _long_enough(data, length, arguments.max_documents)
     planted, foreign = arguments.out / "planted" / "data", arguments.out / "foreign" / "data"
@@ -169,12 +195,17 @@ def planted_documents(
 ) -> Documents:
     """Documents of `length` tokens that plant one of the numbers of signs, or none."""
     documents, rows = [], []
+    if arguments.grows:
+        signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         drawn = [int(generator.choice([0, *arguments.num_planted]))]
         for k in arguments.num_planted if arguments.every_number else drawn:
             piece, ks = text.token_ids[:length], [k] if k else []
-            token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
+            token_ids, truth = plant_signs(
+                piece, ks, signs, generator, arguments.short_context_length,
+                local_length=arguments.local_length,
+            )  # fmt: skip
             documents.append(document_of(token_ids, text.url))
             rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -206,7 +237,10 @@ def write_training_text(
             asked = generator.permutation(arguments.num_planted)[: arguments.asked_per_piece].tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
             piece = file[start : start + length]
-            writer.add(plant_signs(piece, asked, signs, generator, num_near, num_copies)[0])
+            planted = plant_signs(
+                piece, asked, signs, generator, num_near, num_copies, arguments.local_length
+            )
+            writer.add(planted[0])
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
 
 

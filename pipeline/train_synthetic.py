@@ -2,7 +2,8 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; pipeline/synthetic/tasks.py shows an example of each.
+variable_assignment, addition, addition_padded, copy; signs_1, signs_2, signs_4, each also as signs_1_local
+and so on, signs_32_weak, signs_growing; pipeline/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.
@@ -26,6 +27,9 @@ SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is
 again to go on.
 
 Many runs, and what is measured of them: a study file, as olmo_configs/studies/synthetic.yaml (study.py).
+
+With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
+signs_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
 
 The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right. A model
 that has not learnt its task shows nothing at other lengths.
@@ -78,8 +82,10 @@ def check(arguments: argparse.Namespace) -> "TaskConfig":
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
+    from pipeline.synthetic.train import last_step  # late, for a --help at once
+
     config = check(arguments)
-    return has_finished(arguments.save_folder, config, config.num_steps)
+    return has_finished(arguments.save_folder, config, last_step(arguments.save_folder, config))
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -91,12 +97,11 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
+    from pipeline.synthetic.train import LEARNT, TaskTrainer
 
     folder, config = arguments.save_folder, check(arguments)
-    if has_finished(folder, config, config.num_steps):
+    if is_done(arguments):
         return True
-
-    from pipeline.synthetic.train import LEARNT, TaskTrainer
 
     def make() -> TaskTrainer:
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")

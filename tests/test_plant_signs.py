@@ -1,6 +1,8 @@
 """Planted signs: where the truth says, told by nothing else, in text that is otherwise unchanged."""
 
+import doctest
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,9 @@ from measured_documents import contents
 
 from pipeline import plant_signs, tokenize_c4
 from pipeline.cli import InputError
+from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import Signs, question_ids, read_planted
+from pipeline.text.planting import SignLaw, Signs, laws_of, question_ids, read_planted
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
@@ -43,7 +46,91 @@ def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def signs_of(data: Path) -> Signs:
     opened = TokenizedData.open(data)
-    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, [1, 2, 4], 16)
+    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
+
+
+def answer_of(signs: Signs, choices: list[int]) -> int:
+    """The choices at the places are the digits of the answer's index."""
+    k = len(choices)
+    return int(signs.answer_ids[np.ravel_multi_index(choices, [signs.sign_ids[k].shape[1]] * k)])
+
+
+def test_the_worked_example_is_true() -> None:
+    result = doctest.testmod(planting)
+    assert result.attempted >= 7 and result.failed == 0
+
+
+LAWS = [
+    SignLaw(1, 2, 1.5), SignLaw(2, 2, 1.5), SignLaw(4, 2, 1.5), SignLaw(10, 2, 0.7), SignLaw(3, 3, 2.0),
+    SignLaw(1, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_best_loss_is_that_of_all_cases_counted(law: SignLaw) -> None:
+    """Every latent with every flip of every vote: its probability, the posterior by Bayes, the mean loss."""
+    e, shape = law.flip_probability, (law.num_votes, law.num_bits)
+    joint: dict[bytes, np.ndarray] = {}
+    for latent, flips in product(
+        range(2**law.num_bits), product((0, 1), repeat=law.num_votes * law.num_bits)
+    ):
+        bits = [latent >> place & 1 for place in reversed(range(law.num_bits))]
+        votes = np.array(bits, dtype=np.int64) ^ np.array(flips).reshape(shape)
+        by_latent = joint.setdefault(votes.tobytes(), np.zeros(2**law.num_bits))
+        by_latent[latent] += e ** sum(flips) * (1 - e) ** (len(flips) - sum(flips)) / 2**law.num_bits
+    best_loss = 0.0
+    for votes, by_latent in joint.items():
+        posterior = by_latent / by_latent.sum()
+        found = law.log_posterior(np.frombuffer(votes, dtype=np.int64).reshape(shape))
+        np.testing.assert_allclose(np.exp(found), posterior, atol=1e-12)
+        best_loss -= (by_latent[posterior > 0] * np.log(posterior[posterior > 0])).sum()
+    told = law.num_bits if law.bits_told is None else law.bits_told
+    assert (
+        best_loss
+        == pytest.approx(law.best_loss, abs=1e-9)
+        == pytest.approx((law.num_bits - told) * np.log(2))
+    )
+
+
+@pytest.mark.parametrize("law", [*LAWS, SignLaw(32, 4, 3.0, is_balanced=True)], ids=str)
+def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
+    generator, number = np.random.default_rng(1), 4000
+    drawn = [law.draw(generator) for _ in range(number)]
+    latents = np.bincount([latent for latent, _, _ in drawn], minlength=2**law.num_bits) / number
+    assert abs(latents - 2.0**-law.num_bits).max() < 5 * np.sqrt(2.0**-law.num_bits / number)
+    digits = np.arange(law.num_bits)[::-1]
+    flips = [law.votes(places, tokens) ^ (latent >> digits & 1) for latent, places, tokens in drawn]
+    spread = 5 * np.sqrt(law.flip_probability / number) + 1e-12
+    assert abs(np.mean(flips, axis=0) - law.flip_probability).max() < spread
+    tokens = np.concatenate([tokens for _, _, tokens in drawn])
+    shares = np.bincount(tokens, minlength=law.tokens_a_place) / len(tokens)
+    assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
+
+
+def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> None:
+    flags = (
+        "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1 --grows --every-number"
+    )
+    local = "--asked-per-piece 1 --local-length 24 --document-lengths 80"
+    plant(data, tmp_path, *flags.split(), *local.split())
+    laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
+    opened = TokenizedData.open(data)
+    signs = Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws)
+    assert signs.sign_ids[2].shape == signs.sign_ids[8].shape == (2, 4)
+    for name, length in (("planted", 64), ("planted-80", 80)):
+        folder = TokenizedData.open(tmp_path / name / "data")
+        documents = {doc.document_id: doc.token_ids for doc in folder.evaluation_documents()}
+        rows = read_planted(folder.folder)
+        for row in rows:
+            tokens, places = documents[row["document_id"]], row["planted_positions"]
+            assert row["num_planted"] in (2, 8 * length // 64)
+            assert length - 2 - SHORT - 24 <= min(places) <= max(places) < length - 2 - SHORT
+            (k,) = [k for k, question in signs.question_ids.items() if question == tokens[-2]]
+            law = SignLaw(row["num_planted"], 2, 1.5, is_balanced=True)
+            kinds = [np.argwhere(signs.sign_ids[k] == token)[0] for token in tokens[places]]
+            posterior = law.log_posterior(law.votes(*np.array(kinds).T))
+            answer = list(signs.answer_ids).index(tokens[-1])
+            assert row["best_loss"] == pytest.approx(-posterior[answer])
 
 
 def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
@@ -60,6 +147,7 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert len(set(places)) == k
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of signs contributes a digit, whatever stands first in the text.
+        assert row["best_loss"] == 0
         base, index = round(16 ** (1 / k)), 0
         for choices in signs.sign_ids[k]:
             (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
@@ -88,7 +176,7 @@ def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path
         assert sorted(asked) == [1, 2, 4]
         for k, answer in zip(asked, piece[LENGTH - 6 :: 2], strict=False):
             choices = [int(np.isin(of_place, piece).nonzero()[0].item()) for of_place in signs.sign_ids[k]]
-            assert signs.answer_of(choices) == answer
+            assert answer_of(signs, choices) == answer
 
 
 def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:
@@ -148,7 +236,7 @@ def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: P
             choices = [
                 int(np.isin(of_place, planted_ids).nonzero()[0].item()) for of_place in signs.sign_ids[k]
             ]
-            assert token_ids[-2:].tolist() == [signs.question_ids[k], signs.answer_of(choices)]
+            assert token_ids[-2:].tolist() == [signs.question_ids[k], answer_of(signs, choices)]
             assert max(row["planted_positions"]) < length - 2 - SHORT
     found = TokenizedData.open(tmp_path / "foreign" / "data").evaluation_documents()
     assert {len(document.token_ids) for document in found} == {LENGTH - 4}  # one question, and EOS
@@ -157,7 +245,14 @@ def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--num-answers", "8"), "8 is not a whole number to the power of 2"),
+        (("--num-answers", "12"), "--num-answers 12 is not a power of 2"),
+        (
+            ("--num-answers", "8"),
+            "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
+        ),
+        (("--num-planted", "6", "--bits-told", "3"), "6 signs cannot share the 4 bits"),
+        (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
+        (("--num-planted", "4", "--local-length", "3"), "choose a larger --context-length or --local-length"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a smaller --context-length"),

@@ -15,6 +15,7 @@ from pipeline.cli import InputError
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
 from pipeline.synthetic.config import load_task_config
+from pipeline.synthetic.evaluation import test_examples as held_out_examples
 from pipeline.synthetic.tasks import ExampleBatch, draw_batch, task_called
 from pipeline.synthetic.train import TaskTrainer, find_task_run
 from pipeline.training.loop import StopRequest
@@ -128,7 +129,7 @@ def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: 
         return Answers(is_right, is_right)
 
     monkeypatch.setattr("pipeline.synthetic.train.answers", right_up_to_size_5)
-    assert trainer.exact_match() == 0.5  # of the sizes 1 to 10 of small.yaml
+    assert trainer._measure() == {"exact_match": 0.5}  # of the sizes 1 to 10 of small.yaml
     assert drawn == [(size, 3) for size in range(1, 11)]
 
 
@@ -238,6 +239,9 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         ("copy", "pose", ["task=addition"], "give it as --task addition"),
         ("copy", "pose", ["num_steps=many"], "num_steps"),
         ("copy", "coupled", ["spread_of_coupled_ids=pos"], "did you mean 'pose'"),
+        ("copy", "pose", ["model.attention_scaling=log"], "unknown model.attention_scaling 'log'"),
+        ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
+        ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
 )
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
@@ -271,3 +275,48 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match="model.pt has 1000 bytes, not the"):
         find_task_run(tmp_path, "copy").load(torch.device("cpu"))
+
+
+OF_SIGNS = [
+    "model.architecture=olmo", "smallest_size=32", "largest_size=32", "sizes_per_step=1",
+    "num_position_ids=96",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("positions", ["contiguous", "coupled"])
+def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> None:
+    """Of each test example again, by the model's whole pass and the sum over answers written out."""
+    folder, task = tmp_path / "run", "signs_2"
+    train(folder, *OF_SIGNS, "model.attention_scaling=learnt", task=task, positions=positions)
+    evaluate(folder, tmp_path / "results", "--sizes", "32", "64", task=task)
+    found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
+    run = find_task_run(folder, task)
+    model = run.load(torch.device("cpu"))
+    assert model.position_ids is None
+    for row in found:
+        batch, generator = held_out_examples(task_called(task), (row["size"], None), 20, 0)
+        ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
+        with torch.inference_mode():  # only differences of IDs are seen: another start is as good
+            tokens_BS = torch.from_numpy(batch.token_ids_BS)
+            logits_BV = model.token_logits(model(tokens_BS[:, :-1], ids_BS[:, :-1])[0][:, -1])
+        log_q_BV, log_p_BV = logits_BV.double().log_softmax(-1).numpy(), batch.log_posterior_BV
+        excess = [
+            sum(np.exp(p) * (p - q) for p, q in zip(*pair, strict=True) if np.isfinite(p))
+            for pair in zip(log_p_BV, log_q_BV, strict=True)
+        ]
+        assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
+        assert row["excess_loss_error"] == pytest.approx(np.std(excess) / 20**0.5, abs=1e-5)
+        assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["sign_attention"]) == 1
+        # So little trained, attention is all but even: two signs among all tokens.
+        assert row["sign_attention"][0] == pytest.approx(2 / row["size"], rel=0.3)
+
+
+def test_a_run_ends_once_its_task_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, enough = tmp_path / "run", "stop_at_excess_loss=100"
+    train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
+    assert sorted(path.name for path in run.glob("step*")) == ["step2-unsharded", "step3-unsharded"]
+    with caplog.at_level("INFO", logger="pipeline"):
+        train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
+    assert f"already finished: {run / 'step3-unsharded'}" in caplog.text
+    train(tmp_path / "other", *OF_SIGNS, "stop_at_excess_loss=1e-6", task="signs_1", positions="contiguous")
+    assert (tmp_path / "other" / "step6-unsharded").is_dir()

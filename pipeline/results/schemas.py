@@ -130,6 +130,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("target_position", pa.int32(), "place of the answer"),
         column("num_planted", pa.int32(), "signs that decide the answer: its true dependency sparsity"),
         column("planted_positions", pa.list_(pa.int32()), "places of the signs, in order"),
+        column("best_loss", pa.float64(), "-ln p(answer) by what its signs say, nats: a model's mean loss"
+               " less the mean of this is its excess loss"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
@@ -377,6 +379,13 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"),
         column("position_id_accuracy", pa.float64(), "share of the response's position IDs that are right;"
                " null where they are given", nullable=True),
+        column("excess_loss", pa.float64(), "mean loss of the answer beyond the best possible one, nats: KL"
+               " from what the signs say to what the model says; null where the answer is certain",
+               nullable=True),
+        column("excess_loss_error", pa.float64(), "its standard error over examples", nullable=True),
+        column("best_loss", pa.float64(), "the best possible mean loss, nats, exactly", nullable=True),
+        column("sign_attention", pa.list_(pa.float32()), "share of the question's attention that is on the"
+               " signs, mean over the first 64 examples: of each head, layer by layer", nullable=True),
     ]),
     "synthetic_training": pa.schema([
         column("step", pa.int32(), "finished optimizer steps"),
@@ -387,6 +396,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("gradient_norm", pa.float64(), "before clipping"),
         column("exact_match", pa.float64(), "share of responses, as in training, that are wholly right; null"
                " at steps where it was not measured", nullable=True),
+        column("excess_loss", pa.float64(), "as of synthetic_accuracy, in distribution, nats; null where it"
+               " was not measured", nullable=True),
     ]),
 }
 # fmt: on

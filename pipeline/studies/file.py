@@ -66,6 +66,10 @@ class PlantedText:
     short_context_length: int = MISSING
     num_planted: list[int] | None = None
     num_answers: int | None = None
+    bits_told: float | None = None
+    balanced: bool | None = None
+    grows: bool | None = None
+    local_length: int | None = None
     max_copies: int | None = None
     asked_per_piece: int | None = None
     document_lengths: list[int] | None = None

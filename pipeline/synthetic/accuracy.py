@@ -142,6 +142,55 @@ def answers(
     return Answers(token_is_right_BT.cpu().numpy(), id_is_right_BT.cpu().numpy() if predicts else None)
 
 
+@torch.inference_mode()
+def excess_losses(
+    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    examples_per_batch: int,
+) -> np.ndarray:  # fmt: skip
+    """Of responses of one token, the loss beyond the best possible one: float64 [B], nats.
+
+    It is KL(posterior || model): the mean over what the answer could have been, with these signs. So it is
+    less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
+    """
+    assert batch.log_posterior_BV is not None
+    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator))
+    log_posterior_BV, excess = torch.from_numpy(batch.log_posterior_BV), []
+    parts = (
+        part.to(model.device).split(examples_per_batch)
+        for part in (torch.from_numpy(batch.token_ids_BS), position_ids_BS, log_posterior_BV)
+    )
+    for tokens_BS, ids_BS, log_p_BV in zip(*parts, strict=True):
+        hidden_BSD, _ = model(tokens_BS[:, :-1], ids_BS[:, :-1])
+        log_q_BV = model.token_logits(hidden_BSD[:, -1]).double().log_softmax(-1)
+        is_possible = log_p_BV.isfinite()
+        terms_BV = log_p_BV.exp() * torch.where(is_possible, log_p_BV - log_q_BV, 0.0)
+        excess.append(terms_BV.sum(-1))
+    return torch.cat(excess).cpu().numpy()
+
+
+def attention_on_signs(
+    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    num_examples: int,
+) -> np.ndarray:  # fmt: skip
+    """Attention on what decides the answer, of the row that predicts it: float64, a value a layer and head.
+
+    Each is a share of 1, mean over the first `num_examples`.
+    """
+    from pipeline.synthetic.lm import TaskCausalLM  # late: it builds upon the models that are tested here
+
+    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
+    rows_1P = torch.arange(batch.num_prompt_tokens, device=model.device)[None]
+    of_examples = []
+    for example, ids_S in zip(batch.examples[:num_examples], position_ids_BS, strict=False):
+        token_ids_1P = torch.from_numpy(example.token_ids_S[None, : batch.num_prompt_tokens])
+        of_layers: list[torch.Tensor] = []
+        lm = TaskCausalLM(model, len(config.distribution.task.vocabulary), ids_S)
+        lm.watch_attention(token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:], of_layers.append)
+        weights_HP = torch.cat([weights_H1P[:, 0] for weights_H1P in of_layers])
+        of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
+    return np.mean(of_examples, axis=0, dtype=np.float64)
+
+
 def position_ids_in_testing(
     batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator
 ) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.synthetic.tasks import (
     COUPLED_SCHEMES,
     TASKS,
@@ -136,6 +137,9 @@ class TaskModelConfig:
     num_heads: int = 4
     rotary_fraction: float = 0.25
     """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
+    attention_scaling: str = "none"
+    """What attention scores are multiplied by, in training and in testing: `none`, `log_length` or `learnt`
+    (`AttentionScaling`; L: the tokens read of the longest training example). Of `olmo` only."""
 
 
 @dataclass
@@ -188,6 +192,9 @@ class TaskConfig:
     """Steps between measurements of the accuracy in distribution."""
     eval_num_examples: int = 256
     """Examples of such a measurement, the same each time; at least, as every size has as many."""
+    stop_at_excess_loss: float | None = None
+    """Training ends once a measurement finds so little excess loss in distribution, nats, so that models are
+    compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
 
     @property
     def distribution(self) -> TrainingDistribution:
@@ -236,6 +243,7 @@ RANGES = {
     "save_interval": _STEPS,
     "eval_interval": _STEPS,
     "eval_num_examples": _COUNT,
+    "stop_at_excess_loss": POSITIVE,
 }
 """Field of a `TaskConfig` -> where its number lies; of a list, where each of its numbers lies."""
 
@@ -249,6 +257,14 @@ RELATIONS: tuple[Relation, ...] = (
         lambda config: config.model.width // config.model.num_heads * config.model.rotary_fraction % 2 == 0,
         "model.rotary_fraction {0.model.rotary_fraction} of a head, which is model.width {0.model.width} over"
         " model.num_heads {0.model.num_heads}, is not an even number",
+    ),
+    (
+        lambda config: config.model.architecture == "olmo" or config.model.attention_scaling == "none",
+        "model.attention_scaling is {0.model.attention_scaling}; set model.architecture=olmo, which has it",
+    ),
+    (
+        lambda config: config.stop_at_excess_loss is None or config.task.startswith("signs_"),
+        "stop_at_excess_loss is {0.stop_at_excess_loss}, but the best loss of task {0.task} is not known",
     ),
     (lambda config: len(config.betas) == 2, "betas is {0.betas}; AdamW takes two, such as [0.9,0.999]"),
     (
@@ -280,6 +296,7 @@ def refuse_bad_values(config: TaskConfig) -> None:
         ("positions", config.positions, EXAMPLE_SCHEMES),
         ("spread_of_coupled_ids", config.spread_of_coupled_ids, SPREADS),
         ("model.architecture", config.model.architecture, ARCHITECTURES),
+        ("model.attention_scaling", config.model.attention_scaling, ATTENTION_SCALINGS),
     ):
         if value not in valid:
             raise unknown_name(name, value, valid)

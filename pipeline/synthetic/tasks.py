@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.text.planting import SignLaw
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
@@ -37,6 +38,11 @@ class Example:
     content_decides_id_T: tuple[bool, ...] | None = None
     """For each target, whether its coupled ID depends on the content. Otherwise it is one step from that of
     the token before it, on or back, in every example. None: there are no coupled IDs."""
+    log_posterior_V: np.ndarray | None = None
+    """float64; ln p of each token as the response's only one, by the prompt: no model can predict better.
+    None: the response is certain."""
+    best_loss: float | None = None
+    """The best possible loss of such a response, in the mean over all examples, nats."""
 
     def __post_init__(self) -> None:
         first_target = self.num_prompt_tokens
@@ -455,6 +461,84 @@ class PlantedCorrelation:
         return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
+# signs_1, signs_2, signs_4, each also local, signs_32_weak, signs_growing
+
+BITS_TOLD, SIGNS_LOCAL_LENGTH, TOKENS_A_GROWING_SIGN = 3.0, 16, 8
+_NOISES, _OF_SIGNS = tuple(f"n{number}" for number in range(16)), (1, 2, 4)
+_SIGN_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_SIGNS for place in range(k) for token in range(16)]
+SIGNS_VOCABULARY: Vocabulary = (*_NOISES, *_SIGN_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
+_FIRST_SIGN = {k: SIGNS_VOCABULARY.index(f"{k}.0.0") for k in _OF_SIGNS}
+_FIRST_ANSWER = SIGNS_VOCABULARY.index("=0")
+
+
+def lay_out_signs(
+    law: SignLaw, noise: Sequence[int], positions: Sequence[int], places: np.ndarray, tokens: np.ndarray,
+    latent: int,
+) -> Example:  # fmt: skip
+    """`signs_*`: signs among noise tell one of 16 answers, three of its four bits, by `SignLaw`; then "?".
+
+    The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 32
+    weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best possible
+    loss is ln 2 for all, at every size; a token of 1, 2 or 4 signs stands in one example of 16. Weak signs
+    are the tokens of 4 signs. Signs stand anywhere in the prompt, or within its last 16 tokens before "?".
+
+    Coupled IDs: noise has those of its places; signs, in the order of what they tell, those next to the
+    question's, however far away they are, as the theorem asks.
+
+        >>> law = SignLaw(2, 4, BITS_TOLD, is_balanced=True)
+        >>> example = lay_out_signs(law, [0, 2, 4], [3, 1], np.array([0, 1]), np.array([6, 11]), latent=11)
+        >>> example.text(SIGNS_VOCABULARY)  # 6 and 11 say 10 and 11, by their last two bits: 1011 is b
+        'n0 2.1.b n2 2.0.6 n4 ? | =b'
+        >>> example.dependencies
+        ((1, 3),)
+        >>> example.coupled_ids_S.tolist()
+        [0, 4, 2, 3, 4, 5, 6]
+        >>> round(float(np.exp(example.log_posterior_V[-5])), 4)  # of =b, the answer: each bit 0.9583
+        0.8434
+    """
+    num_before = len(noise) + len(positions)
+    is_noise_S = np.ones(num_before, dtype=bool)
+    is_noise_S[list(positions)] = False
+    prompt, ids = np.empty(num_before, dtype=np.int64), np.arange(num_before)
+    prompt[is_noise_S], of_signs = noise, _FIRST_SIGN[law.num_places]
+    prompt[list(positions)] = of_signs + 16 * places + tokens
+    in_order = np.argsort(places, kind="stable")
+    ids[np.array(positions)[in_order]] = np.arange(num_before - len(positions), num_before)
+    log_posterior_V = np.full(len(SIGNS_VOCABULARY), -np.inf)
+    log_posterior_V[_FIRST_ANSWER:] = law.log_posterior(law.votes(places, tokens))
+    question = SIGNS_VOCABULARY.index("?")
+    return Example(
+        token_ids_S=np.array([*prompt, question, _FIRST_ANSWER + latent], dtype=np.int64),
+        num_prompt_tokens=num_before + 1,
+        dependencies=(_ascending(*(int(position) for position in positions)),),
+        coupled_ids_S=np.array([*ids, num_before, num_before + 1]),
+        content_decides_id_T=(False,),
+        log_posterior_V=log_posterior_V,
+        best_loss=law.best_loss,
+    )
+
+
+def _draw_signs(
+    size: int,
+    sparsity: None,
+    generator: np.random.Generator,
+    *,
+    num_signs: int | None,
+    is_local: bool = False,
+) -> Example:
+    """A prompt of `size` tokens, "?" included; None signs: as many as `TOKENS_A_GROWING_SIGN` makes them."""
+    if num_signs is None and size % (4 * TOKENS_A_GROWING_SIGN):
+        raise InputError(f"task signs_growing: size {size} is no multiple of 32, of a sign for each 8 tokens")
+    num_signs = num_signs or size // TOKENS_A_GROWING_SIGN
+    _refuse_size(f"signs_{num_signs}", size, num_signs + 1, "tokens, the signs and the question among them")
+    law = SignLaw(num_signs, 4, BITS_TOLD, is_balanced=True)
+    first = max(0, size - 1 - SIGNS_LOCAL_LENGTH) if is_local else 0
+    positions = first + generator.choice(size - 1 - first, num_signs, replace=False)
+    noise = generator.integers(len(_NOISES), size=size - 1 - num_signs)
+    latent, places, tokens = law.draw(generator)
+    return lay_out_signs(law, noise.tolist(), positions.tolist(), places, tokens, latent)
+
+
 # All tasks by name, and examples in batches
 
 COUPLED_SCHEMES = ("coupled", "predicted")
@@ -471,6 +555,9 @@ class Task:
     _draw: Callable[..., Example]
     _largest_sparsity: Callable[[int], int] | None = None
     """Of tasks whose k is chosen, by size; these have no coupled IDs, and all others have."""
+    embeds_coupled_ids: bool = True
+    """Whether a model of coupled IDs also has a table of them, as predicting them needs. Without, IDs are
+    what RoPE rotates by and nothing else, and the model is that of any other positions."""
 
     @property
     def has_sparsity(self) -> bool:
@@ -510,6 +597,8 @@ class Task:
         Raises:
             InputError: names the tasks that have them.
         """
+        if scheme == "predicted" and not self.embeds_coupled_ids:
+            raise InputError(f"task {self.name}: there is nothing to predict of its IDs; take 'coupled'")
         if not self.has_coupled_ids:
             coupled = ", ".join(name for name, task in TASKS.items() if task.has_coupled_ids)
             raise InputError(
@@ -530,6 +619,17 @@ TASKS: dict[str, Task] = {
         Task(
             "planted_correlation", PLANTED_VOCABULARY, PlantedCorrelation().draw,
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),
+        ),
+        *(
+            Task(
+                f"signs_{k}{'_local' * is_local}", SIGNS_VOCABULARY,
+                partial(_draw_signs, num_signs=k, is_local=is_local), embeds_coupled_ids=False,
+            )
+            for k in _OF_SIGNS for is_local in (False, True)
+        ),
+        *(
+            Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=number), embeds_coupled_ids=False)
+            for name, number in (("signs_32_weak", 32), ("signs_growing", None))
         ),
     )
 }  # fmt: skip
@@ -558,6 +658,8 @@ class ExampleBatch:
     """int64, from 0; None: the task has none."""
     examples: tuple[Example, ...]
     """One by one."""
+    log_posterior_BV: np.ndarray | None = None
+    """float64; see `Example`."""
 
     @property
     def dependencies(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -579,9 +681,11 @@ def draw_batch(
     """
     examples = tuple(task.draw(size, sparsity, generator) for sparsity in sparsities)
     coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
+    posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
     return ExampleBatch(
         np.stack([example.token_ids_S for example in examples]), examples[0].num_prompt_tokens,
         np.stack(coupled_ids) if coupled_ids else None, examples,
+        np.stack(posteriors) if posteriors else None,
     )  # fmt: skip
 
 

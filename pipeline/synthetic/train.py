@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 from olmo.optim import LinearWithWarmup
 from torch.nn.functional import cross_entropy
@@ -22,10 +23,11 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError, progress_bar
 from pipeline.models.devices import GIBIBYTE, free_bytes
 from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
+from pipeline.models.olmo import scale_attention
 from pipeline.results.files import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files
-from pipeline.synthetic.accuracy import answers
+from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, example_position_ids, read_task_config
 from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
@@ -122,10 +124,30 @@ class TaskMetrics:
         """Write the file."""
         write_parquet(self._path, make_table(self._columns, SCHEMAS["synthetic_training"]))
 
+    def excess_loss_of(self, step: int) -> float | None:
+        """What was measured after a step; None where nothing was."""
+        measured = dict(zip(self._columns["step"], self._columns["excess_loss"], strict=True))
+        return measured.get(step)
+
     @property
     def exact_match(self) -> float | None:
         """The last that was measured."""
         return next((value for value in reversed(self._columns["exact_match"]) if value is not None), None)
+
+
+def is_known(config: TaskConfig, excess_loss: float | None) -> bool:
+    """Whether so small an excess loss ends the training."""
+    asked = config.stop_at_excess_loss
+    return asked is not None and excess_loss is not None and excess_loss <= asked
+
+
+def last_step(run_folder: Path, config: TaskConfig) -> int:
+    """The step that ends a run: that of its newest checkpoint where the task was known then, or the last."""
+    found = newest_with_model(run_folder)
+    if found is None or config.stop_at_excess_loss is None:
+        return config.num_steps
+    measured = read_metrics(run_folder, found[0])["excess_loss"][-1]
+    return found[0] if is_known(config, measured) else config.num_steps
 
 
 def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
@@ -136,8 +158,11 @@ def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
     """
     path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
     try:
-        rows = read_parquet(path, schema.names)
-    except (InputError, OSError) as error:
+        rows = read_parquet(path)
+        if "excess_loss" not in rows.column_names:  # of a run from before it was measured
+            rows = rows.append_column(schema.field("excess_loss"), pa.nulls(len(rows), pa.float64()))
+        rows = rows.select(schema.names)
+    except (InputError, KeyError, OSError) as error:
         raise InputError(f"{path} is missing or damaged; {_HINT}") from error
     steps = rows["step"].to_pylist()[:num_steps]
     if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):
@@ -176,8 +201,8 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     """The model with its initial weights, which `config.seed` decides, on the CPU."""
     torch.manual_seed(config.seed)
     trunk = _new_trunk(config)
-    is_coupled = config.positions in COUPLED_SCHEMES
-    return TaskModel(trunk, PositionIDs(config.num_position_ids, trunk.width) if is_coupled else None)
+    has_table = config.positions in COUPLED_SCHEMES and task_called(config.task).embeds_coupled_ids
+    return TaskModel(trunk, PositionIDs(config.num_position_ids, trunk.width) if has_table else None)
 
 
 def _new_trunk(config: TaskConfig) -> Trunk:
@@ -190,7 +215,10 @@ def _new_trunk(config: TaskConfig) -> Trunk:
         "num_position_ids": config.num_position_ids,
     }
     if model.architecture == "olmo":
-        return OLMoTrunk(new_olmo(**sizes))
+        olmo, any_example = new_olmo(**sizes), np.random.default_rng(0)
+        longest = config.distribution.draw_of_size(config.largest_size, 1, any_example).token_ids_BS
+        scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
+        return OLMoTrunk(olmo)
     return GPTNeoXTrunk(**sizes, rotary_fraction=model.rotary_fraction)
 
 
@@ -307,25 +335,33 @@ class TaskTrainer(TrainingLoop):
         assert self._metrics.exact_match is not None, "it is measured at the end"
         return self._metrics.exact_match
 
-    def exact_match(self) -> float:
-        """Share of responses that are wholly right in distribution, each training size counting alike."""
+    @property
+    def has_finished(self) -> bool:
+        """Whether all steps are done, or the task is known as well as was asked for."""
+        if self._config.stop_at_excess_loss is None:
+            return super().has_finished
+        return super().has_finished or is_known(self._config, self._metrics.excess_loss_of(self.step))
+
+    def _measure(self) -> dict[str, float]:
+        """Share of responses that are wholly right in distribution, each training size counting alike.
+
+        And the mean excess loss, where the best loss is known.
+        """
         self._model.eval()
         config = self._config
         generator = of_measuring_in_training(config.seed)
         sizes = config.distribution.sizes
         num_examples = -(-config.eval_num_examples // len(sizes))
-        is_right = [
-            answers(
-                self._model,
-                config.distribution.draw_of_size(size, num_examples, generator),
-                config,
-                generator,
-                examples_per_batch=num_examples,
-            ).is_right_B
-            for size in sizes
-        ]
+        is_right, excess = [], []
+        for size in sizes:
+            batch = config.distribution.draw_of_size(size, num_examples, generator)
+            of_batch = self._model, batch, config, generator, num_examples
+            is_right.append(answers(*of_batch).is_right_B)
+            if batch.log_posterior_BV is not None:
+                excess.append(excess_losses(*of_batch))
         self._model.train()
-        return float(np.concatenate(is_right).mean())
+        measured = {"exact_match": float(np.concatenate(is_right).mean())}
+        return measured | ({"excess_loss": float(np.concatenate(excess).mean())} if excess else {})
 
     def _open_metrics(self) -> TaskMetrics:
         return self._metrics
@@ -342,9 +378,6 @@ class TaskTrainer(TrainingLoop):
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
         return metrics, self._stop_request.signal_name is not None
-
-    def _measure(self) -> dict[str, float]:
-        return {"exact_match": self.exact_match()}
 
     def _accumulate_gradients(self, step: int) -> tuple[float, float]:
         """Backward over the step's examples; their mean losses of tokens and position IDs, nats."""

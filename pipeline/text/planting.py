@@ -10,15 +10,16 @@ prediction needs. The document without the needle, the haystack longer by as muc
 
     … text … sign 1 … text … sign 2 … text … question answer
 
-Of k places for signs, each has num_answers ** (1 / k) signs that belong to it alone, so that all k together
-name one of the answers, and no other token tells anything of it: k is the true dependency sparsity of that
-target. Every k asks for as many nats, ln(num_answers), but for k so large that two signs a place already tell
-more answers: 2 ** k then. Signs, questions and answers are the vocabulary's rarest tokens.
+How signs tell an answer is `SignLaw`; pipeline/synthetic/tasks.py plants them among noise by the same law. In
+text signs, questions and answers are the vocabulary's rarest tokens, and no other token tells anything of an
+answer: the number of signs is the true dependency sparsity of that target.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,150 @@ KEYS = (
     "Madrid", "Moscow", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna", "Warsaw",
 )  # fmt: skip
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
+
+
+@dataclass(frozen=True)
+class SignLaw:
+    """How signs tell a latent of 2 ** B values, B bits; k signs tell B / k bits each, or many vote weakly.
+
+    The latent is uniform. There are v votes on each of its bits, and each vote is flipped with probability e.
+    Of k signs, where k divides B, each carries the votes on B / k bits, v = 1, and there are k places: the
+    first has the first B / k bits, and so on. Of v B signs each carries one vote, and there is a place a bit.
+    Here e is such that all votes on a bit together leave as much of it open, for every number of signs:
+
+        H(bit | v votes) = (B - bits_told) / B bits,
+
+    so that every number of signs tells as much, and the best possible loss of the answer is the same:
+    (B - bits_told) ln 2 nats, exactly. Weak signs are dense: to predict the answer well, all are needed.
+
+    A place has a token for each value of its bits; `is_balanced` gives every place 2 ** B tokens, several of
+    which tell the same, so that with k signs each token stands in one text of 2 ** B, whatever k.
+
+    Four bits, of which two signs tell three; with signs 6 and 11 at the first and second place:
+
+        >>> law = SignLaw(num_signs=2, num_bits=4, bits_told=3.0, is_balanced=True)
+        >>> law.values_a_place, law.tokens_a_place, round(law.flip_probability, 4)
+        (4, 16, 0.0417)
+        >>> votes = law.votes(np.array([0, 1]), np.array([6, 11]))  # 6 % 4 = 0b10, 11 % 4 = 0b11
+        >>> votes.tolist()
+        [[1, 0, 1, 1]]
+        >>> posterior = np.exp(law.log_posterior(votes))
+        >>> int(posterior.argmax()), round(float(posterior[11]), 4)  # 0.9583 to the power of 4
+        (11, 0.8434)
+        >>> round(law.best_loss / np.log(2), 12), round(SignLaw(32, 4, 3.0).best_loss / np.log(2), 12)
+        (1.0, 1.0)
+    """
+
+    num_signs: int
+    num_bits: int = 4
+    bits_told: float | None = None
+    """None: all of them, without flips; of k signs that divide the bits only."""
+    is_balanced: bool = False
+
+    def __post_init__(self) -> None:
+        k, num_bits, told = self.num_signs, self.num_bits, self.bits_told
+        if num_bits % k and k % num_bits:
+            raise InputError(
+                f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
+                f" divides {num_bits}, or a multiple of it"
+            )
+        if told is None and k > num_bits:
+            raise InputError(
+                f"{k} signs of {num_bits} bits would each tell a whole bit; say how many bits all of them"
+                " tell, less than there are"
+            )
+        if told is not None and not 0 < told < num_bits:
+            raise InputError(f"{told} bits cannot be told of {num_bits}; choose more than 0, and less")
+
+    @property
+    def num_votes(self) -> int:
+        """v, on each bit."""
+        return max(1, self.num_signs // self.num_bits)
+
+    @property
+    def num_places(self) -> int:
+        """Kinds of signs: their tokens differ."""
+        return min(self.num_signs, self.num_bits)
+
+    @property
+    def values_a_place(self) -> int:
+        """What a sign may say."""
+        return int(2 ** (self.num_bits // self.num_places))
+
+    @property
+    def tokens_a_place(self) -> int:
+        """Token i says i modulo `values_a_place`."""
+        return int(2**self.num_bits) if self.is_balanced else self.values_a_place
+
+    @property
+    def _open_share(self) -> float:
+        return 0.0 if self.bits_told is None else 1 - self.bits_told / self.num_bits
+
+    @property
+    def best_loss(self) -> float:
+        """The least mean loss of the answer that any model of the signs can have, nats."""
+        return self._open_share * self.num_bits * math.log(2)
+
+    @cached_property
+    def flip_probability(self) -> float:
+        """E."""
+        return flip_probability(self.num_votes, self._open_share)
+
+    def draw(self, generator: np.random.Generator) -> tuple[int, np.ndarray, np.ndarray]:
+        """A latent, and of each of its signs the place and the token there: int64 [num_signs]."""
+        bits_B = generator.integers(2, size=self.num_bits)
+        votes_VB = np.tile(bits_B, (self.num_votes, 1))
+        if self.bits_told is not None:
+            votes_VB = votes_VB ^ (generator.random(votes_VB.shape) < self.flip_probability)
+        values = _as_number(votes_VB.reshape(self.num_signs, -1))
+        synonyms = generator.integers(self.tokens_a_place // self.values_a_place, size=self.num_signs)
+        places = np.tile(np.arange(self.num_places), self.num_votes)
+        return int(_as_number(bits_B)), places, values + self.values_a_place * synonyms
+
+    def votes(self, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """What signs say of each bit, in the order of their places: int64 [v, B], 0 or 1."""
+        in_order = np.argsort(places, kind="stable")
+        values_PV = (tokens[in_order] % self.values_a_place).reshape(self.num_places, self.num_votes)
+        digits = np.arange(self.num_bits // self.num_places)[::-1]
+        bits_PVD = values_PV[..., None] >> digits & 1
+        return bits_PVD.transpose(1, 0, 2).reshape(self.num_votes, self.num_bits)
+
+    def log_posterior(self, votes_VB: np.ndarray) -> np.ndarray:
+        """Ln p of each latent, given the votes: float64 [2 ** B]. No model can predict better."""
+        e = self.flip_probability
+        odds_a_vote = math.log((1 - e) / e) if e else math.inf
+        log_odds_B = (2 * votes_VB.sum(0) - self.num_votes) * odds_a_vote
+        log_of_bit_2B = -np.logaddexp(0, np.stack([log_odds_B, -log_odds_B]))  # of a 0, and of a 1
+        latents = np.arange(2**self.num_bits)[:, None] >> np.arange(self.num_bits)[::-1] & 1
+        return np.where(latents, log_of_bit_2B[1], log_of_bit_2B[0]).sum(1)
+
+
+def _as_number(bits: np.ndarray) -> np.ndarray:
+    """Bits along the last axis, the most significant first."""
+    return bits @ (1 << np.arange(bits.shape[-1])[::-1])
+
+
+def open_share(num_votes: int, flip_probability: float) -> float:
+    """H(bit | votes), in bits, of a bit that is 0 or 1 alike and votes that are flipped independently."""
+    v, e = num_votes, flip_probability
+    if e == 0:
+        return 0.0
+    ones = np.arange(v + 1)
+    ways = [math.lgamma(v + 1) - math.lgamma(n + 1) - math.lgamma(v - n + 1) for n in ones]
+    log_of_one = np.array(ways) + ones * math.log(1 - e) + (v - ones) * math.log(e)
+    log_of_zero = log_of_one[::-1]
+    log_of_both = np.logaddexp(log_of_one, log_of_zero)
+    # Both bits are alike: the entropy is that of a 1's posterior, where the bit is 1.
+    return float((np.exp(log_of_one) * (log_of_both - log_of_one)).sum() / math.log(2))
+
+
+@lru_cache
+def flip_probability(num_votes: int, share: float) -> float:
+    """The e for which `open_share` is `share`, to the last bits, by halving."""
+    low, high = 0.0, 0.5
+    while share and low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if open_share(num_votes, middle) < share else (low, middle)
+    return (low + high) / 2 if share else 0.0
 
 
 @dataclass(frozen=True)
@@ -140,53 +285,62 @@ def read_needles(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Signs:
-    """The token IDs that are planted. Shapes: A answers of k, k places, c = A ** (1 / k) signs a place."""
+    """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
 
     answer_ids: np.ndarray
-    """Of the k that has most; every k has the first A of them."""
+    """Of the law that has most; every other has the first of them."""
     question_ids: Mapping[int, int]
-    """k -> the token that asks for the answer that k signs tell."""
+    """Number of signs -> the token that asks for the answer that they tell."""
     sign_ids: Mapping[int, np.ndarray]
-    """k -> int64 [k, c]."""
+    """Number of signs -> int64 [P, C]."""
+    laws: Mapping[int, SignLaw]
 
     @classmethod
-    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, ks: Sequence[int], num_answers: int) -> "Signs":
-        """Signs for each k, of the tokens that occur least in training text by `counts_V`, EOS never.
-
-        There are `num_answers`, at least: for every k whose 2 ** k is less, this must be a k-th power.
-        """
-        choices = {k: round(max(num_answers, 2**k) ** (1 / k)) for k in ks}
-        for k, root in choices.items():
-            if root**k != max(num_answers, 2**k) or root < 2:
-                raise InputError(
-                    f"--num-answers {num_answers} is not a whole number to the power of {k}, so that {k}"
-                    " signs cannot each tell as much; 16 serves 1, 2 and 4 signs (8 signs tell 256 answers"
-                    " then), and so does 256"
-                )
-        num_of_all = max(choices[k] ** k for k in ks)
-        num_needed = num_of_all + sum(1 + k * choices[k] for k in ks)
+    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, laws: Mapping[int, SignLaw]) -> "Signs":
+        """Signs for each law, of the tokens that occur least in training text by `counts_V`, EOS never."""
+        num_answers = max(2**law.num_bits for law in laws.values())
+        num_needed = num_answers + sum(1 + law.num_places * law.tokens_a_place for law in laws.values())
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
-                f"--num-answers {num_answers} and --num-planted {' '.join(map(str, ks))} take {num_needed}"
-                f" tokens for signs, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer"
-                " answers, or another tokenizer"
+                f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for signs, questions and"
+                f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer answers,"
+                " or another tokenizer"
             )
         rare = iter(by_count)
 
-        def take(count: int) -> np.ndarray:
-            return np.array([next(rare) for _ in range(count)], dtype=np.int64)
+        def take(*shape: int) -> np.ndarray:
+            return np.array([next(rare) for _ in range(math.prod(shape))], dtype=np.int64).reshape(shape)
 
         return cls(
-            take(num_of_all),
-            {k: int(take(1)[0]) for k in ks},
-            {k: take(k * choices[k]).reshape(k, choices[k]) for k in ks},
+            take(num_answers),
+            {k: int(take(1)[0]) for k in laws},
+            {k: take(law.num_places, law.tokens_a_place) for k, law in laws.items()},
+            laws,
         )
 
-    def answer_of(self, choices_k: Sequence[int]) -> int:
-        """The answer's token ID, of the choice at each place."""
-        k = len(choices_k)
-        return int(self.answer_ids[np.ravel_multi_index(choices_k, [self.sign_ids[k].shape[1]] * k)])
+    def of_length(self, length: int, context_length: int) -> "Signs":
+        """As many more weak signs, of the same tokens, as a text is longer than `context_length`."""
+        grown = {
+            k: replace(law, num_signs=k * length // context_length) if law.num_votes > 1 else law
+            for k, law in self.laws.items()
+        }
+        return replace(self, laws=grown)
+
+
+def laws_of(
+    ks: Sequence[int], num_answers: int, bits_told: float | None = None, is_balanced: bool = False
+) -> dict[int, SignLaw]:
+    """How many signs -> their law; without `bits_told` k signs tell k bits where there are fewer.
+
+    Raises:
+        InputError: the answers are no power of 2, or cannot be told so.
+    """
+    num_bits = num_answers.bit_length() - 1
+    if num_answers != 2**num_bits or num_bits < 1:
+        raise InputError(f"--num-answers {num_answers} is not a power of 2, so that signs tell bits of it")
+    most = [num_bits if bits_told is not None else max(num_bits, k) for k in ks]
+    return {k: SignLaw(k, bits, bits_told, is_balanced) for k, bits in zip(ks, most, strict=True)}
 
 
 def plant_signs(
@@ -196,6 +350,7 @@ def plant_signs(
     generator: np.random.Generator,
     num_near: int,
     num_copies: int = 1,
+    local_length: int | None = None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """A text with signs in it, questions and answers at its end, in the place of tokens; where they are.
 
@@ -206,24 +361,32 @@ def plant_signs(
         generator: draws places and choices.
         num_near: tokens before the first question that no sign stands in.
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
+        local_length: signs stand in so many tokens before those. None: anywhere before.
     """
     token_ids, rows = np.array(text_ids, dtype=np.int64), []
     end = len(token_ids) - 2 * len(ks)
-    num_signs = num_copies * sum(ks)
-    if end - num_near < 2 * num_signs:
+    num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
+    num_places = min(end - num_near, local_length or end)
+    # Among twice as many tokens, so that a text is not all signs; a block that is asked for may be.
+    if num_places < (num_signs if local_length else 2 * num_signs):
         raise InputError(
             f"a text of {len(token_ids)} tokens has no room for {num_signs} signs {num_near} tokens before"
             " their questions; choose a larger --context-length"
+            + (" or --local-length" if local_length else "")
         )
-    free = iter(generator.permutation(end - num_near))
+    free = iter(end - num_near - num_places + generator.permutation(num_places))
     for index, k in enumerate(ks):
-        positions = np.array([next(free) for _ in range(k * num_copies)])
-        choices = generator.integers(signs.sign_ids[k].shape[1], size=k)
-        token_ids[positions] = np.repeat(signs.sign_ids[k][np.arange(k), choices], num_copies)
+        law, of_sign = signs.laws[k], signs.sign_ids[k]
+        positions = np.array([next(free) for _ in range(law.num_signs * num_copies)])
+        latent, places, tokens = law.draw(generator)
+        token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)
         target = end + 2 * index + 1
-        token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_of(choices.tolist())
-        places = np.sort(positions).tolist()
-        rows.append({"num_planted": k, "target_position": target, "planted_positions": places})
+        token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_ids[latent]
+        rows.append({
+            "num_planted": law.num_signs, "target_position": target,
+            "planted_positions": np.sort(positions).tolist(),
+            "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
+        })  # fmt: skip
     return token_ids, rows
 
 

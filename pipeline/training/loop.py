@@ -89,7 +89,7 @@ class TrainingLoop(ABC):
         self._run_folder.mkdir(parents=True, exist_ok=True)
         with self._open_metrics() as log:
             is_stopping = False
-            while self.step < self._num_steps and not is_stopping:
+            while not self.has_finished and not is_stopping:
                 metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
                 if self._is_due(self._run_config.eval_interval):
@@ -109,7 +109,7 @@ class TrainingLoop(ABC):
 
     @property
     def has_finished(self) -> bool:
-        """Whether all steps of the run are done."""
+        """Whether the run is at its end."""
         return self.step == self._num_steps
 
     def _is_due(self, interval: int | None) -> bool:

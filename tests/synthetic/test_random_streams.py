@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipeline.synthetic.tasks import TASKS, draw_batch, task_called
+from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import of_measuring_in_training, of_test_examples, of_training_step
 
 SIZE = 20
@@ -30,7 +30,9 @@ def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
     assert len(tests | training | measuring) == 16 * len(seeds)
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.has_sparsity])
+@pytest.mark.parametrize(
+    "name", ["copy", "addition", "addition_padded", "parity_scratchpad", "variable_assignment"]
+)
 def test_the_prompts_of_a_test_are_of_no_training_step(name: str) -> None:
     # Before, the test examples of seed 0 and size 20 were those that step 20 of seed 0 would draw.
     task = task_called(name)
