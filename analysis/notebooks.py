@@ -72,7 +72,7 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
     if texts and arguments.data is None and not any(path.is_file() for path in texts):
         return "no tokenized data beside the results; name it with --data"
     if notebook == "needles" and arguments.needles is None:
-        return "no planted needles; name the folder of plant_needles with --needles"
+        return "no planted needles; name the folder of plant_signs --needles with --needles"
     return None
 
 

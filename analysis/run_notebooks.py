@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add("--short-models", **models, help="models trained at a short context; likewise")
     add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length")
-    add("--needles", type=folder_path, help="a folder of plant_needles.py, measured")
+    add("--needles", type=folder_path, help="a folder of plant_signs.py --needles, measured")
     add("--also-results", nargs="+", type=folder_path, default=(), metavar="FOLDER",
         help="further results folders, of other sizes or steps, for the notebook model_scale")
     add("--data", type=folder_path, help="folder of tokenize_c4.py that was measured, for its text and the"

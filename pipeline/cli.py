@@ -48,7 +48,6 @@ PROGRAMS = (
     "analysis.outcomes",
     "pipeline.explain",
     "pipeline.query",
-    "pipeline.plant_needles",
     "pipeline.plant_signs",
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",

@@ -13,10 +13,16 @@ documents of each of --document-lengths. <out>/foreign/data holds evaluation doc
 whose far context is another document's: all but the last --short-context-length tokens and the target. They
 are as long as the text of a piece before its questions, which a model trained on pieces expects behind it.
 
+With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
+sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
+
+  … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
+
 reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/                        as tokenize_c4
          <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
          <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md
+         with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
 with the text of `make demo`; the study that uses it is olmo_configs/studies/measures.yaml:
@@ -27,6 +33,17 @@ with the text of `make demo`; the study that uses it is olmo_configs/studies/mea
   python pipeline/influential_tokens.py --data runs/signs/planted/data --checkpoints runs/signs/models/long \\
       --results runs/signs/planted/results --short-context-length 8 --long-context-length 256 \\
       --targets-per-chunk 1
+
+needles, with the models of `make demo`; the last lines say how many targets a chunk hold every answer:
+  python pipeline/plant_signs.py --needles --data runs/demo/data --out runs/needles \\
+      --document-lengths 128 256 --max-documents 20
+  for L in 128 256; do for stage in loss_differences influential_tokens; do
+    python pipeline/$stage.py --data runs/needles/length-$L/data --results runs/needles/length-$L/results \\
+        --checkpoints runs/demo/models/long-seed0 --short-context-length 8 --long-context-length $L \\
+        --targets-per-chunk 5
+  done; done
+  python analysis/run_notebooks.py --results runs/demo/results --figures runs/demo/figures \\
+      --needles runs/needles --notebooks needles
 """
 
 import sys
@@ -70,8 +87,16 @@ from pipeline.text.folder import (
     write_data_folder,
     write_token_counts,
 )
-from pipeline.text.planting import Signs, document_of, laws_of, plant_signs, write_planted
-from pipeline.text.tokenizer import load_tokenizer
+from pipeline.text.planting import (
+    Signs,
+    document_of,
+    laws_of,
+    needle_documents,
+    plant_signs,
+    write_needles,
+    write_planted,
+)
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 _TOKENS_PER_PART = 1 << 28
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
@@ -84,9 +109,10 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
-    add("--context-length", type=positive_int, required=True, help="tokens of a piece and of a document")
+    add("--needles", action="store_true", default=None, help="plant these and no signs")
+    add("--context-length", type=positive_int, help="tokens of a piece and of a document")
     add(
-        "--short-context-length", type=positive_int, required=True,
+        "--short-context-length", type=positive_int,
         help="no sign stands in so many tokens before a question, or is foreign there",
     )  # fmt: skip
     add(
@@ -126,17 +152,26 @@ def parser() -> argparse.ArgumentParser:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether all folders are whole; those of other settings or another text are refused."""
-    arguments.num_planted = sorted(set(arguments.num_planted))
-    configuration = _configuration(TokenizedData.open(arguments.data), arguments)
+    _refuse_what_lacks(arguments)
+    data = TokenizedData.open(arguments.data)
+    if arguments.needles:
+        return all(
+            is_complete(folder, _configuration(data, arguments, length))
+            for length, folder in _needle_folders(arguments).items()
+        )
+    configuration = _configuration(data, arguments)
     kinds = ("planted", "foreign", *(f"planted-{length}" for length in arguments.document_lengths or ()))
     return all(is_complete(arguments.out / kind / "data", configuration) for kind in kinds)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
-    arguments.num_planted = sorted(set(arguments.num_planted))
+    _refuse_what_lacks(arguments)
     data = TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
+    if arguments.needles:
+        plant_needles(data, tokenizer, arguments)
+        return
     counts_V = training_token_counts(data)
     laws = laws_of(
         arguments.num_planted, arguments.num_answers, arguments.bits_told, bool(arguments.balanced)
@@ -180,9 +215,50 @@ def main(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _configuration(data: TokenizedData, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Settings and inputs that decide what is written."""
+def _refuse_what_lacks(arguments: argparse.Namespace) -> None:
+    """Refuse flags that say too little; the numbers of signs come in order."""
+    arguments.num_planted = sorted(set(arguments.num_planted))
+    if arguments.needles and not arguments.document_lengths:
+        raise InputError("--needles wants --document-lengths, the tokens of the documents")
+    if not arguments.needles and None in (arguments.context_length, arguments.short_context_length):
+        raise InputError("signs are planted with --context-length and --short-context-length; see --help")
+
+
+def _needle_folders(arguments: argparse.Namespace) -> dict[int, Path]:
+    lengths = sorted(set(arguments.document_lengths))
+    return {length: arguments.out / f"length-{length}" / "data" for length in lengths}
+
+
+def plant_needles(data: TokenizedData, tokenizer: DocumentTokenizer, arguments: argparse.Namespace) -> None:
+    """Write the folder of each length; nothing is written before all of them have been planted."""
+    folders = _needle_folders(arguments)
+    made_by = {length: _configuration(data, arguments, length) for length in folders}
+    with ExitStack() as locks:
+        # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
+        for folder in folders.values():
+            locks.enter_context(FolderLock(folder, "--out"))
+        to_write = [n for n, folder in folders.items() if not is_complete(folder, made_by[n], verify=True)]
+        texts, count, seed = data.evaluation_documents(), arguments.max_documents, arguments.seed
+        planted = {length: needle_documents(texts, tokenizer, length, count, seed) for length in folders}
+        for length, (documents, rows) in planted.items():
+            if length in to_write:
+                paths = [write_needles(folders[length], rows)]
+                write_data_folder(
+                    folders[length], documents, paths, tokenizer, made_by[length], {}, "plant_signs"
+                )
+            logger.info(
+                "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
+                folders[length], len(documents), length, max(row["num_answer_tokens"] for row in rows),
+            )  # fmt: skip
+
+
+def _configuration(
+    data: TokenizedData, arguments: argparse.Namespace, needles_in: int | None = None
+) -> dict[str, Any]:
+    """Settings and inputs that decide what is written, into the folder of one length of needles too."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
+    if needles_in is not None:
+        given = {"needles_in": needles_in, "max_documents": given["max_documents"], "seed": given["seed"]}
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
     return {
         "settings": {name: value for name, value in given.items() if name not in ("data", "out")},

@@ -117,8 +117,9 @@ WALKS = {
         [*MEASURE, "--short-context-length", "4", "--k", "1", "2"],
         ("data", MODEL, "results/influences", "results/_stages/influential_tokens"), ("results",),
     ),
-    "plant_needles": Walk(
-        ["--data", "data", "--out", "needles", "--lengths", "140", "--max-documents", "2", "--depths", "0.5"],
+    "plant_signs": Walk(
+        ["--needles", "--data", "data", "--out", "needles", "--document-lengths", "140", "--max-documents",
+         "2"],
         ("data", "needles"), ("needles",),
     ),
     "export_huggingface": Walk(["--checkpoint", "run", "--data", "data", "--out", "exported"],

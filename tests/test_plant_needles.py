@@ -12,7 +12,7 @@ from measured_documents import contents, write_checkpoint
 from olmo.model import OLMo
 
 from analysis.tokens.needles import found_needles, retrieval_losses
-from pipeline import influential_tokens, loss_differences, plant_needles
+from pipeline import influential_tokens, loss_differences, plant_signs
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts
@@ -20,7 +20,7 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.text.chunks import chunks_of
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import read_needles
+from pipeline.text.planting import DEPTHS, needle_documents, read_needles
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -29,7 +29,7 @@ TEXTS = [
         ["long", "green", "cold"] * 5, ["wide", "blue", "warm", "slow"] * 4, ["short", "red"] * 8, ["tiny"],
     )
 ]  # fmt: skip
-LENGTHS, DEPTHS = [90, 150], [0.0, 0.3, 1.0]
+LENGTHS = [90, 150]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plant(data: Path, out: Path, *flags: str) -> None:
-    words = ["--data", data, "--out", out, "--lengths", *LENGTHS, "--depths", *DEPTHS, *flags]
-    plant_needles.main(plant_needles.parser().parse_args(list(map(str, words))))
+    words = ["--needles", "--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags]
+    plant_signs.main(plant_signs.parser().parse_args(list(map(str, words))))
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +129,11 @@ def test_run_again_the_bytes_are_the_same(data: Path, planted: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--lengths", "20"], "a length of 20 tokens has no room for a haystack: needle, question and"),
-        (["--lengths", "90", "5000"], "no evaluation document of .* has 5000 tokens; the longest has"),
-        (["--depths", "0.5", "0.501"], "are the same place in a haystack of 90 tokens"),
-        (["--needle", "No place."], r"must hold \{key\}, and \{value\} once"),
-        (["--question", "{key} is {value}"], r"must hold \{key\}, and not \{value\}"),
+        (
+            ["--document-lengths", "20"],
+            "a length of 20 tokens has no room for a haystack: needle, question and",
+        ),
+        (["--document-lengths", "90", "5000"], "no evaluation document has 5000 tokens; the longest has"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -147,7 +147,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 def test_a_folder_of_something_else_is_refused_before_anything_is_planted(
     data: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plant_needles, "plant", lambda *_: 1 / 0)
+    monkeypatch.setattr(plant_signs, "needle_documents", lambda *_: 1 / 0)
     before = contents(planted)
     with pytest.raises(InputError, match="seed was 0, now 1"):
         plant(data, planted, "--seed", "1")
@@ -158,13 +158,13 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_planted(
     assert contents(planted) == before
 
 
-def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path, tmp_path: Path) -> None:
+def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> None:
     """It says the answer's first token, the surer the more of the answer's tokens it sees."""
-    plant(data, tmp_path, "--answer-digits", "2")
-    opened = TokenizedData.open(tmp_path / "length-150" / "data")
-    documents, found = opened.evaluation_documents(), 0
+    opened, found = TokenizedData.open(data), 0
+    tokenizer = load_tokenizer(opened.folder / TOKENIZER_FILE)
+    documents, rows = needle_documents(opened.evaluation_documents(), tokenizer, 150, 9, seed=0, num_digits=2)
     index_of = {document.document_id: index for index, document in enumerate(documents)}
-    for row in read_needles(opened.folder):
+    for row in rows:
         places = row["needle_answer_positions"]
         ids = documents[index_of[row["document_id"]]].token_ids
         answer_ids = ids[places].tolist()
@@ -206,11 +206,11 @@ def test_the_measuring_stages_run_unchanged_on_olmo_and_hugging_face(
             ]  # fmt: skip
             stage.main(stage.parser().parse_args(list(map(str, words))))
     rows = [row for n in LENGTHS for row in read_needles(tmp_path / "needles" / f"length-{n}" / "data")]
-    num_answer_tokens = sum(row["num_answer_tokens"] for row in rows if row["depth"] == 0.3)
+    num_answer_tokens = sum(row["num_answer_tokens"] for row in rows if row["depth"] == 0.25)
     retrieval = retrieval_losses(tmp_path / "needles")
     assert set(retrieval["model"]) == {"olmo", "llama"}
-    middle = retrieval[retrieval["depth"] == 0.3]
+    middle = retrieval[retrieval["depth"] == 0.25]
     assert middle.groupby("model")["num_targets"].sum().tolist() == [num_answer_tokens] * 2
     assert retrieval["retrieval_gain"].notna().all()
-    # The nearest far tokens are the question's, never the needle's at depths 0 and 0.3.
+    # The nearest far tokens are the question's, never the needle's at depths up to a half.
     assert (found_needles(tmp_path / "needles", [2])["recall"] == 0).all()

@@ -245,6 +245,7 @@ def test_pieces_may_ask_for_some_only_and_documents_be_longer_or_shorter(data: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (("--needles",), "--needles wants --document-lengths"),
         (("--num-answers", "12"), "--num-answers 12 is not a power of 2"),
         (
             ("--num-answers", "8"),

@@ -1,6 +1,6 @@
 """Needle in a haystack: how well answers are retrieved, and whether influential tokens are the needle's.
 
-Targets are the tokens of the answer at the end of each planted document (`pipeline/plant_needles.py`). A
+Targets are the tokens of the answer at the end of each planted document (`plant_signs.py --needles`). A
 needle is retrieved where they cost less than in the control, the same haystack and question without the
 needle. The truth for S_k is the answer's tokens in the needle:
 
@@ -36,10 +36,10 @@ MEASURES = ["precision", "recall", "hit_share"]
 
 
 def needle_folders(folder: Path) -> list[Path]:
-    """The length-* folders of `plant_needles --out`, shortest first."""
+    """The length-* folders of `plant_signs --needles --out`, shortest first."""
     found = sorted(folder.glob("length-*"), key=lambda path: int(path.name.removeprefix("length-")))
     if not found:
-        raise InputError(f"{folder} holds no folder length-*; pipeline/plant_needles.py writes them")
+        raise InputError(f"{folder} holds no folder length-*; pipeline/plant_signs.py --needles writes them")
     return found
 
 
@@ -103,7 +103,7 @@ def found_needles(folder: Path, ks: Sequence[int] | None = None) -> pd.DataFrame
     Only targets whose needle lies in the far context as a whole: one in the short context needs no finding.
 
     Args:
-        folder: of `plant_needles`, with results of influential_tokens.
+        folder: of `plant_signs --needles`, with results of influential_tokens.
         ks: numbers of influential tokens; the powers of two up to all that were selected where None.
 
     Returns:

@@ -37,6 +37,8 @@ KEYS = (
     "Athens", "Berlin", "Boston", "Cairo", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon", "London",
     "Madrid", "Moscow", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna", "Warsaw",
 )  # fmt: skip
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the haystack before the needle."""
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
 
 
@@ -195,14 +197,13 @@ class Needle:
     answer: str
 
     @classmethod
-    def of(cls, tokenizer: DocumentTokenizer, needle: str, question: str, key: str, value: str) -> "Needle":
-        """The needle of a key and a value, of a sentence and a question with {key} and {value} in them."""
-        before, after = needle.split("{value}")
-        space = before[len(before.rstrip(" ")) :]
-        texts = [before.rstrip(" "), space + value, after, question.rstrip(" ")]
+    def of(cls, tokenizer: DocumentTokenizer, key: str, value: str) -> "Needle":
+        """The needle of a key and a value."""
+        statement = f" The magic number of {key} is"
+        question = f" What is the magic number of {key}?{statement}"
         # Each part by itself: the answer then has the same tokens in both of its places.
         before_ids, answer_ids, after_ids, question_ids = tokenizer.encode(
-            [text.replace("{key}", key) for text in texts]
+            [statement, f" {value}", ".", question]
         )
         return cls(before_ids, answer_ids, after_ids, question_ids, value)
 
@@ -225,7 +226,7 @@ def needle_document(
     if num_hay < 1:
         raise InputError(
             f"a length of {context_length} tokens has no room for a haystack: needle, question and answer"
-            f" take {context_length - num_hay}; choose larger --lengths, or a shorter --needle and --question"
+            f" take {context_length - num_hay}; choose larger --document-lengths"
         )
     hay = source.token_ids[:num_hay]
     place = 0 if depth is None else _start_of_word(tokenizer.pieces(hay.tolist()), round(depth * num_hay))
@@ -250,6 +251,39 @@ def needle_document(
     return EvaluationDocument(document_id, token_ids, source.url), row
 
 
+def needle_documents(
+    texts: Sequence[EvaluationDocument], tokenizer: DocumentTokenizer, length: int, max_documents: int,
+    seed: int, num_digits: int = 5,
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:  # fmt: skip
+    """Documents of one length, at every depth and the control, and their rows of the schema `needles`."""
+    sources = [source for source in texts if len(source.token_ids) >= length][:max_documents]
+    if not sources:
+        raise InputError(
+            f"no evaluation document has {length} tokens; the longest has"
+            f" {max(len(source.token_ids) for source in texts)}, choose smaller --document-lengths or longer"
+            " documents"
+        )
+    documents: dict[str, EvaluationDocument] = {}
+    rows = []
+    for source in sources:
+        # The same needle at every length and depth.
+        generator = np.random.default_rng([seed, int(source.document_id, 16)])
+        key = KEYS[generator.integers(len(KEYS))]
+        first, *others = generator.integers(0, 10, num_digits).tolist()
+        value = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
+        for depth in (None, *DEPTHS):
+            needle = Needle.of(tokenizer, key, value)
+            document, row = needle_document(source, tokenizer, needle, length, depth)
+            if document.document_id in documents:
+                raise InputError(
+                    f"two depths are the same place in a haystack of {length} tokens; choose larger"
+                    " --document-lengths"
+                )
+            documents[document.document_id] = document
+            rows.append(row)
+    return list(documents.values()), rows
+
+
 def _start_of_word(pieces: Sequence[str], place: int) -> int:
     """The nearest place at or before one where a word begins; that one where none is near.
 
@@ -272,13 +306,13 @@ def _write_truth(path: Path, name: str, stage: str, rows: Sequence[Mapping[str, 
 
 def write_needles(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write where the needles of a data folder are; the path."""
-    return _write_truth(folder / NEEDLES_FILE, "needles", "plant_needles", rows)
+    return _write_truth(folder / NEEDLES_FILE, "needles", "plant_signs", rows)
 
 
 def read_needles(folder: Path) -> list[dict[str, Any]]:
     """The rows that `write_needles` wrote in a data folder."""
     if not (folder / NEEDLES_FILE).exists():
-        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_needles.py writes it")
+        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_signs.py --needles writes it")
     rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
     return rows
 

@@ -71,7 +71,7 @@ def columns(rows: list[dict]) -> dict[str, list]:
 
 
 def write_needle_results(folder: Path) -> Path:
-    """What plant_needles and the measuring stages leave, for every length."""
+    """What plant_signs --needles and the measuring stages leave, for every length."""
     for length in LENGTHS:
         here, truth = folder / f"length-{length}", rows_of_needles(length)
         write_needles(here / "data", truth)
