@@ -18,7 +18,8 @@ NUMBER_TESTS = [
     "analysis/test_long_perplexity.py", "test_benchmarks_run.py", "test_explain.py", "test_every_rule.py",
     "test_export_huggingface.py", "test_found_dependencies.py", "test_influential_tokens.py",
     "test_length_losses.py", "test_loss_differences.py", "test_plant_needles.py", "test_pretrain.py",
-    "test_sparse_functional_attention.py", "test_stage.py", "test_train_synthetic.py",
+    "test_sparse_functional_attention.py", "test_sparsity_length.py", "test_stage.py",
+    "test_train_synthetic.py",
 ]  # fmt: skip
 OTHERS = ["analysis", "slurm", "studies", "test_other_processors.py", "test_start.py"]
 """Tests that name torch, or run programs that use it, and hold no number of its kernels to another."""

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = folder / "signs" / ("planted" if is_shortest else f"planted-{length}") / "data"
         documents = [(k, f"{length}-{k}-{text}") for k in KS for text in range(NUM_TEXTS)]
         data.mkdir(parents=True)
-        truth = {"target_position": length - 1, "planted_positions": [3]}
+        truth = {"target_position": length - 1, "planted_positions": [3], "best_loss": 0.0}
         write_planted(data, [truth | {"document_id": name, "num_planted": k} for k, name in documents])
         rows = [
             {

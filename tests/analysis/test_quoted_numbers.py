@@ -189,7 +189,6 @@ def test_every_rule_of_the_first_run() -> None:
 def test_queries_shown_with_their_answers() -> None:
     needles = REFERENCE / "study/needles/length-256"
     for page, heading, results, key in (
-        (FIRST_PAGE, "One query", STUDY, 0),
         (RECIPES, "LongPPL of my model", STUDY, 0),
         (RECIPES, "Needles in my model", needles / "results", None),
     ):
