@@ -145,6 +145,7 @@ def _row_of_signs(
     return {
         "excess_loss": float(excess_B.mean()),
         "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
+        "attention_scaling": config.model.attention_scaling,
         "best_loss": batch.examples[0].best_loss,
         "sign_attention": attention_on_signs(model, batch, config, generator, _NUM_LOOKED_INTO).tolist(),
     }

@@ -306,6 +306,7 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
         ]
         assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
         assert row["excess_loss_error"] == pytest.approx(np.std(excess) / 20**0.5, abs=1e-5)
+        assert row["attention_scaling"] == "learnt"
         assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["sign_attention"]) == 1
         # So little trained, attention is all but even: two signs among all tokens.
         assert row["sign_attention"][0] == pytest.approx(2 / row["size"], rel=0.3)

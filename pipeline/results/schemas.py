@@ -383,6 +383,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                " from what the signs say to what the model says; null where the answer is certain",
                nullable=True),
         column("excess_loss_error", pa.float64(), "its standard error over examples", nullable=True),
+        column("attention_scaling", pa.string(), "of the model, in training and here; null as above",
+               nullable=True),
         column("best_loss", pa.float64(), "the best possible mean loss, nats, exactly", nullable=True),
         column("sign_attention", pa.list_(pa.float32()), "share of the question's attention that is on the"
                " signs, mean over the first 64 examples: of each head, layer by layer", nullable=True),

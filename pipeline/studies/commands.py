@@ -394,7 +394,8 @@ def _train(study: SyntheticStudy, grid: Grid) -> Iterator[Command]:
                 continue
             for k in dict.fromkeys(sparsities):
                 for seed in dict.fromkeys(grid.seeds):
-                    name = f"{task_name}{'' if k is None else f'-k{k}'}-{positions}-seed{seed}"
+                    of_tasks = f"{task_name}{'' if k is None else f'-k{k}'}-{positions}"
+                    name = f"{of_tasks}{grid.in_names}-seed{seed}"
                     folder = Path(study.run) / "models" / name
                     what = "--task", task_name, "--positions", positions, "--save-folder", str(folder)
                     of_k = [] if k is None else [f"largest_sparsity={k}"]

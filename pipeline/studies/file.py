@@ -241,6 +241,8 @@ class Grid:
     seeds: list[int] = field(default_factory=lambda: [0])
     overrides: list[str] = field(default_factory=list)
     """Of every run, as they would be typed: num_steps=12000."""
+    in_names: str = ""
+    """Stands before the seed in the names of runs: -log_length, say, where another grid has these tasks."""
 
 
 @dataclass
