@@ -1,4 +1,4 @@
-# make demo       the whole study on a laptop, from text to figures, in four to six minutes
+# make demo       the whole study on a laptop, from text to figures, in about six minutes
 # make reference  the reference study; C4=FOLDER holds files in C4's schema (some hours on 2 cores)
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
 # make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs

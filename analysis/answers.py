@@ -1,7 +1,8 @@
-"""The page that summary.py prints: the table of losses, the four answers, and where figures and data lie.
+"""The page that summary.py prints: the table of losses, a line an answer, and where figures and data lie.
 
 What k tokens are worth is said by the measure that is fooled least, of those that the results have
-(`PREFERRED_RULES`), beyond its null where it needs one.
+(`PREFERRED_RULES`), beyond its null where it needs one, as another model judges where one did. No share is
+told of what may be near nothing, and no slope from few documents: the next seed would tell another.
 """
 
 import textwrap
@@ -16,14 +17,7 @@ from analysis.gap.scale import compared_models
 from analysis.gap.slopes import gap_targets, slope_with_gain
 from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import (
-    PAPER_FIGURE,
-    excess_over_null,
-    nearest_equivalents,
-    number_in_words,
-    recovered_losses,
-    token_effects,
-)
+from analysis.losses.token_worth import PAPER_FIGURE, excess_over_null, recovered_losses, token_effects
 from analysis.read import (
     PREFERRED_RULES,
     TARGET,
@@ -33,23 +27,25 @@ from analysis.read import (
     needs_null,
     read_sparse_losses,
     read_sparsity,
-    requested_ks,
 )
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.rules import BACKGROUND, CONTROLS, RULES
-from pipeline.results.files import exported_name, partial_note
+from pipeline.measuring.rules import CONTROLS, RULES
+from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from pipeline.results.statistics import Interval
 from pipeline.results.table import as_table
 
 _UNKNOWN = "Whether short-trained models lose more where more tokens are needed cannot be told:"
+_FEW_TOKENS = 16
+"""The closing page tells of the largest k that was asked for and is no larger."""
+_FEWEST_DOCUMENTS = 100
+"""From fewer no slope is told."""
+_WIDTH = 155  # the table is as wide
 _ABSENT, _NO_GAIN = "-", "no gain"
 _NOTES = f"""\
-Losses are in nats, means over targets; [ ] is the 95 % interval over documents. "expected": by the model's
-own prediction, before it sees the token. "its own": what is lost where another document's far context stands
-in its place. "{_ABSENT}": not measured.
-"""
+Nats a token [95 % over documents]. "expected": by the model's own prediction. "its own": lost with another
+document's far context in its place. "{_ABSENT}": not measured."""
 _NOTES_ON_RECOVERY = f"""\
 "its null" makes the same choice among another document's tokens: what it recovers is owed to the choice, so
 the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain is not above 0, and a fraction
@@ -83,13 +79,13 @@ def chosen_measure(results: Path) -> Chosen | None:
 
 
 def answers(results: Path) -> Iterator[str]:
-    """What the far context is worth, what of it is its own, who carries it, who loses without it."""
+    """What the far context is worth, how much few tokens carry, how many it takes, who loses without it."""
     losses = read_artefact(results, "loss_differences")
     chosen = chosen_measure(results)
     model = str(losses.groupby("model")["loss_difference"].mean().idxmax())
     if chosen is not None and chosen.model in set(losses["model"]):
         model = chosen.model
-    yield from worth_of_far_context(losses[losses["model"] == model], model)
+    yield worth_of_far_context(losses[losses["model"] == model], model)
     if chosen is None:
         run = "run influential_tokens with its own choice of rules and intervention"
         yield f"How many tokens carry it was not measured: {run}."
@@ -99,53 +95,36 @@ def answers(results: Path) -> Iterator[str]:
     yield from short_models_answers(results, losses, chosen)
 
 
-def worth_of_far_context(targets: pd.DataFrame, model: str) -> Iterator[str]:
-    """What the far context is worth to one model, actually and expected, and how much is its own."""
-    documents, gains = targets["document_id"], targets["loss_difference"]
-    gain = interval_over_documents(documents, gains)
-    means = {
-        column: interval_over_documents(documents, targets[column])
-        for column in ("short_context_divergence", "specific_gain")
-        if column in targets and targets[column].notna().any()  # earlier results lack them
-    }
-    expected, own = means.get("short_context_divergence"), means.get("specific_gain")
-    by_prediction = f"; by its own predictions, before it sees the token, {expected}" if expected else ""
-    yield f"To {model} the far context is worth {gain} nats a token{by_prediction}."
-    if own is None:
-        yield "How much of it is this document's own was not measured: run loss_differences again."
-        return
-    text = f"With another document's far context in its place {model} loses {own} nats a token"
-    share = interval_over_documents(documents, targets["specific_gain"], gains)
-    of_whole = f": so much, {share} of the whole, is this document's own."
-    yield text + (of_whole if gain.low > 0 else "; the whole is too unclear for a share of it.")
+def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
+    """What the far context is worth to one model, and what is lost with another document's in its place."""
+    documents = targets["document_id"]
+    gain = interval_over_documents(documents, targets["loss_difference"])
+    text = f"The far context is worth {gain} nats a token to {model}"
+    if "specific_gain" not in targets or targets["specific_gain"].isna().all():  # earlier results
+        return f"{text}; how much of it is its own was not measured: run loss_differences again."
+    own = interval_over_documents(documents, targets["specific_gain"])
+    return f"{text}; another document's in its place costs {own}."
 
 
 def carried_by(results: Path, chosen: Chosen) -> str:
-    """How much of the gain the largest requested number of tokens carries, and how many nearest ones do."""
-    only = {"model": [chosen.model], "rule": [chosen.rule, "nearest"]}
-    effects = token_effects(read_sparse_losses(results, only=only, every_k=True))
-    effects = effects[effects["criterion"] == LOSS]
-    equivalents = nearest_equivalents(effects)
-    effects, ks = effects[effects["rule"] == chosen.rule], requested_ks(results).get(chosen.model)
-    effects = effects[effects["k"].isin(ks)] if ks else effects
+    """How much few tokens bring back, beside another document's, as another model judges where one did."""
+    only = {"model": [chosen.model], "rule": [chosen.rule]}
+    losses = read_sparse_losses(results, only=only, every_judge=True)
+    effects = token_effects(losses)
     if effects.empty:
         return f"How many tokens carry it cannot be told: {chosen.rule} was measured without its null."
-    row = effects.sort_values("k").to_dict("records")[-1]
-    gain, effect = interval_of(row, "gain"), interval_of(row, "effect")
-    is_background = chosen.settings.get("intervention") == BACKGROUND
-    where = "put into another document's far context" if is_background else "added to the short context"
-    beyond = " beyond what the same search finds in another document" if needs_null(chosen.rule) else ""
-    text = f"{row['k']} far tokens ({chosen.rule}), {where}, give {effect} nats{beyond}: "
-    share = f"{interval_of(row, 'share')} of the {gain.estimate:.3f} there are to gain"
-    text += share if gain.low > 0 else "there is no clear gain"
-    if not beyond:
-        text += f" (another document's tokens, chosen alike, give {interval_of(row, 'null_recovered')})"
-    if not effect.low > 0:
-        return f"{text}; that is not clearly more than nothing."
-    if equivalents.empty:
-        return f"{text}."
-    (nearest,) = equivalents[equivalents["k"] == row["k"]].to_dict("records")
-    return f"{text}; {number_in_words(nearest)} of the nearest tokens do as much."
+    # The divergence is surer than the loss; of judges, those that did not choose; of k, the largest of few.
+    effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
+    others = effects[~effects["judge"].isin(chosen.model.split("+"))]
+    effects = others if len(others) else effects
+    few = effects[effects["k"] <= _FEW_TOKENS]
+    effects = few if len(few) else effects
+    row = effects[effects["k"] == effects["k"].max()].to_dict("records")[0]
+    gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
+    kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
+    judged = f" to {row['judge']}" if len(others) else ""
+    text = f"{row['k']} far tokens ({chosen.rule}) bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
+    return f"{text}; another document's {null}."
 
 
 def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
@@ -159,20 +138,18 @@ def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
     others = [judge for judge in of_judges if judge not in chosen.model.split("+")]
     values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
-    text = (
-        f"What is at stake comes back over {middle:.1f} doublings of tokens in the median prediction"
-        f" (mean_log2_k; 80 % lie between {low:.1f} and {high:.1f}), of {len(values)} of {len(of_judges)}"
-        f" predictions that have at least {chosen.settings['minimum_gain']} nats at stake"
-    )
+    whose = f"{len(values)} of {len(of_judges)} with {chosen.settings['minimum_gain']} nats at stake"
+    text = f"The median prediction, of {whose}, needs {middle:.1f} doublings of tokens"
+    text += f" (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
     if len(of_judges.columns) > 1:
         first, second = of_judges.columns[:2]
         agreement = of_judges[first].corr(of_judges[second], method="spearman")
-        text += f"; {first} and {second} rank them alike at {agreement:.2f} (Spearman)"
+        text += f"; two models agree at {agreement:.2f}"
     yield f"{text}."
 
 
 def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> Iterator[str]:
-    """Whether short-trained models lose more where more tokens are needed: a sentence each, or what lacks.
+    """What short-trained models lose, and whether more where more tokens are needed: or what lacks.
 
     The gain is held constant, as who gains much from the far context has much to lose; and as single losses
     are noisy, k* and the gap come from two long-trained seeds.
@@ -193,30 +170,37 @@ def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | N
     if not reference:
         yield f"{_UNKNOWN} a second long-trained seed is needed, or one seed's luck would tie both together."
         return
-    only = {"model": [chosen.model], "rule": [chosen.rule]}
-    sparse = read_sparse_losses(results, only=only)
-    measured = sparsity_measures(read_sparsity(results, only=only), sparse, chosen.settings)
-    measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
-    measured = measured[measured["measure"] == measure]
     targets = gap_targets(
         losses, short_models=group.short_models, reference_model=reference, difficulty_model=reference,
         gain_model=chosen.model, token_counts_V=None,
     )  # fmt: skip
-    for model, of_model in targets.groupby("model", sort=False):
-        gap = interval_over_documents(of_model["document_id"], of_model["generalization_gap"])
+    of_models = list(targets.groupby("model", sort=False))
+    gaps = [
+        f"{model} {interval_over_documents(of_model['document_id'], of_model['generalization_gap'])}"
+        for model, of_model in of_models
+    ]
+    yield f"Nats lost beyond {reference} under the long context: {', '.join(gaps)}."
+    only = {"model": [chosen.model], "rule": [chosen.rule]}
+    sparse = read_sparse_losses(results, only=only)
+    num_documents = sparse["document_id"].nunique()
+    if num_documents < _FEWEST_DOCUMENTS:
+        at_least = f"it takes {_FEWEST_DOCUMENTS} documents or more, and here are {num_documents}"
+        yield f"{_UNKNOWN} {at_least}."
+        return
+    measured = sparsity_measures(read_sparsity(results, only=only), sparse, chosen.settings)
+    measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
+    measured = measured[measured["measure"] == measure]
+    for model, of_model in of_models:
         slope = slope_with_gain(of_model, measured, int(sparse["k"].max()))
-        more = f"loses {gap} nats a token more than {reference}"
-        yield f"Under the long context {model} {more}; {_change(slope)}."
+        yield f"{model}: {_change(slope)}."
 
 
 def _change(slope: Interval) -> str:
     if pd.isna(slope.low):
-        return "too few predictions tell whether more where more tokens are needed"
+        return "too few predictions tell whether it loses more where more tokens are needed"
     clear = "no clear change" if slope.low <= 0 <= slope.high else "more" if slope.low > 0 else "less"
-    return (
-        f"with every doubling of the tokens that a prediction needs this changes by {slope} nats where as"
-        f" much is to gain: {clear}{'' if clear.startswith('no') else ' where more are needed'}"
-    )
+    where = "" if clear.startswith("no") else " where more are needed"
+    return f"with every doubling of k* and the same gain the loss changes by {slope} nats, {clear}{where}"
 
 
 def models_table(results: Path) -> str:
@@ -264,30 +248,28 @@ def recovered_table(results: Path, rule: str) -> str:
 
 def page(results: Path, figures: Path, rule: str | None = None) -> str:
     """The whole page; what k tokens of `rule` recover is shown too, where one is given."""
-    artefacts, losses = artefacts_in(results), models_table(results)
-    indents: dict[str, Any] = {"initial_indent": "  - ", "subsequent_indent": "    "}
+    indents: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  "}
     unbroken: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    in_words = [textwrap.fill(sentence, 110, **indents, **unbroken) for sentence in answers(results)]
+    in_words = [textwrap.fill(sentence, _WIDTH, **indents, **unbroken) for sentence in answers(results)]
     recovered = []
-    if rule is not None and "sparse_context_losses" not in artefacts:
-        recovered = ["not measured: no influential tokens", ""]
+    if rule is not None and "sparse_context_losses" not in artefacts_in(results):
+        recovered = ["not measured: no influential tokens"]
     elif rule is not None:
         heading = f"What k tokens of it recover (rule {rule})"
         recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
-    exports = {artefact: results / exported_name(artefact) for artefact in artefacts}
-    data = [path if path.exists() else results / of / "model=*" / "*.parquet" for of, path in exports.items()]
     # Those of the study's further evaluations stand beside; the paper's own figure comes first.
     paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
     paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
-    drawn = [str(path) for path in paths] or [f"none in {figures}"]
-    partial = [f"({note})", ""] if (note := partial_note()) else []
+    drawn = ", ".join(map(str, paths[:1])) or f"none in {figures}"
+    if further := paths[1:]:
+        folders = dict.fromkeys(str(path.parent) for path in further)
+        drawn += f", and {len(further)} more in {' and '.join(folders)}"
+    partial = [f"({note})"] if (note := partial_note()) else []
     return "\n".join(
         [
-            *partial, "What the long context is worth", losses, _NOTES,
-            "In words", *in_words, "",
-            *recovered,
-            "Figures (a PDF beside each)", *(f"  {path}" for path in drawn), "",
-            "Data (pipeline/RESULTS.md says what the columns mean)", *(f"  {path}" for path in data), "",
-            "To ask more of it", "  . .venv/bin/activate", f"  sparsity query --results {results}", "",
+            *partial, models_table(results), _NOTES, *in_words, *recovered,
+            f"Figures: {drawn}",
+            f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: sparsity query --results {results})",
+            "",
         ]
     )  # fmt: skip

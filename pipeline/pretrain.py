@@ -5,11 +5,11 @@ overridden as field=value. Training context and position scheme are overrides, s
 the short-trained model, the one with PoSE and the long-trained one. A step sees
 global_train_batch_tokens tokens at any train_context_length.
 
-A laptop-size run, some two minutes on two cores:
+A laptop-size run, some two minutes on one core:
 
     python pipeline/pretrain.py olmo_configs/demo.yaml --data runs/demo/data \\
         --save-folder runs/demo/models/short-pose train_context_length=32 \\
-        position_scheme=pose pose_target_length=256 seed=0 max_duration=1000
+        position_scheme=pose pose_target_length=256 seed=0 max_duration=2600
 
 A full-size run, on one GPU:
 

@@ -59,8 +59,8 @@ PYTHON_ELSEWHERE = {
 MODEL = "pythia-tiny"
 WORDS = {
     "EleutherAI/pythia-160m": MODEL, "MODEL": MODEL, "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
-    "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:1024": "bpe:320",
-    "max_duration=1000": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
+    "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
+    "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
     "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/c4/rules",
     "runs/c4/models/long-seed0": "runs/demo/models/long-seed0", "runs/c4/data": "runs/demo/data",
 }  # fmt: skip
@@ -122,7 +122,7 @@ _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
         "run=runs/study", "data.source=[english.jsonl]", "data.tokenizer=bpe:320", *_overrides("demo"),
-        "evaluation.max_documents=3",
+        "evaluation.max_documents=3", "evaluation.loss_documents=4",
     ],
     "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
     "reference": [
@@ -292,6 +292,8 @@ def _at_small_size(program: str | None, words: list[str]) -> list[str]:
     if program == "pipeline/study.py" and "--dry-run" not in words:
         study, *others = small
         return [study, *STUDIES[Path(study).stem], *others]
+    if program == "pipeline/study.py" and words[0].endswith("studies/demo.yaml"):
+        return [words[0], "run=runs/planned", *small[1:]]  # in runs/demo the page's stages ran at small size
     return [*small, *FURTHER_WORDS.get(program or "", [])]
 
 

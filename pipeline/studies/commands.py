@@ -253,6 +253,8 @@ class _EvaluationPlan:
 
     def _measure(self, stage: str) -> Command:
         evaluation, results = self.evaluation, self.folder("results")
+        if stage == "loss_differences" and evaluation.loss_documents is not None:
+            evaluation = replace(evaluation, max_documents=evaluation.loss_documents)
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
         measured, checkpoints = trainings, [training.folder for training in trainings]
         if steps := evaluation.steps:

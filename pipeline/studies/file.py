@@ -130,6 +130,8 @@ class Evaluation:
     long_context_length: int = MISSING
     targets_per_chunk: int = TARGETS_PER_CHUNK
     max_documents: int | None = None
+    loss_documents: int | None = None
+    """Of loss_differences, the cheapest stage: more documents narrow its intervals. None: `max_documents`."""
     max_chunks_per_document: int | None = None
     documents_per_shard: int | None = None
     """A killed measurement goes on at the shard."""

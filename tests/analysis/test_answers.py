@@ -11,7 +11,7 @@ from synthetic_results import LONG_MODELS, Truth, write_results
 from written_results import write_rows
 
 from analysis import answers
-from analysis.losses.token_worth import excess_over_null, recovered_losses
+from analysis.losses.token_worth import recovered_losses
 from analysis.read import interval_of, read_sparse_losses
 from pipeline.cli import InputError
 from pipeline.results.write import StageOutput
@@ -31,16 +31,12 @@ def losses() -> pd.DataFrame:
 
 
 def test_worth_and_own_part_by_hand() -> None:
-    worth, own = answers.worth_of_far_context(losses(), "m")
-    assert worth.startswith("To m the far context is worth 1.000 [0.9")
-    assert "before it sees the token, 0.500 [0.4" in worth
-    assert "m loses 0.750 [0.6" in own and "so much, 0.750 [0.7" in own
-    old = losses().assign(short_context_divergence=np.nan, specific_gain=np.nan)
-    for rows in (old, old.drop(columns=["short_context_divergence", "specific_gain"])):
-        worth, own = answers.worth_of_far_context(rows, "m")
-        assert worth.endswith("nats a token.") and "was not measured: run loss_differences again" in own
-    nothing = losses().assign(loss_difference=[0.5, -0.5] * 12)
-    assert [*answers.worth_of_far_context(nothing, "m")][1].endswith("too unclear for a share of it.")
+    text = answers.worth_of_far_context(losses(), "m")
+    assert text.startswith("The far context is worth 1.000 [0.9")
+    assert "nats a token to m; another document's in its place costs 0.750 [0.6" in text
+    old = losses().assign(specific_gain=np.nan)
+    for rows in (old, old.drop(columns="specific_gain")):
+        assert "was not measured: run loss_differences again" in answers.worth_of_far_context(rows, "m")
 
 
 def write_choices(results: Path, rules: list[str], intervention: str = "background") -> None:
@@ -69,15 +65,11 @@ def write_choices(results: Path, rules: list[str], intervention: str = "backgrou
     ("rules", "parts"),
     [
         (["nearest", "leave_one_out", "add_one_in_divergence"], [
-            "2 far tokens (add_one_in_divergence), put into another document's far context, give 0.375 [0",
-            "nats beyond what the same search finds in another document: 0.375 [0.375, 0.375] of the 1.000",
-            "between 2 and 4 of the nearest tokens do as much.",  # 3 nearest tokens would be worth as much
+            "2 far tokens (add_one_in_divergence) bring back 0.500 [0.500, 0.500] of 1.000 nats;",
+            "another document's 0.125 [0.125, 0.125].",
         ]),
-        (["leave_one_out", "leave_one_out_divergence", "random"], [
-            "(leave_one_out_divergence)", "give 0.500 [0.500, 0.500] nats: ",
-            "(another document's tokens, chosen alike, give 0.125 [0.125, 0.125]).",
-        ]),
-        (["leave_one_out", "nearest"], ["(leave_one_out)", "0.375 [0.375, 0.375] nats beyond"]),
+        (["leave_one_out", "leave_one_out_divergence", "random"], ["2 far tokens (leave_one_out_div"]),
+        (["leave_one_out", "nearest"], ["2 far tokens (leave_one_out) "]),
         (["nearest", "random"], ["How many tokens carry it was not measured: run influential_tokens with"]),
     ],
 )  # fmt: skip
@@ -85,19 +77,31 @@ def test_the_least_fooled_measure_says_who_carries_it(
     tmp_path: Path, rules: list[str], parts: list[str]
 ) -> None:
     write_choices(tmp_path, rules)
-    third = list(answers.answers(tmp_path))[2]
-    assert [part for part in parts if part not in third] == [], third
+    second = list(answers.answers(tmp_path))[1]
+    assert [part for part in parts if part not in second] == [], second
 
 
-def test_short_models_and_a_rule_that_sees_the_answer(scales: tuple[Path, Truth, Truth]) -> None:
+def test_short_models_and_a_rule_that_sees_the_answer(
+    scales: tuple[Path, Truth, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = scales[0] / "small"
-    *_, carried, first, second = answers.answers(results)
-    excess = excess_over_null(read_sparse_losses(results, only={"model": ["long-seed0"]}))
-    (row,) = excess[(excess["rule"] == "leave_one_out") & (excess["k"] == 16)].to_dict("records")
-    assert f"give {interval_of(row, 'excess_loss')} nats beyond what the same search finds" in carried
+    *_, carried, gaps, slope = answers.answers(results)
+    losses = read_sparse_losses(results, only={"model": ["long-seed0"]}, every_judge=True)
+    judged = losses[(losses["judge"] == "another-model") & (losses["rule"] == "leave_one_out")]
+    of_k = recovered_losses(judged[judged["k"] == 16]).set_index("far_context")
+    own, null = (interval_of(of_k.loc[whose], "recovered_loss") for whose in ("own", "other_document"))
+    assert f"16 far tokens (leave_one_out) bring back {own} of" in carried
+    assert f"nats to another-model; another document's {null}." in carried
+    assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
+    assert (
+        ", short-pose " in gaps and "it takes 100 documents or more" in slope
+    )  # no slope from few documents
+    monkeypatch.setattr(answers, "_FEWEST_DOCUMENTS", 1)
+    *_, first, second = answers.answers(results)
     for sentence, model in ((first, "short-contiguous"), (second, "short-pose")):
-        assert sentence.startswith(f"Under the long context {model} loses ")
-        assert "more than long-seed1; with every doubling" in sentence
+        assert sentence.startswith(
+            f"{model}: with every doubling of k* and the same gain the loss changes by"
+        )
 
 
 def test_what_is_missing_for_the_last_answer_is_said(results: Path, tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_runs_from_any_directory_and_refuses_in_a_sentence(results: Path, tmp_pa
     done = forked_stages.run("analysis/summary.py", "--results", results, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert cells(done.stdout, "long-seed0", "16 / 256")
-    assert f"{results}/loss_differences/model=*/*.parquet" in done.stdout
+    assert f"Data: {results} (columns" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 200
     done = forked_stages.run("analysis/summary.py", "--results", tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -149,7 +153,7 @@ def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
     for name in ("calibration", "loss_against_k-m"):
         (tmp_path / "figures" / f"{name}.png").touch()
     text = answers.page(tmp_path, tmp_path / "figures", "leave_one_out")
-    assert text.index("loss_against_k-m.png") < text.index("calibration.png")  # the paper's own figure first
+    assert "loss_against_k-m.png, and 1 more in" in text  # the paper's own figure first
     assert answers.models_table(tmp_path) in text
     assert "not measured: no influential tokens" in text
     assert "run influential_tokens with its own choice of rules" in " ".join(text.split())
