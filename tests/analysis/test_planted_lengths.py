@@ -105,7 +105,8 @@ def test_texts_that_hold_another_sign_by_chance_can_be_left_out(tmp_path: Path) 
     write_evaluation_documents(tmp_path / EVALUATION_FILE, documents, "plant_signs")
     signs = {True: {"num_planted": 1, "planted_positions": [2]},
              False: {"num_planted": 2, "planted_positions": [1, 3]}}  # fmt: skip
-    rows = [{"document_id": name, "target_position": 7, "best_loss": 0.0, **signs[name == "one"]} for name in texts]
+    answer = {"target_position": 7, "best_loss": 0.0}
+    rows = [{"document_id": name, **answer, **signs[name == "one"]} for name in texts]
     write_planted(tmp_path, rows)
     assert texts_with_chance_signs([tmp_path]) == {"other"}
 
