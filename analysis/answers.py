@@ -123,7 +123,7 @@ def carried_by(results: Path, chosen: Chosen) -> str:
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
     judged = f" to {row['judge']}" if len(others) else ""
-    text = f"{row['k']} far tokens ({chosen.rule}) bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
+    text = f"{row['k']} tokens of {chosen.rule} bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
     return f"{text}; another document's {null}."
 
 

@@ -65,11 +65,11 @@ def write_choices(results: Path, rules: list[str], intervention: str = "backgrou
     ("rules", "parts"),
     [
         (["nearest", "leave_one_out", "add_one_in_divergence"], [
-            "2 far tokens (add_one_in_divergence) bring back 0.500 [0.500, 0.500] of 1.000 nats;",
+            "2 tokens of add_one_in_divergence bring back 0.500 [0.500, 0.500] of 1.000 nats;",
             "another document's 0.125 [0.125, 0.125].",
         ]),
-        (["leave_one_out", "leave_one_out_divergence", "random"], ["2 far tokens (leave_one_out_div"]),
-        (["leave_one_out", "nearest"], ["2 far tokens (leave_one_out) "]),
+        (["leave_one_out", "leave_one_out_divergence", "random"], ["2 tokens of leave_one_out_divergence "]),
+        (["leave_one_out", "nearest"], ["2 tokens of leave_one_out "]),
         (["nearest", "random"], ["How many tokens carry it was not measured: run influential_tokens with"]),
     ],
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_short_models_and_a_rule_that_sees_the_answer(
     judged = losses[(losses["judge"] == "another-model") & (losses["rule"] == "leave_one_out")]
     of_k = recovered_losses(judged[judged["k"] == 16]).set_index("far_context")
     own, null = (interval_of(of_k.loc[whose], "recovered_loss") for whose in ("own", "other_document"))
-    assert f"16 far tokens (leave_one_out) bring back {own} of" in carried
+    assert f"16 tokens of leave_one_out bring back {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried
     assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
     assert (
