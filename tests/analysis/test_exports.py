@@ -58,7 +58,7 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
 def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported: Path) -> None:
     pages = [answers.page(folder, folder, "nearest") for folder in (results, exported)]
     assert pages[1].split("Figures")[0] == pages[0].split("Figures")[0]
-    assert f"  {exported}/length_losses.parquet\n" in pages[1]
+    assert f"Data: {exported} " in pages[1]
 
 
 def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
