@@ -98,7 +98,7 @@ def probe(tmp_path: Path, body: str) -> "subprocess.Popen[bytes]":
     )  # fmt: skip
 
 
-MAIN = "import argparse\nparser = argparse.ArgumentParser\ndef main(arguments):\n    {}"
+MAIN = "import argparse\ndef parser(): return argparse.ArgumentParser('probe')\ndef main(arguments):\n    {}"
 SWALLOWED = "while True:\n    try:\n        import time; time.sleep(30)\n    except KeyboardInterrupt: pass"
 
 
@@ -112,6 +112,7 @@ def test_a_signal_ends_it_in_one_sentence(tmp_path: Path) -> None:
         with probe(tmp_path, body) as process:
             assert process.stdout is not None
             process.stdout.readline()
+            time.sleep(0 if case == "during its imports" else 0.5)  # until the program listens by its name
             process.send_signal(number)
             process.send_signal(number)  # the impatient
             _, errors = process.communicate(timeout=10)

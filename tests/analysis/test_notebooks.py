@@ -42,6 +42,7 @@ def printed(figures: Path) -> str:
     return "".join(path.read_text() for path in sorted(figures.glob("*.ipynb")))
 
 
+@pytest.mark.slow  # every notebook, in a process each
 def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     figures, results = tmp_path / "figures", scales[0] / "small"
     also = ["--also-results", scales[0] / "large", scales[0] / "early"]

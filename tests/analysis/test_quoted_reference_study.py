@@ -172,6 +172,7 @@ def test_gaps_of_the_reference_study() -> None:
     agree(" ".join(quoted), mean["2m-long-seed2"], mean[shorts[0]])
 
 
+@pytest.mark.slow  # likewise
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
 def test_what_changes_with_size(place: int, size: str) -> None:
     text, _, rest = section(FINDINGS, "What changes with model size?").partition("| larger less smaller ")
@@ -212,6 +213,7 @@ def test_what_changes_with_size(place: int, size: str) -> None:
     agree(beyond, four["excess"] / four["gain"])
 
 
+@pytest.mark.slow  # likewise
 def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
     text = section(FINDINGS, "What changes with model size?")
     changes = changes_with_scale(compared_models([results for results, _ in SIZES.values()]))
@@ -234,6 +236,7 @@ def test_what_a_larger_size_has_beyond_a_smaller_one() -> None:
             agree(cells_of(table, label)[place], *interval(row, "difference"))
 
 
+@pytest.mark.slow  # intervals of several hundred ratios
 @pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
 def test_what_copying_can_predict_and_all_others(place: int, size: str) -> None:
     text = section(FINDINGS, "What changes with model size?")
@@ -281,6 +284,7 @@ def effects_of_kinds(size: str) -> list[dict[Any, Row]]:
     return [by(effects, "judge", "criterion", "rule", "k") for effects in tables]
 
 
+@pytest.mark.slow  # likewise
 def test_from_size_to_size_what_copying_can_predict() -> None:
     text = section(FINDINGS, "What changes with model size?")
     compared = compared_models([results for results, _ in SIZES.values()])
