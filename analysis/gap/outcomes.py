@@ -411,7 +411,8 @@ def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFr
         table: of `with_decision`, whose decision and slopes the title and the panels tell.
     """
     figure, axes = drawing.panels(len(of_outcomes), 3.0)
-    main = table[table["holm_p_value"].notna()].set_index("outcome", drop=False).to_dict("index")
+    planned = table[table["holm_p_value"].notna()]
+    main = planned.set_index("outcome", drop=False).to_dict("index")
     for ax, (outcome, rows) in zip(axes, of_outcomes.items(), strict=True):
         lines = {compared: rows[rows["compared"] == compared] for compared in (SHORT_TRAINED, PLACEBO)}
         places, middle = lines[SHORT_TRAINED][SPARSITY], lines[SHORT_TRAINED]["outcome"].mean()
@@ -430,7 +431,8 @@ def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFr
     axes[0].set_ylabel("more than other long-trained models (nats)")
     drawing.put_title(
         figure, "Do short-trained models lose more where more tokens are needed?",
-        f"by the rule: {table['decision'].iloc[0]}", drawing.sample_size(table),
+        f"by the rule: {table['decision'].iloc[0]}", drawing.sample_size(planned),
+        f"without {planned['num_left_out'].max():,} targets that have too little at stake",
         "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",
     )  # fmt: skip
     return figure
