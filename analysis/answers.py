@@ -40,7 +40,7 @@ _UNKNOWN = "Whether short-trained models lose more where more tokens are needed 
 _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
 _FEWEST_DOCUMENTS = 100
-"""From fewer no slope is told."""
+"""Fewer tell no slope that another seed would repeat."""
 _WIDTH = 155  # the table is as wide
 _ABSENT, _NO_GAIN = "-", "no gain"
 _NOTES = f"""\

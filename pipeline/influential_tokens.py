@@ -149,8 +149,8 @@ def parser() -> argparse.ArgumentParser:
     add("--choices-of", metavar="MODEL",
         help="whose choices, where that folder holds several models'")
     add("--positions", choices=POSITIONS, default=ORIGINAL,
-        help="of the short context and S_k under --intervention remove: each token keeps its position ID, or"
-        " they are closed up, so that k + s positions suffice")
+        help="of the short context and S_k, of --choices under --intervention remove: each token keeps its"
+        " position ID, or they are closed up, so that k + s positions suffice")
     add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
         " fitted to; an even number")
@@ -197,8 +197,8 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
             "--choosers-judge would change nothing: without --judge-with they do",
         ),
         (
-            arguments.positions == COMPACT and arguments.intervention != REMOVE,
-            "--positions compact is of --intervention remove, where nothing stands between the tokens",
+            arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
+            "--positions compact is of --choices under --intervention remove",
         ),
         (
             arguments.choices and (arguments.judge_with or arguments.choose_together),
@@ -223,6 +223,8 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths = check(arguments)
+    if arguments.choices is not None and not arguments.choices.exists():
+        raise InputError(f"--choices {arguments.choices} does not exist; name a results folder")
     unigram = None
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))

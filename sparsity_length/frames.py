@@ -198,7 +198,7 @@ def influential_frame(
     with ExitStack() as stack:
         loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
         names = [one.name for one in loaded]
-        # Rows are told by the judge's name: of several models of one name it is made another.
+        # A judge's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])

@@ -45,8 +45,16 @@ def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
             raise InputError(
                 f"--choices were made with {setting} {theirs}, here it is {ours}: make them equal"
             )
-    if made_by["inputs"]["evaluation_documents"] != TokenizedData.open(arguments.data).evaluation_sha256:
+    data = TokenizedData.open(arguments.data)
+    if made_by["inputs"]["evaluation_documents"] != data.evaluation_sha256:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
+    # As many documents: of fewer, the last one's null would be another document.
+    lengths = [num for num in data.evaluation_lengths() if num >= arguments.long_context_length]
+    if (num := len(lengths[: arguments.max_documents])) != settings["num_documents"]:
+        raise InputError(
+            f"--choices were made of {settings['num_documents']} documents, here it is {num}: make"
+            " --max-documents equal"
+        )
     if arguments.k and arguments.k[-1] > settings["k"][-1]:
         raise InputError(f"--k {arguments.k[-1]} is more than the {settings['k'][-1]} tokens of --choices")
     if unknown := set(arguments.rules or ()) - set(settings["rules"]):

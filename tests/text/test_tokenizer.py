@@ -240,7 +240,7 @@ def test_a_byte_level_tokenizer_has_every_byte(tmp_path: Path) -> None:
     text = f"{TEXT} <|endoftext|>"  # which is text, where it stands in a text
     read = tokenized_text(text, path)
     assert "".join(read.pieces) == text and 0 not in read.token_ids_N
-    # A token a byte of most characters: all bytes of a character are told as those of its tokens.
+    # A token a byte of most characters: each of its tokens has all bytes of the character.
     assert {piece for piece in of_bytes(read) if "👩" in piece} >= {"👩"}
     starts, ends = read.bytes_N2.T.tolist()
     assert starts == sorted(starts) and ends[-1] == len(text.encode())
