@@ -69,7 +69,7 @@ PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
 """The same for parts of words, and of variables."""
 VALUES = {
     "--max-documents": "3", "--num-examples": "4", "--largest-k": "4", "--long-context-length": "128",
-    "--lengths": "128",
+    "--document-lengths": "128",
 }  # fmt: skip
 """Flags of pages, and the value that they have here."""
 _TINY = [
@@ -292,8 +292,8 @@ def _at_small_size(program: str | None, words: list[str]) -> list[str]:
     if program == "pipeline/study.py" and "--dry-run" not in words:
         study, *others = small
         return [study, *STUDIES[Path(study).stem], *others]
-    if program == "pipeline/study.py" and words[0].endswith("studies/demo.yaml"):
-        return [words[0], "run=runs/planned", *small[1:]]  # in runs/demo the page's stages ran at small size
+    if program == "pipeline/study.py" and small[0].endswith("studies/demo.yaml"):
+        return [small[0], "run=runs/planned", *small[1:]]  # in runs/demo the page's stages ran at small size
     return [*small, *FURTHER_WORDS.get(program or "", [])]
 
 

@@ -119,10 +119,10 @@ def test_losses_are_those_of_stock_olmo(tables: Tables, make_olmo: Callable[...,
             context = np.concatenate([far_L[:far], short])
             # without its first tokens, what is left is contiguous again, which stock OLMo can read
             loss = {start: stock_loss(model, context[start:], target_id) for start in (0, 1, far - 2)}
-            assert influences[key][0] == pytest.approx(loss[1] - loss[0], abs=1e-5)
-            assert sparse_losses[*key, "nearest", 2] == pytest.approx(loss[far - 2], abs=1e-5)
+            assert influences[key][0] == pytest.approx(loss[1] - loss[0], abs=2e-5)
+            assert sparse_losses[*key, "nearest", 2] == pytest.approx(loss[far - 2], abs=2e-5)
             if far == 5:  # k = 5 is everything
-                assert sparse_losses[*key, "leave_one_out", 5] == pytest.approx(loss[0], abs=1e-5)
+                assert sparse_losses[*key, "leave_one_out", 5] == pytest.approx(loss[0], abs=2e-5)
 
 
 def stock_loss(model: OLMo, context: np.ndarray, target_id: int) -> float:
