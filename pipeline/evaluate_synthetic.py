@@ -3,8 +3,7 @@
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
 Of signs_* the loss beyond the best possible one is measured, too, and the attention on the signs.
-Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k,
-and one of where the wrong responses first err: what follows an error may be wrong because of it.
+Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
@@ -96,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     def prepare(model: "TaskModel") -> None:
         if scale != 1:
-            model.trunk.sharpen_attention(scale)
+            model.sharpen_attention(scale)
 
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
@@ -113,8 +112,6 @@ def main(arguments: argparse.Namespace) -> None:
             row["exact_match"], row["exact_match_low"], row["exact_match_high"],
             "" if run.is_learnt else " (the task was not learnt in distribution)",
         )  # fmt: skip
-        if not found.is_right_B.all():
-            logger.info("%s: %s", run.name, _errors_in_words(found))
         return {name: [value] for name, value in row.items()}
 
     evaluation.run("synthetic_accuracy", measure, prepare)
@@ -149,14 +146,3 @@ def _row_of_signs(
         "best_loss": batch.examples[0].best_loss,
         "sign_attention": attention_on_signs(model, batch, config, generator, _NUM_LOOKED_INTO).tolist(),
     }
-
-
-def _errors_in_words(found: "Answers") -> str:
-    errors, num_places = found.first_errors(), found.token_is_right_BT.shape[1]
-    is_predicted = found.position_id_is_right_BT is not None
-    ids = f", {errors.num_position_ids} IDs, {errors.num_both} both" if is_predicted else ""
-    low, middle, high = np.quantile(errors.places, [0.25, 0.5, 0.75], method="lower")
-    return (
-        f"  first errors: {errors.num_tokens} tokens{ids}; half of them at places {low} to {high} of"
-        f" {num_places}, median {middle}; {errors.num_alone} of {len(errors.places)} err there only"
-    )

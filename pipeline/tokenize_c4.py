@@ -32,7 +32,7 @@ one data set of all: their training tokens stay where they are, OUT/manifest.jso
 No text is ever in both parts. Without --evaluation-source, a document evaluates if a hash of its text
 and --seed says so, and evaluation documents are those met until training has all its documents. With
 it, training leaves out every document that evaluates. The default for --source c4 is C4's own
-validation split. Exact repetitions are dropped, within each run of 33 million distinct documents.
+validation split. Exact repetitions are dropped, within each run of 8 million distinct documents.
 
 A task takes a run of whole files, so which documents evaluate does not depend on --num-tasks. What does:
 where part files end; that a text is dropped as a repetition within its task only (evaluation documents are
@@ -44,7 +44,7 @@ behind the last whole training file, with the same bytes as a result: the text b
 encoded again. Where a file is missing or of another size, or with --verify of another content, the data is
 written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
-8 bytes a document, 0.5 GiB at most.
+64 bytes a document, 0.5 GiB at most.
 """
 
 import sys

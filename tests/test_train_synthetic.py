@@ -1,7 +1,6 @@
 """The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence."""
 
 import hashlib
-import re
 import signal
 from pathlib import Path
 
@@ -131,35 +130,6 @@ def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("pipeline.synthetic.train.answers", right_up_to_size_5)
     assert trainer._measure() == {"exact_match": 0.5}  # of the sizes 1 to 10 of small.yaml
     assert drawn == [(size, 3) for size in range(1, 11)]
-
-
-def test_the_first_error_of_a_response_is_told_by_its_kind_and_place() -> None:
-    right, wrong = True, False
-    tokens_BT = np.array([[right] * 3, [right, wrong, wrong], [right, right, wrong], [wrong, right, wrong]])
-    ids_BT = np.array([[right] * 3, [right, wrong, right], [wrong, right, right], [right, right, right]])
-    errors = Answers(tokens_BT, ids_BT).first_errors()
-    assert errors.places.tolist() == [1, 1, 2]
-    assert (errors.num_tokens, errors.num_position_ids, errors.num_both) == (1, 1, 1)
-    assert errors.num_alone == 0
-    of_tokens = Answers(tokens_BT, None).first_errors()  # IDs given
-    assert of_tokens.places.tolist() == [1, 2, 3]
-    assert (of_tokens.num_tokens, of_tokens.num_position_ids, of_tokens.num_both) == (3, 0, 0)
-    assert of_tokens.num_alone == 1
-
-
-def test_evaluation_says_where_responses_first_err(
-    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", logger="pipeline"):
-        evaluate(trained, tmp_path, "--sizes", "5")
-    said = re.search(
-        r"first errors: (\d+) tokens, (\d+) IDs, (\d+) both; half of them at places (\d) to (\d) of 5, median"
-        r" (\d); (\d+) of 20 err there only",
-        caplog.text,
-    )
-    assert said is not None, caplog.text
-    tokens, ids, both, low, high, middle, alone = map(int, said.groups())
-    assert tokens + ids + both == 20 >= alone and 1 <= low <= middle <= high <= 5
 
 
 def test_sharpened_attention_is_a_setting_of_its_own(

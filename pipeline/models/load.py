@@ -35,7 +35,7 @@ from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
 from pipeline.results.files import write_json
 from pipeline.results.versions import describe_files, sha256_of_files
-from pipeline.text.sources import hub_answer
+from pipeline.text.sources import HUB_PATIENCE_SECONDS
 
 MARK_FILE = "complete.json"
 MODEL_FILES = ("config.yaml", "model.pt")
@@ -272,7 +272,7 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     at = "" if revision is None else f" at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
-        found = hub_answer(lambda: HfApi().model_info(name, revision=revision))
+        found = HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE_SECONDS)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"

@@ -310,8 +310,9 @@ class OLMoCausalLM(CausalLM):
             hidden = transformer.emb_norm(hidden)
         pasts = [None] * len(blocks) if prefix is None else prefix.keys_and_values
         read = []
-        # Not every fused kernel has a derivative by the mask.
-        with sdpa_kernel(SDPBackend.MATH) if torch.is_grad_enabled() else nullcontext():
+        # Not every fused kernel has a derivative by the mask, for which only measuring asks.
+        is_by_mask = torch.is_grad_enabled() and not self._model.training
+        with sdpa_kernel(SDPBackend.MATH) if is_by_mask else nullcontext():
             for block, past in zip(blocks, pasts, strict=True):
                 # Only the last block may leave rows out: the others' rows are looked at by the next.
                 wanted_rows = query_rows_BT if block is blocks[-1] else None

@@ -71,40 +71,6 @@ class Answers:
             return is_right_B
         return is_right_B & self.position_id_is_right_BT.all(1)
 
-    def first_errors(self) -> "FirstErrors":
-        """Where the wrong responses leave the truth: what follows was answered upon an error of their own."""
-        token_is_wrong_BT = ~self.token_is_right_BT
-        id_is_wrong_BT = np.zeros_like(token_is_wrong_BT)
-        if self.position_id_is_right_BT is not None:
-            id_is_wrong_BT = ~self.position_id_is_right_BT
-        is_wrong_BT = token_is_wrong_BT | id_is_wrong_BT
-        wrong = np.flatnonzero(is_wrong_BT.any(1))
-        places = is_wrong_BT[wrong].argmax(1)
-        token_is_wrong, id_is_wrong = token_is_wrong_BT[wrong, places], id_is_wrong_BT[wrong, places]
-        return FirstErrors(
-            places=np.sort(places) + 1,
-            num_tokens=int((token_is_wrong & ~id_is_wrong).sum()),
-            num_position_ids=int((id_is_wrong & ~token_is_wrong).sum()),
-            num_both=int((token_is_wrong & id_is_wrong).sum()),
-            num_alone=int((is_wrong_BT[wrong].sum(1) == 1).sum()),
-        )
-
-
-@dataclass(frozen=True)
-class FirstErrors:
-    """The first wrong place of every response that is not right."""
-
-    places: np.ndarray
-    """int64, ascending; counted from 1, the response's first token."""
-    num_tokens: int
-    """Responses that first miss a token alone."""
-    num_position_ids: int
-    """Responses that first miss a position ID alone; 0 where IDs are given."""
-    num_both: int
-    """Responses that first miss a token and its ID."""
-    num_alone: int
-    """Responses where no other place is wrong."""
-
 
 def answers(
     model: TaskModel,

@@ -206,19 +206,9 @@ def refuse_unfit_k(
                 f"no answer of the test examples of {where} depends on its far context; choose larger"
                 " --sizes, a smaller --short-context-length or more --num-examples"
             )
-        if most > num_far:
+        if not most <= largest_k <= num_far:
             raise InputError(
-                f"an answer of {where} has {most} true dependencies in its far context, but the first answer"
-                f" only {num_far} tokens to select from; choose larger --sizes or a smaller"
-                " --short-context-length"
-            )
-        if largest_k > num_far:
-            raise InputError(
-                f"--largest-k {largest_k} is more than the {num_far} far-context tokens of the first answer"
-                f" of {where}; choose a smaller --largest-k or larger --sizes"
-            )
-        if largest_k < most:
-            raise InputError(
-                f"--largest-k {largest_k} is less than the {most} true dependencies that an answer of {where}"
-                f" has in its far context; choose --largest-k {most} or more"
+                f"--largest-k {largest_k}: an answer of {where} has {most} true dependencies in its far"
+                f" context, and the first answer {num_far} tokens to select from; choose a number between"
+                " these, or larger --sizes"
             )

@@ -9,16 +9,12 @@ V vocabulary, T query rows, I position IDs.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property
 
 import numpy as np
 import torch
 
 from pipeline.models.interface import CausalLM, Prefix, rows_of
 from pipeline.synthetic.models import TaskModel
-
-_VALUES_PER_ROW = 16
-"""In widths: the stream and its norm; queries, keys and values, or the feed-forward layer twice."""
 
 
 class TaskCausalLM(CausalLM):
@@ -48,16 +44,11 @@ class TaskCausalLM(CausalLM):
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """See `CausalLM.sequence_bytes`."""
-        values = self._model.trunk.width * (_VALUES_PER_ROW * num_rows + 2 * (num_prefix_rows + num_rows))
-        return self.dtype.itemsize * values
+        return self._model.lm.sequence_bytes(num_rows, num_prefix_rows)
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        return self._model.trunk.embed(token_ids_1S)
-
-    @cached_property
-    def _inside(self) -> CausalLM:
-        return self._model.trunk.inside()
+        return self._model.lm.embed(token_ids_1S)
 
     def _placed(
         self, tokens: torch.Tensor, position_ids_BS: torch.Tensor
@@ -68,19 +59,12 @@ class TaskCausalLM(CausalLM):
         return self._model.placed(embedded_BSD, ids_BS), ids_BS
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
         placed_BSD, ids_BS = self._placed(tokens, position_ids_BS)
-        if torch.is_grad_enabled():  # for which not every kernel will do
-            return self._inside._run(placed_BSD, ids_BS, visible_BSK, query_rows_BT)
-        hidden_BSD, read = self._model.trunk.run(placed_BSD, ids_BS, visible_BSK, prefix)
+        of_all = placed_BSD, ids_BS, visible_BSK, None, prefix
+        hidden_BSD, read = self._model.lm._run(*of_all, keeps_rows=keeps_rows)
         return rows_of(hidden_BSD, query_rows_BT), read
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -88,19 +72,15 @@ class TaskCausalLM(CausalLM):
 
     def derivable_attention(self) -> AbstractContextManager[None]:
         """See `CausalLM.derivable_attention`."""
-        return self._inside.derivable_attention()
+        return self._model.lm.derivable_attention()
 
     def watch_attention(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        note: Callable[[torch.Tensor], None],
-    ) -> None:
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
         """See `CausalLM.watch_attention`."""
         placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
-        self._inside.watch_attention(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
+        self._model.lm.watch_attention(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
 
 
 class PositionIdLM(TaskCausalLM):
@@ -120,13 +100,9 @@ class PositionIdLM(TaskCausalLM):
     """
 
     def __init__(
-        self,
-        model: TaskModel,
-        vocabulary_size: int,
-        position_ids_L: torch.Tensor,
-        token_ids_L: np.ndarray,
+        self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor, token_ids_L: np.ndarray,
         num_prompt_tokens: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(model, vocabulary_size, position_ids_L)
         assert model.position_ids is not None
         self._head, self._num_position_ids = model.position_ids, len(model.position_ids.table_ID)

@@ -21,15 +21,15 @@ from olmo.optim import LinearWithWarmup
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError, progress_bar
-from pipeline.models.devices import GIBIBYTE, free_bytes
+from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
-from pipeline.models.olmo import scale_attention
+from pipeline.models.olmo import OLMoCausalLM, scale_attention
 from pipeline.results.files import make_table, read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, example_position_ids, read_task_config
-from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
+from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, refusing_another_state, save_checkpoint
 from pipeline.training.data import Prefetch
@@ -179,20 +179,6 @@ def about_num_parameters(config: TaskConfig) -> int:
     return 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
 
 
-def refuse_beyond_memory(config: TaskConfig) -> None:
-    """Before the kernel ends a process that fills its memory, without a word.
-
-    Raises:
-        InputError: says how much the model takes, and how much is free.
-    """
-    needed, free = BYTES_PER_PARAMETER * about_num_parameters(config), free_bytes(torch.device("cpu"))
-    if needed > free:
-        raise InputError(
-            f"model.width {config.model.width} and model.num_layers {config.model.num_layers} take"
-            f" {needed / GIBIBYTE:,.0f} GiB to train, {free / GIBIBYTE:,.0f} are free; choose a smaller model"
-        )
-
-
 LEARNT = 0.99
 """Exact matches in distribution from which on a task counts as learnt."""
 
@@ -200,26 +186,21 @@ LEARNT = 0.99
 def new_task_model(config: TaskConfig) -> TaskModel:
     """The model with its initial weights, which `config.seed` decides, on the CPU."""
     torch.manual_seed(config.seed)
-    trunk = _new_trunk(config)
-    has_table = config.positions in COUPLED_SCHEMES and task_called(config.task).embeds_coupled_ids
-    return TaskModel(trunk, PositionIDs(config.num_position_ids, trunk.width) if has_table else None)
-
-
-def _new_trunk(config: TaskConfig) -> Trunk:
-    model = config.model
+    model, task = config.model, task_called(config.task)
     sizes = {
-        "vocabulary_size": len(task_called(config.task).vocabulary),
-        "width": model.width,
-        "num_layers": model.num_layers,
-        "num_heads": model.num_heads,
-        "num_position_ids": config.num_position_ids,
-    }
+        "vocabulary_size": len(task.vocabulary), "width": model.width, "num_layers": model.num_layers,
+        "num_heads": model.num_heads, "num_position_ids": config.num_position_ids,
+    }  # fmt: skip
+    lm: CausalLM
     if model.architecture == "olmo":
         olmo, any_example = new_olmo(**sizes), np.random.default_rng(0)
         longest = config.distribution.draw_of_size(config.largest_size, 1, any_example).token_ids_BS
         scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
-        return OLMoTrunk(olmo)
-    return GPTNeoXTrunk(**sizes, rotary_fraction=model.rotary_fraction)
+        lm = OLMoCausalLM(olmo)
+    else:
+        lm = new_gpt_neox(**sizes, rotary_fraction=model.rotary_fraction)
+    has_table = config.positions in COUPLED_SCHEMES and task.embeds_coupled_ids
+    return TaskModel(lm, PositionIDs(config.num_position_ids, model.width) if has_table else None)
 
 
 def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
@@ -307,9 +288,8 @@ class TaskTrainer(TrainingLoop):
         """Build model and optimizer, at the run's newest checkpoint where it has one.
 
         Raises:
-            InputError: the model does not fit the memory, or the checkpoint or the metrics are damaged.
+            InputError: the checkpoint or the metrics are damaged.
         """
-        refuse_beyond_memory(config)
         super().__init__(config, run_folder, config.num_steps, stop_request)
         self._config, self._device = config, device
         self._model = new_task_model(config).to(device)

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from glob import escape, glob, has_magic
@@ -20,13 +19,12 @@ from hashlib import sha256
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.cli import InputError, UnfinishedError, unknown_name
 
-Answer = TypeVar("Answer")
 HUB_PATIENCE_SECONDS = 8
+"""Until a question to the hub is given up, where nothing answers."""
 C4_REPOSITORY = "allenai/c4"
 C4_FILES = {
     split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
@@ -131,30 +129,6 @@ def read_documents(sources: Iterable[Source], *, skip_malformed: bool = False) -
     return chain.from_iterable(documents for documents, _ in batches)
 
 
-def hub_answer(question: Callable[[], Answer], patience_seconds: float | None = None) -> Answer:
-    """What `question`, a call of the hub's client, returns or raises; else TimeoutError.
-
-    The client's own time limit begins anew with each address, handshake and retry; this one, by default
-    `HUB_PATIENCE_SECONDS`, is for all.
-    """
-    patience_seconds = patience_seconds or HUB_PATIENCE_SECONDS
-    answer: Future[Answer] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(question())
-        except Exception as error:  # noqa: BLE001 (it is raised where the answer is wanted)
-            answer.set_exception(error)
-
-    Thread(target=ask, daemon=True).start()  # a program that ends does not wait for it
-    try:
-        return answer.result(patience_seconds)
-    except TimeoutError:
-        if answer.done():
-            raise
-        raise TimeoutError(f"no answer within {patience_seconds:g} seconds") from None
-
-
 @lru_cache(maxsize=1)
 def c4_revision() -> str:
     """The commit of C4 on the hub, asked once, so that all passes of a run read the same one.
@@ -164,7 +138,7 @@ def c4_revision() -> str:
     from huggingface_hub import HfApi  # late: only C4 needs it
 
     try:
-        return str(hub_answer(lambda: HfApi().dataset_info(C4_REPOSITORY)).sha)
+        return str(HfApi().dataset_info(C4_REPOSITORY, timeout=HUB_PATIENCE_SECONDS).sha)
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         raise InputError(
             f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({_first_line(error)}); read C4 files on"

@@ -1,19 +1,16 @@
 """Text to token IDs and back: tokenizers by name, a byte-level BPE trained here, one text with its places.
 
-Long texts are cut into pieces, so that no document keeps a tokenizer busy without an end. Where the tokens of
-one text stand in it comes from the tokenizer's own record of what it read, not from decoding: so it is right
-where a tokenizer drops characters, folds cases or joins accents. Shapes: N tokens.
+Where the tokens of one text stand in it comes from the tokenizer's own record of what it read, not from
+decoding: so it is right where a tokenizer drops characters, folds cases or joins accents. Shapes: N tokens.
 """
 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,41 +20,12 @@ from tokenizers.decoders import DecodeStream
 from pipeline.cli import InputError, unknown_name
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-LARGEST_PIECE = 1 << 16  # characters; most documents are one piece
-_PIECES_AT_A_TIME = 128  # the library's records of them take 100 bytes a token until they are read
-_MAX_TRIALS = 16
-_AROUND = 128  # characters on each side of a place that decide whether a text can be cut there
 _MIN_BPE_SIZE = 257  # every byte, and EOS
 _MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
 _LONGEST_WORD = 1024  # bytes; each merge goes over the words that it is in: one of a million took minutes
 # A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
 # sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
 _MAX_UNFINISHED_TOKENS = 32
-
-
-def cut(text: str, is_seam: Callable[[str, str], bool], largest: int = LARGEST_PIECE) -> Iterator[str]:
-    """The pieces of `text`, at most `largest` characters each: joined, they are the text.
-
-    A cut stands before a blank or a sign that follows a letter, as "two words" into "two" and " words", where
-    `is_seam` says so of the text on both sides. Where half a piece has no such place, which no ordinary text
-    does, it stands anywhere.
-    """
-    start = 0
-    while len(text) - start > largest:
-        places = (
-            place
-            for place in range(start + largest, start + largest // 2 - 1, -1)
-            if text[place - 1].isalnum() and unicodedata.category(text[place])[0] in "ZPSC"
-        )
-        seams = (
-            place
-            for place in islice(places, _MAX_TRIALS)
-            if is_seam(text[max(0, place - _AROUND) : place], text[place : place + _AROUND])
-        )
-        end = next(seams, start + largest)
-        yield text[start:end]
-        start = end
-    yield text[start:]
 
 
 class DocumentTokenizer:
@@ -79,10 +47,6 @@ class DocumentTokenizer:
         self.eos_token_id = eos_token_id
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest ID, which is what an embedding table needs."""
-        self._cuts = False
-        # One that puts something before every text, as Llama's does, would put it into each piece.
-        with suppress(InputError):
-            self._cuts = self._is_seam("some words", " of a text")
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -90,30 +54,14 @@ class DocumentTokenizer:
         return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token IDs of each text, int32, without EOS.
-
-        Long texts are encoded in pieces, cut where the tokens are the same with and without the cut.
-        """
-        pieces = [list(cut(text, self._is_seam)) if self._cuts else [text] for text in texts]
-        all_pieces = list(chain.from_iterable(pieces))
-        starts = range(0, len(all_pieces), _PIECES_AT_A_TIME)
-        batches = (all_pieces[start : start + _PIECES_AT_A_TIME] for start in starts)
-        encoded = chain.from_iterable(map(self._encode, batches))
-        return [np.concatenate(list(islice(encoded, len(of_text)))) for of_text in pieces]
-
-    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Token IDs of each text, int32, without EOS."""
         try:
-            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # plain, as of a word that is not in the vocabulary
             raise InputError(f"the tokenizer cannot encode the text: {error}; choose another") from error
         # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[token_ids != self.eos_token_id] for token_ids in all_ids]
-
-    def _is_seam(self, before: str, after: str) -> bool:
-        """Whether two adjacent texts have the tokens that they have together."""
-        first, second, both = self._encode([before, after, before + after])
-        return np.array_equal(np.concatenate([first, second]), both)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
@@ -206,9 +154,7 @@ def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[eos_token], initial_alphabet=alphabet, show_progress=False
     )
-    # A word of ByteLevel ends before every blank and every sign that follows a letter.
-    pieces = (piece for text in texts for piece in cut(text, lambda before, after: True))
-    tokenizer.train_from_iterator(pieces, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = words
     return DocumentTokenizer(tokenizer, eos_token)
 

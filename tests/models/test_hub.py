@@ -15,7 +15,6 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from pipeline.cli import InputError
 from pipeline.models import load as hub
 from pipeline.models.load import find_model, snapshot, weight_files
-from pipeline.text import sources as hub_answer
 
 FILES = [
     "README.md", "config.json", "tokenizer.json", "modeling_x.py", "model-00001-of-00002.safetensors",
@@ -80,16 +79,12 @@ def test_offline_is_one_quick_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_hub_that_never_answers_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A server that takes connections and says nothing: time limits of the client's begin anew with each."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        monkeypatch.setattr(hub_answer, "HUB_PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(hub, "HUB_PATIENCE_SECONDS", 0.2)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(hub, "HfApi", partial(HfApi, f"http://127.0.0.1:{mute.getsockname()[1]}"))
-        with pytest.raises(InputError, match=r"hub cannot be reached \(no answer within 0.2 seconds\)"):
+        with pytest.raises(InputError, match=r"hub cannot be reached \(.*timed out"):
             snapshot("owner/x", None, with_code=False)
-    assert hub_answer.hub_answer(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        hub_answer.hub_answer(lambda: 1 // 0)
 
 
 def test_offline_the_cache_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

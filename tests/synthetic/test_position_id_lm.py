@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_task_model import NUM_IDS, TRUNKS, V, task_model
+from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.interface import InspectableLM, Prefix, causal_visibility
+from pipeline.models.interface import CausalLM, InspectableLM, Prefix, causal_visibility
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
 from pipeline.synthetic.lm import PositionIdLM
-from pipeline.synthetic.models import PositionIDs, TaskModel, Trunk
+from pipeline.synthetic.models import PositionIDs, TaskModel
 
 NUM_PROMPT = 6
 TOKENS_L = np.array([5, 1, 2, 6, 7, 8, 3, 9, 9])
@@ -38,7 +38,7 @@ def loss(logits: torch.Tensor, target: int) -> float:
     return float(torch.nn.functional.cross_entropy(logits, IDS_L[target]))
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_leaving_out_equals_brute_force(name: str) -> None:
     model = task_model(name)
@@ -57,7 +57,7 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
     assert np.nanmax(context.divergence_TF) > 0.1
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
     model, others = task_model(name), (TOKENS_L + 1) % V
@@ -72,10 +72,10 @@ def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
     assert abs(influence_TF[1, place]) > 1e-3
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     model = task_model(name)
-    own_head = model.trunk.logits(torch.ones(1, model.trunk.width)).detach()
+    own_head = model.token_logits(torch.ones(1, D)).detach()
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
     assert isinstance(lm, InspectableLM)
     codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
@@ -89,35 +89,37 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     other_ids = lm.gate_gradients(codes, places, None, queries, (targets + 1) % NUM_IDS)
     assert (gradients_TS - other_ids).abs().max() > 1e-3
     # The head of tokens is as it was.
-    assert torch.equal(model.trunk.logits(torch.ones(1, model.trunk.width)), own_head)
+    assert torch.equal(model.token_logits(torch.ones(1, D)), own_head)
 
 
-class _PointsAtMarks(Trunk):
+class _PointsAtMarks(CausalLM):
     """Says, at every row, the sum of the one-hot IDs of the marked tokens that the row sees."""
 
-    mark = 2
+    mark, vocabulary_size, device = 2, V, torch.device("cpu")
 
     def __init__(self) -> None:
-        super().__init__()
-        self.width = NUM_IDS
+        super().__init__(torch.nn.Module())
 
     def embed(self, token_ids_BS: torch.Tensor) -> torch.Tensor:
         return 100.0 * (token_ids_BS == self.mark)[..., None].expand(-1, -1, NUM_IDS)
 
-    def run(
-        self, embedded: torch.Tensor, ids: torch.Tensor, visible: torch.Tensor | None, past: Prefix | None
-    ) -> tuple[torch.Tensor, Prefix]:
+    def _run(
+        self, embedded: torch.Tensor, ids: torch.Tensor, visible: torch.Tensor | None, queries: None,
+        prefix: Prefix | None = None, *, keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
         # Embeddings of marks are 100 and more, so that their one-hot IDs are what is above 50.
         own = (embedded * (embedded.mean(-1, keepdim=True) > 50) - 100).clamp(min=0)
         seen, num_past = own, 0
-        if past is not None:
-            read = past.keys_and_values[0][0][:, 0]
+        if prefix is not None:
+            read = prefix.keys_and_values[0][0][:, 0]
             seen, num_past = torch.cat([read.expand(len(own), -1, -1), own], 1), read.shape[1]
         if visible is None:
             visible = causal_visibility(own.shape[1], own.device)
         missing = num_past + own.shape[1] - visible.shape[-1]
         visible = torch.nn.functional.pad(visible, (missing, 0), value=True).float()
         return 5 * visible.expand(len(own), -1, -1) @ seen, Prefix(((own[:, None], own[:, None]),))
+
+    _project = sequence_bytes = watch_attention = None  # which nothing here asks for
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])

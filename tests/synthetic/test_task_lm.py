@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_task_model import TRUNKS, V, gapped_ids, task_model, tokens
+from test_task_model import FAMILIES, V, gapped_ids, task_model, tokens
 
 from pipeline.models.interface import (
     InspectableLM,
@@ -11,12 +11,11 @@ from pipeline.models.interface import (
     losses_of_hidden_states,
 )
 from pipeline.synthetic.lm import TaskCausalLM
-from pipeline.synthetic.models import GPTNeoXTrunk
 
 NUM_TOKENS = 13
 
 
-@pytest.fixture(params=[(name, coupled) for name in TRUNKS for coupled in (True, False)], ids=str)
+@pytest.fixture(params=[(name, coupled) for name in FAMILIES for coupled in (True, False)], ids=str)
 def lm(request: pytest.FixtureRequest) -> TaskCausalLM:
     name, coupled = request.param
     return TaskCausalLM(task_model(name, with_position_ids=coupled), V, gapped_ids(1)[0])
@@ -59,12 +58,6 @@ def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
     torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=STATES_ATOL)
 
 
-def test_it_tells_its_size(lm: TaskCausalLM) -> None:
-    assert lm.vocabulary_size == V
-    assert lm.num_parameters == sum(parameter.numel() for parameter in lm._model.parameters())
-    assert lm.sequence_bytes(10, 5) > lm.sequence_bytes(10, 0) > 0
-
-
 def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> None:
     token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([4, 9])
     targets, positions = token_ids[0, [5, 10]], torch.arange(NUM_TOKENS)[None]
@@ -88,7 +81,7 @@ def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
 
 
 def test_closing_a_gate_by_a_little_is_what_its_gradient_says(lm: TaskCausalLM) -> None:
-    """By the trunk itself, whose mask may be numbers that are added to the scores."""
+    """By the model inside, whose mask may be numbers that are added to the scores."""
     token_ids, query, target, step = tokens(1, NUM_TOKENS), 9, torch.tensor([2]), 0.02
     ids_1S = gapped_ids(1)
     gradients_S = lm.gate_gradients(
@@ -98,16 +91,11 @@ def test_closing_a_gate_by_a_little_is_what_its_gradient_says(lm: TaskCausalLM) 
     def loss(place: int, gate: float) -> float:
         gates_S = torch.ones(NUM_TOKENS)
         gates_S[place] = gate
-        trunk = lm._model.trunk
-        embedded = lm._model.placed(trunk.embed(token_ids), ids_1S)
+        model = lm._model
+        placed = model.placed(model.lm.embed(token_ids), ids_1S)
         added_1SS = gates_S.log() + torch.full((NUM_TOKENS, NUM_TOKENS), -1e9).triu(1)
-        if isinstance(trunk, GPTNeoXTrunk):
-            hidden = trunk.model.base_model(
-                inputs_embeds=embedded, position_ids=ids_1S, attention_mask=added_1SS[None, None]
-            ).last_hidden_state
-        else:
-            hidden, _ = trunk.run(embedded, ids_1S, added_1SS[None], None)
-        return float(torch.nn.functional.cross_entropy(trunk.logits(hidden[:, query]), target))
+        hidden, _ = model.lm._run(placed, ids_1S, added_1SS[None], None)
+        return float(torch.nn.functional.cross_entropy(model.token_logits(hidden[:, query]), target))
 
     with torch.no_grad():
         for place in range(query + 1):

@@ -1,40 +1,31 @@
-"""Task models on both trunks: stock models underneath, generation with a cache, the position-ID component."""
+"""Task models of both families: the stock models, generation with a cache, the position-ID component."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
-from olmo.model import OLMo
 
+from pipeline.models.interface import CausalLM
+from pipeline.models.olmo import OLMoCausalLM
 from pipeline.synthetic.accuracy import generate
-from pipeline.synthetic.models import GPTNeoXTrunk, OLMoTrunk, PositionIDs, TaskModel, Trunk, new_olmo
+from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
 
 V, D, NUM_IDS = 13, 32, 40
 NUM_PROMPT, NUM_RESPONSE = 7, 6
 
 
-def gpt_neox(rotary_fraction: float = 0.5) -> GPTNeoXTrunk:
-    torch.manual_seed(0)
-    return GPTNeoXTrunk(
-        vocabulary_size=V, width=D, num_layers=2, num_heads=4, num_position_ids=NUM_IDS,
-        rotary_fraction=rotary_fraction,
-    )  # fmt: skip
-
-
-def olmo() -> OLMoTrunk:
-    torch.manual_seed(0)
-    return OLMoTrunk(
-        new_olmo(vocabulary_size=V, width=D, num_layers=2, num_heads=4, num_position_ids=NUM_IDS)
-    )
-
-
-TRUNKS: dict[str, Callable[[], Trunk]] = {"gpt_neox": gpt_neox, "olmo": olmo}
+SIZES = {
+    "vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[], CausalLM]] = {
+    "gpt_neox": lambda: new_gpt_neox(**SIZES, rotary_fraction=0.5),
+    "olmo": lambda: OLMoCausalLM(new_olmo(**SIZES)),
+}
 
 
 def task_model(name: str, *, with_position_ids: bool = True) -> TaskModel:
-    trunk = TRUNKS[name]()
-    model = TaskModel(trunk, PositionIDs(NUM_IDS, D) if with_position_ids else None)
+    torch.manual_seed(0)
+    model = TaskModel(FAMILIES[name](), PositionIDs(NUM_IDS, D) if with_position_ids else None)
     with torch.no_grad():  # initial weights are so small that nothing would depend on anything
         for parameter in model.parameters():
             parameter.mul_(8.0)
@@ -51,24 +42,17 @@ def gapped_ids(batch_size: int) -> torch.Tensor:
     return ids + torch.arange(batch_size)[:, None]
 
 
-def test_gpt_neox_trunk_is_the_stock_model() -> None:
-    trunk = gpt_neox()
-    token_ids = tokens(3, 9)
-    position_ids = torch.arange(9)[None]
-    hidden, _ = trunk.run(trunk.embed(token_ids), position_ids, None, None)
-    stock: transformers.GPTNeoXForCausalLM = trunk.model
-    torch.testing.assert_close(trunk.logits(hidden), stock(token_ids).logits, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_the_stock_model(name: str) -> None:
+    model, token_ids = task_model(name, with_position_ids=False), tokens(3, 9)
+    with torch.no_grad():
+        found = model.token_logits(model(token_ids, torch.arange(9)[None])[0])
+        torch.testing.assert_close(found, model.trunk["model"](token_ids).logits, rtol=0, atol=1e-5)
+    names = set(model.state_dict())
+    assert {name.startswith("trunk.model.") for name in names} == {True}, "as checkpoints have them"
 
 
-def test_olmo_trunk_is_the_stock_model(make_olmo: Callable[..., OLMo]) -> None:
-    stock = make_olmo()
-    trunk = OLMoTrunk(stock)
-    token_ids = tokens(3, 9)
-    hidden, _ = trunk.run(trunk.embed(token_ids), torch.arange(9)[None], None, None)
-    assert torch.equal(trunk.logits(hidden), stock(token_ids).logits)
-
-
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("predict_position_ids", [False, True])
 def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     name: str, predict_position_ids: bool
@@ -93,7 +77,7 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     assert len(set(map(tuple, generated.tolist()))) > 1, "a constant would not show a wrong cache"
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_cached_step_equals_the_full_forward_in_every_number(name: str) -> None:
     model, ids = task_model(name), gapped_ids(4)
     token_ids = tokens(4, ids.shape[1])
@@ -106,13 +90,13 @@ def test_a_cached_step_equals_the_full_forward_in_every_number(name: str) -> Non
     assert (wrong - rest).abs().max() > 0.1, "the keys' IDs do not matter here"
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_sharpened_attention_scales_the_scores_and_nothing_else(name: str) -> None:
     token_ids, ids = tokens(4, 13), gapped_ids(4)
     models = {factor: task_model(name, with_position_ids=False) for factor in (1.0, 0.5, 2.0, 0.0)}
     for factor, model in models.items():
-        model.trunk.sharpen_attention(factor)
-    models[0.5].trunk.sharpen_attention(2.0)
+        model.sharpen_attention(factor)
+    models[0.5].sharpen_attention(2.0)
 
     def hidden(factor: float, position_ids: torch.Tensor = ids) -> torch.Tensor:
         with torch.no_grad():
@@ -129,7 +113,7 @@ def test_sharpened_attention_scales_the_scores_and_nothing_else(name: str) -> No
         assert (models[0.0](other_first, ids)[0] - hidden(0.0))[:, -1].abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_sees_only_what_it_may(name: str) -> None:
     # Witness: changing a token that is hidden changes nothing, one that is seen does.
     model, ids = task_model(name), gapped_ids(1)

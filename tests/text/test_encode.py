@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 
 from pipeline.text import sources
+from pipeline.text import split as split_module
 from pipeline.text.encode import EvaluationSample, PackedShardWriter, encoded_documents
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.sources import Document, Source, document_batches
-from pipeline.text.split import SeenDocuments, Split, is_evaluation_document
+from pipeline.text.split import Split, is_evaluation_document
 from pipeline.text.tokenizer import train_bpe
 
 IDS = [Document.from_record({"text": f"document {number}"}).document_id for number in range(1000)]
@@ -121,21 +121,9 @@ def test_parts_are_of_the_right_size_and_blind_to_order() -> None:
     assert kinds(Split(0.2, seed=4), IDS) != forward
 
 
-def test_what_was_seen_is_exact_across_merges() -> None:
-    seen = SeenDocuments(documents_per_merge=7)
-    generator = Random(0)
-    known: set[str] = set()
-    for _ in range(2000):
-        document_id = f"{generator.randrange(2**64) // 2**55 * 2**55 + 2**55 - 1:016x}"  # one of 512, large
-        assert seen.is_new(document_id) == (document_id not in known)
-        known.add(document_id)
-    assert len(known) > 450
-
-
-def test_more_than_can_be_remembered_is_forgotten_at_once() -> None:
-    seen = SeenDocuments(max_documents=4, documents_per_merge=2)
-    ids = [f"{number:016x}" for number in range(6)]
-    assert [seen.is_new(document_id) for document_id in ids[:4]] == [True] * 4
-    assert [seen.is_new(document_id) for document_id in ids[:4]] == [False] * 4
+def test_more_than_can_be_remembered_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_module, "MAX_REMEMBERED_DOCUMENTS", 4)
+    split, ids = Split(0.0), [f"{number:016x}" for number in range(6)]
     # the fifth does not fit: it starts another run, in which the first four are new again
-    assert [seen.is_new(document_id) for document_id in (ids[4], ids[4], ids[0])] == [True, False, True]
+    kinds_met = [split.kind_of(ids[number]) for number in (0, 1, 2, 3, 0, 3, 4, 4, 0)]
+    assert kinds_met == ["train"] * 4 + ["duplicate"] * 2 + ["train", "duplicate", "train"]

@@ -130,7 +130,7 @@ def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyP
         calls.append((args, options))
         return [{"text": "a", "url": "u", "timestamp": "t"}]
 
-    hub = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha="c0ffee"))
+    hub = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="c0ffee"))
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     c4_revision.cache_clear()

@@ -1,8 +1,6 @@
-"""Tokenizers: names, EOS that never comes out of text, long texts in pieces, where tokens stand in a text."""
+"""Tokenizers: names, EOS that never comes out of text, long words, where tokens stand in a text."""
 
 import json
-import random
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from pipeline.cli import InputError
 from pipeline.text.sources import embedded_records
 from pipeline.text.tokenizer import (
-    LARGEST_PIECE,
-    DocumentTokenizer,
     TokenizedText,
-    cut,
     load_tokenizer,
     parse_tokenizer_name,
     tokenized_text,
@@ -25,7 +20,6 @@ from pipeline.text.tokenizer import (
 )
 
 WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "<unk>": 3}
-CHINESE = "".join(map(chr, range(0x4E00, 0x9FA5)))
 TEXT = "Naïve  cafe\u0301 👩‍🚀 مَرحبا\n\tend"
 OLMO = Path(str(parse_tokenizer_name("olmo")))
 
@@ -33,19 +27,6 @@ OLMO = Path(str(parse_tokenizer_name("olmo")))
 def english(num_characters: int) -> str:
     records = islice(embedded_records(), 1000)
     return "\n\n".join(str(record["text"]) for record in records)[:num_characters]  # type: ignore[call-overload]
-
-
-def chinese(num_characters: int) -> str:
-    """Text without a blank, with a sign every few characters."""
-    draw = random.Random(0)
-    return "".join(
-        draw.choice("，。、；\n" if draw.random() < 0.1 else CHINESE) for _ in range(num_characters)
-    )
-
-
-def in_one_piece(tokenizer: DocumentTokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
 
 
 def save_word_tokenizer(path: Path, words: dict[str, int] = WORDS, **changes: Any) -> Path:
@@ -160,50 +141,6 @@ def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path)
     assert loaded.encode(["a a"])[0].tolist() == [1, 1]
     with pytest.raises(InputError, match="the tokenizer cannot encode the text: WordLevel error"):
         loaded.encode(["a b"])
-
-
-def test_a_cut_stands_before_a_blank_or_a_sign_after_a_letter() -> None:
-    for text, pieces in (
-        ("one two three", ["one two", " three"]),
-        ("one, two three", ["one, two", " three"]),
-        ("abcdefghij", ["abcdefgh", "ij"]),
-        ("a bcdefghij klm", ["a bcdefg", "hij klm"]),
-        ("12345678", ["12345678"]),
-        ("", [""]),
-    ):
-        assert list(cut(text, lambda before, after: True, largest=8)) == pieces
-
-
-def test_a_cut_stands_where_it_changes_nothing() -> None:
-    pieces = cut("a bc de f", lambda before, after: (before, after) != ("a bc de", " f"), largest=8)
-    assert list(pieces) == ["a bc", " de f"]
-
-
-@pytest.mark.parametrize("text", [english(200_000), chinese(140_000)], ids=["english", "chinese"])
-def test_long_ordinary_text_has_the_same_tokens(text: str) -> None:
-    assert len(text) > 2 * LARGEST_PIECE
-    for tokenizer in (load_tokenizer(OLMO), train_bpe(["the text of a novel 你好，"] * 3, 400)):
-        first, second, third = tokenizer.encode([text[:1000], text, text[:1000]])
-        assert np.array_equal(second, in_one_piece(tokenizer, text))
-        assert first.tolist() == third.tolist() == in_one_piece(tokenizer, text[:1000])
-
-
-def test_a_tokenizer_that_changes_the_start_of_a_text_gets_it_whole() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Prepend("_")  # as Llama's does; no words: one text is one token
-    found = DocumentTokenizer(tokenizer, "</s>").encode(["a word " * LARGEST_PIECE])
-    assert [ids.tolist() for ids in found] == [[0]]
-
-
-def test_a_document_without_a_blank_is_encoded_in_pieces_and_learned_from() -> None:
-    text = "a" * (5 * LARGEST_PIECE)
-    (found,) = load_tokenizer(OLMO).encode([text])
-    assert "".join(load_tokenizer(OLMO).pieces(found.tolist())) == text
-    for alphabet in ("abcdefghijklmnopqrstuvwxyz", CHINESE):
-        text = "".join(random.Random(0).choices(alphabet, k=100_000))  # Chinese took 20 minutes in one piece
-        started = time.process_time()
-        assert train_bpe([text], 1000).vocabulary_size == 1000
-        assert time.process_time() - started < 60
 
 
 def test_long_words_do_not_change_what_a_bpe_learns_from_others() -> None:
