@@ -8,28 +8,21 @@ What a larger size has beyond a smaller one is measured on the targets of both, 
 for both at once: intervals of two sizes that overlap say little, as both hold what a document does to either.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis import drawing
 from analysis.gap.gaps import generalization_gaps, shares_of_gaining_targets
-from analysis.gap.slopes import cluster_robust_slope
-from analysis.gap.sparsity import read_sparsity_measures, shown_measure
+from analysis.gap.sparsity import read_sparsity_measures
 from analysis.losses.token_worth import CRITERIA, effects_of_targets, token_effects
 from analysis.read import (
-    NO_INTERVAL,
     TARGET,
     interval_columns,
-    interval_of,
     joined_on_common,
     mean_columns,
     needs_null,
@@ -47,7 +40,6 @@ from pipeline.results.read import (
     read_settings_of,
 )
 from pipeline.results.schemas import DIVERGENCE, LOSS
-from pipeline.results.statistics import Interval
 
 SIZE, STEP = "num_parameters", "train_step"
 NEEDED_FACTS = (SIZE, STEP, "train_context_length")
@@ -65,7 +57,7 @@ class MeasuredSparsity:
 
     @property
     def middle_k(self) -> int:
-        """Targets that need more than so many tokens are called dense."""
+        """That of which tables of several sizes tell."""
         return self.studied_ks[len(self.studied_ks) // 2]
 
 
@@ -158,20 +150,6 @@ def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """What the long context gains the first long-trained model of every size and step that has one.
-
-    Columns num_parameters, train_step, model, num_targets, num_documents, loss_difference (nats), interval.
-    """
-    rows: list[dict[Hashable, Any]] = []
-    for group in compared:
-        if group.long_models:
-            losses = group.losses(GAIN)
-            numbers = sample_counts(losses) | mean_columns(losses, GAIN)
-            rows.append({**group.labels, "model": group.long_models[0], **numbers})
-    return pd.DataFrame(rows)
-
-
 def carried_by_scale(
     compared: Sequence[ComparedModels], k: int | None = None, targets: pd.DataFrame | None = None
 ) -> pd.DataFrame:
@@ -204,59 +182,22 @@ def _as_another_judges(effects: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """The generalization gap at every size and step, and how much larger it is where k* is large.
+    """The generalization gap at every size and step where long- and short-trained models were measured.
 
-    The k* of `shown_measure` divides targets into sparse (k* at most the middle studied k) and dense (more or
-    censored); those without a gain are neither.
-
-    Returns:
-        num_parameters, train_step, model, kind, num_targets, num_documents, then with intervals
-        generalization_gap and dense_minus_sparse (of mean gaps, nats; NaN where k* was not measured);
-        is_one_seed: k* and gap are from one model and share its noise.
+    Columns num_parameters, train_step, model, kind, num_targets, num_documents, generalization_gap (nats) and
+    its interval.
     """
     rows: list[dict[Hashable, Any]] = []
-    intervals = [f"{name}{end}" for name in (GAP, "dense_minus_sparse") for end in ("", "_low", "_high")]
-    columns = [SIZE, STEP, "model", "kind", "num_targets", "num_documents", *intervals, "is_one_seed"]
     for group in compared:
-        if not (group.long_models and group.short_models):
-            continue
-        reference, found = group.long_models[-1], group.sparsity
-        losses = read_artefact(group.results, "loss_differences", [*TARGET, LONG_LOSS])
-        gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
-        for model, kind in zip(group.short_models, group.kinds, strict=True):
-            targets = gaps[gaps["model"] == model]
-            rise = NO_INTERVAL if found is None else dense_minus_sparse(targets, found)
-            labels = {**group.labels, "model": model, "kind": kind, **sample_counts(targets)}
-            numbers = mean_columns(targets, GAP) | interval_columns("dense_minus_sparse", rise)
-            rows.append({**labels, **numbers, "is_one_seed": found is not None and found.model == reference})
-    return pd.DataFrame(rows, columns=columns)
-
-
-def dense_minus_sparse(targets: pd.DataFrame, found: MeasuredSparsity) -> Interval:
-    """The difference of two mean gaps: the slope on a variable of 0 and 1, whose interval knows documents."""
-    measures = found.measures
-    of_measure = measures[measures["measure"] == shown_measure(measures["measure"])]
-    is_dense = ~(of_measure["dependency_sparsity"] <= found.middle_k)
-    of_measure = of_measure.assign(is_dense=is_dense.astype("float64"))
-    names = [*TARGET, "dependency_sparsity", "is_censored", "is_dense"]
-    chosen = joined_on_common(targets, of_measure[names], TARGET, "targets of the gap and of k*")
-    chosen = chosen[chosen["dependency_sparsity"].notna() | chosen["is_censored"]]
-    gaps, dense, documents = (chosen[name].to_numpy() for name in (GAP, "is_dense", "document_id"))
-    return cluster_robust_slope(gaps, dense, np.empty((len(chosen), 0)), documents)
-
-
-def trend_sentences(table: pd.DataFrame, by: str, line: str, value: str, what: str) -> list[str]:
-    """From the least to the largest `by`, a size or step: a sentence a line, the intervals of `value`."""
-    sentences = []
-    for name, rows in table.dropna(subset=f"{value}_low").groupby(line, sort=False):
-        rows = rows.sort_values(by)
-        first, last = rows.iloc[0], rows.iloc[-1]
-        if first[by] != last[by]:
-            sentences.append(
-                f"{name}: {what} is {interval_of(first, value)} and {interval_of(last, value)} at"
-                f" {first[by]:,} and {last[by]:,} {by.replace('num_', '').replace('_', ' ')}."
-            )
-    return sentences
+        if group.long_models and group.short_models:
+            shorts, reference = group.short_models, group.long_models[-1]
+            losses = read_artefact(group.results, "loss_differences", [*TARGET, LONG_LOSS])
+            gaps = generalization_gaps(losses, short_models=shorts, reference_model=reference)
+            for model, kind in zip(shorts, group.kinds, strict=True):
+                targets = gaps[gaps["model"] == model]
+                labels = {**group.labels, "model": model, "kind": kind, **sample_counts(targets)}
+                rows.append(labels | mean_columns(targets, GAP))
+    return pd.DataFrame(rows)
 
 
 def changes_with_scale(
@@ -315,71 +256,3 @@ def _change(paired: pd.DataFrame, numerator: str, denominator: str | None) -> di
     difference = paired_difference(paired["document_id"], first, second)
     means: dict[Hashable, Any] = {"of_smaller": of_smaller, "of_larger": of_larger}
     return {**sample_counts(paired), **means, **interval_columns("difference", difference)}
-
-
-_Line = tuple[pd.DataFrame, str, drawing.Style, str]  # rows, the column drawn, style, name
-
-
-def scale_figure(gains: pd.DataFrame, shares: pd.DataFrame, gaps: pd.DataFrame) -> Figure:
-    """Two panels against size: what the far context is worth and short training loses; who carries it.
-
-    Tables of `gains_by_scale`, `carried_by_scale` and `gaps_by_scale`, of one step a size.
-    """
-    figure, (nats_ax, share_ax) = drawing.panels(2, 3.2)
-    lines: list[_Line] = [(gains, GAIN, drawing.TRAINED_LONG, "gain of the\nlong context")]
-    for kind, rows in gaps.groupby("kind", sort=False):
-        is_pose = str(kind).endswith(drawing.POSE)
-        name = f"gap, trained\nat {str(kind).partition(' tokens')[0]}" + (", PoSE" if is_pose else "")
-        of_a_seed = rows.drop_duplicates(SIZE)  # of several, the first
-        style = drawing.TRAINED_POSE if is_pose else drawing.TRAINED_CONTIGUOUS
-        lines.append((of_a_seed, GAP, style, name))
-    _lines_by_size(lines, nats_ax, "nats")
-    _draw_shares(shares, share_ax)
-    title = "What changes with a model's size?"
-    drawing.put_title(figure, title, drawing.sample_size(gains), _judge(shares), drawing.BARS)
-    return figure
-
-
-def carried_figure(shares: Mapping[str, pd.DataFrame]) -> Figure:
-    """A panel a kind of targets: its `carried_by_scale`, of one step a size; a line a rule."""
-    figure, axes = drawing.panels(len(shares), 3.2)
-    for ax, (kind, rows) in zip(axes, shares.items(), strict=True):
-        _draw_shares(rows, ax)
-        ax.set_title(f"{kind} ({rows['num_targets'].max():,} targets)")
-    every = pd.concat(shares.values())
-    title = "Which share of the gain do few tokens carry, by size?"
-    drawing.put_title(figure, title, drawing.sample_size(every), _judge(every), drawing.BARS)
-    return figure
-
-
-def _draw_shares(shares: pd.DataFrame, ax: Axes) -> None:
-    drawing.name_level(ax, 1, "the whole gain", "left")
-    ax.set_ylim(min(0, shares[f"{SHARE}_low"].min() - 0.02), 1.1)
-    lines = [
-        (rows, SHARE, drawing.rule_style(str(rule)), drawing.rule_text(str(rule)).replace(", ", ",\n"))
-        for rule, rows in shares.groupby("rule", sort=False)
-    ]
-    _lines_by_size(lines, ax, f"share of the gain carried by {int(shares['k'].iloc[0])} tokens")
-
-
-def _judge(shares: pd.DataFrame) -> str:
-    is_judged = "judge" in shares and (shares["judge"] != shares["model"]).all()
-    return "shares judged by another seed" if is_judged else ""
-
-
-def _lines_by_size(lines: Sequence[_Line], ax: Axes, label: str) -> None:
-    """Lines over evenly spaced sizes."""
-    sizes = sorted({size for rows, *_ in lines for size in rows[SIZE]})
-    ends = []
-    for place, (rows, value, style, name) in enumerate(lines):
-        rows = rows.sort_values(SIZE)
-        x = np.array([sizes.index(size) for size in rows[SIZE]]) + 0.03 * drawing.beside(place, len(lines))
-        ends.append(drawing.draw_line(ax, x, rows, value, style.measured, name))
-    names = [drawing.size_text(int(size)).removesuffix(" parameters") for size in sizes]
-    ax.set_xticks(range(len(sizes)), names)
-    ax.set_xlabel("parameters")
-    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-    ax.set_xlim(-0.3, len(sizes) - 0.8)
-    ax.set_ylabel(label)
-    ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
-    drawing.label_line_ends(ax, ends)

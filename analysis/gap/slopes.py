@@ -22,13 +22,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis import drawing
 from analysis.gap.gaps import NO_GAIN, generalization_gaps
 from analysis.gap.sparsity import (
-    ALL_TARGETS,
     AMONG_REACHED,
     CODINGS,
     coded_sparsity,
@@ -255,17 +253,6 @@ def mean_gaps(gaps: pd.DataFrame) -> pd.DataFrame:
     return summarized(gaps, ["model"], means, sort=False)
 
 
-def gap_sentences(means: pd.DataFrame, floor_model: str) -> list[str]:
-    """A sentence a model of `mean_gaps`, whose gaps are to `floor_model`."""
-    return [
-        f"{row['model']} (n = {row['num_targets']:,}): the gap to {floor_model} is"
-        f" {interval_of(row, 'generalization_gap')} nats. The expected gap is"
-        f" {interval_of(row, 'expected_gap')}; for each of its nats the gap rises by"
-        f" {interval_of(row, CALIBRATION)}, where 1 is needed for the one to stand for the other."
-        for row in means.to_dict("records")
-    ]
-
-
 def few_and_many(targets: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     """The gap where the studied k suffice and where they do not, in nats and as a share of the gain.
 
@@ -386,19 +373,6 @@ def _variables(chosen: pd.DataFrame, controls: Sequence[str]) -> tuple[np.ndarra
     return gaps_T, sparsity_T, controls_TC, chosen["document_id"].to_numpy()
 
 
-def slope_sentences(slopes: pd.DataFrame) -> list[str]:
-    """A sentence a short model: in how many readings of k*, a measure and a coding each, the gap rises."""
-    sentences = []
-    for model, of_model in slopes.groupby("model", sort=False):
-        parts = []
-        for adjustment in (NO_CONTROLS, ALL_CONTROLS, WITH_GAIN):
-            rows = of_model[of_model["adjustment"] == adjustment]
-            rises, falls = (rows["slope_low"] > 0).sum(), (rows["slope_high"] < 0).sum()
-            parts.append(f"clearly rises with k* in {rises} and falls in {falls} ({adjustment})")
-        sentences.append(f"{model}, of {len(rows)} readings of k* the gap {'; '.join(parts)}.")
-    return sentences
-
-
 _ASIDE = 0.24  # between models, of a row or class
 
 
@@ -471,43 +445,6 @@ def _draw_slopes(
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.set_xlabel("nats a doubling of k*")
-
-
-def slopes_figure(slopes: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], held: str) -> Figure:
-    """Slopes by every measure of k*; nothing held constant, or `held` and the gain; on one scale."""
-    measures = list(dict.fromkeys(slopes["measure"]))
-    drawn = slopes[slopes["num_targets"] >= drawing.FEWEST_TARGETS]
-    blocks = {AMONG_REACHED: "Targets that have a k*", ALL_TARGETS: "All targets (k* = 0: nothing gained)"}
-    figure, axes = drawing.panels(2, 0.9 + 0.3 * len(blocks) * (len(measures) + 1))
-    titles = {NO_CONTROLS: "nothing held constant", WITH_GAIN: f"{held}\nand gain held constant"}
-    for ax, (adjustment, title) in zip(axes, titles.items(), strict=True):
-        rows, names = [], []
-        for coding, block in blocks.items():
-            rows.append(slopes.iloc[:0])
-            names.append(block)
-            for measure in measures:
-                is_row = (drawn["measure"] == measure) & (drawn["coding"] == coding)
-                rows.append(drawn[is_row & (drawn["adjustment"] == adjustment)])
-                few = f"fewer than {drawing.FEWEST_TARGETS}"
-                count = f"{rows[-1]['num_targets'].min():,}" if len(rows[-1]) else few
-                names.append(f"{measure_text(measure)} ({count})")
-        _draw_slopes(rows, names if ax is axes[0] else [""] * len(rows), ax, labels)
-        ax.tick_params(axis="y", length=0)
-        ax.set_title(title, loc="left")
-    limits = [limit for ax in axes for limit in ax.get_xlim()]
-    for ax in axes:
-        ax.set_xlim(min(limits), max(limits))
-    for tick, name in zip(axes[0].yaxis.get_major_ticks(), names, strict=True):
-        tick.label1.set_fontweight("bold" if name in blocks.values() else "normal")
-    models = list(dict.fromkeys(slopes["model"]))
-    handles = [Line2D([], [], **labels[model].style.measured) for model in models]
-    texts = [labels[model].text for model in models]
-    figure.legend(handles, texts, loc="outside lower right", ncols=2)
-    drawing.put_title(
-        figure, "How does a doubling of k* change the generalization gap?", drawing.sample_size(drawn),
-        _size(slopes, labels), "targets in brackets", drawing.BARS,
-    )  # fmt: skip
-    return figure
 
 
 def _size(slopes: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> str:

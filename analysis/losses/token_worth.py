@@ -11,7 +11,7 @@ Whatever the intervention, k tokens are added to a baseline, and what they recov
 Nats, means over targets; intervals as in `analysis.read`.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,7 @@ from analysis import drawing
 from analysis.read import (
     NO_INTERVAL,
     TARGET,
-    Row,
     interval_columns,
-    interval_of,
     interval_over_documents,
     joined_on_common,
     mean_columns,
@@ -36,7 +34,6 @@ from pipeline.measuring.rules import REMOVE
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 
 CRITERIA = (LOSS, DIVERGENCE)
-NEAREST = "nearest"
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
 _CHOICE = ["model", "judge", "rule", "k"]
@@ -177,64 +174,6 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
     excess = paired["recovered"] - paired["null_recovered"]
     has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
     return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
-
-
-def nearest_equivalents(effects: pd.DataFrame) -> pd.DataFrame:
-    """How many of the nearest far tokens do what k chosen ones do: between two numbers that were studied.
-
-    Returns:
-        model, judge, criterion, rule (no `nearest`), k, effect, then more_than and at_most: the least studied
-        number of nearest tokens whose effect is as large, and the one before it (0 before the first; at_most
-        is NaN where none of them does as much). No rows where `nearest` was not studied.
-    """
-    rows = []
-    for _, group in effects.groupby(["model", "judge", "criterion"]):
-        nearest = group[group["rule"] == NEAREST].sort_values("k")
-        for row in group[group["rule"] != NEAREST].to_dict("records") if len(nearest) else ():
-            more_than, at_most = _bracket(nearest, row["effect"])
-            labels = {name: row[name] for name in ("model", "judge", "criterion", "rule", "k", "effect")}
-            rows.append(labels | {"more_than": more_than, "at_most": at_most})
-    return pd.DataFrame(rows)
-
-
-def _bracket(nearest: pd.DataFrame, effect: float) -> tuple[float, float]:
-    """The studied numbers of nearest tokens around an effect: the last below, the first that reaches it."""
-    if np.isnan(effect):
-        return 0, np.nan
-    reaches = (nearest["effect"] >= effect).to_numpy()
-    studied = nearest["k"].to_numpy()
-    if not reaches.any():
-        return int(studied[-1]), np.nan
-    first = int(reaches.argmax())
-    return (int(studied[first - 1]) if first else 0), int(studied[first])
-
-
-def number_in_words(row: Row) -> str:
-    """A row of `nearest_equivalents` as "between 32 and 64", "no more than 1" or "more than 231"."""
-    if row["effect"] <= 0:
-        return "none"
-    if np.isnan(row["at_most"]):
-        return f"more than {row['more_than']:.0f}"
-    if not row["more_than"]:
-        return f"no more than {row['at_most']:.0f}"
-    return f"between {row['more_than']:.0f} and {row['at_most']:.0f}"
-
-
-def effect_sentences(effects: pd.DataFrame, equivalents: pd.DataFrame) -> Iterator[str]:
-    """A sentence a model, judge, criterion and rule: its largest k's worth, in nearest tokens too."""
-    keys = ["model", "judge", "criterion", "rule", "k"]
-    numbers = {} if equivalents.empty else equivalents.set_index(keys).to_dict("index")
-    chosen = effects[effects["rule"] != NEAREST]
-    for _, rows in chosen.groupby(keys[:-1], sort=False):
-        row = rows.sort_values("k").iloc[-1]
-        beyond = " beyond the null" if needs_null(row["rule"]) else ""
-        judge = "" if row["judge"] == row["model"] else f", judged by {row['judge']}"
-        nearest = numbers.get(tuple(row[name] for name in keys))
-        as_many = "" if nearest is None else f", as {number_in_words(nearest)} of the nearest do"
-        yield (
-            f"{row['model']}, {row['rule']}, by the {row['criterion']}{judge}: {row['k']} tokens are worth"
-            f" {interval_of(row, 'effect')} nats{beyond} of {row['gain']:.3f}{as_many}."
-        )
 
 
 _ROLES = {

@@ -30,14 +30,6 @@ from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 REFERENCE_RULE = "leave_one_out"
 """Our reading of the paper's Eq. 20, which the others are compared with."""
 
-REDUNDANT_INFLUENCE_NATS = 0.05
-"""Leaving a token out costs less: what it says stands elsewhere in the long context, or matters little."""
-MISSED_NATS = 0.1
-"""A choice is worse where it recovers this much less; the least gain that the stage gives a k* to."""
-
-_FAR_CONTEXT = ["model", "far_context", *TARGET]
-"""The columns that name a target with one of its far contexts."""
-
 
 def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
     """Rules in the order of the tables: those that see the answer, that fit the prediction, others."""
@@ -117,68 +109,6 @@ def differences_between_rules(
     paired = paired.assign(recovered_difference=own, excess_difference=own - null)
     names = "recovered_difference", "excess_difference"
     return summarized(paired, ["model", "rule", "k"], lambda targets: mean_columns(targets, *names))
-
-
-def missed_redundancy(
-    sparse_context_losses: pd.DataFrame,
-    influential_tokens: pd.DataFrame,
-    *,
-    influence_below: float = REDUNDANT_INFLUENCE_NATS,
-    recovers_more: float = MISSED_NATS,
-) -> pd.DataFrame:
-    """How often leave-one-out misses redundant evidence that greedy finds.
-
-    A target counts at k where both hold:
-
-    1. greedy's first token, which alone beside the short context helps most of all, has an influence (loss
-       without it minus loss of the long context) below `influence_below`: with the rest of the long context
-       in sight it can be spared;
-    2. greedy's S_k recovers at least `recovers_more` nats more than leave-one-out's S_k of the same size: the
-       choice by influence pays for passing over such tokens.
-
-    Greedy looks at the answer harder than leave-one-out, so 2. holds by selection alone for many targets.
-    Both are therefore counted in the null too, where the far context is another document's and holds no
-    evidence: the excess of the shares is the effect.
-
-    Args:
-        sparse_context_losses, influential_tokens: the artefacts, with rules `greedy` and `leave_one_out`.
-        influence_below, recovers_more: nats.
-
-    Returns:
-        model, k, num_targets, num_documents, then with intervals the shares of targets missed_share,
-        null_missed_share, excess_share (missed - null). Targets that lack any of it are left out; no rows
-        where one of the rules was not run.
-    """
-    first = influential_tokens.query("rule == 'greedy' and rank == 1").dropna(subset="influence")
-    is_spared = first[_FAR_CONTEXT].assign(is_spared=first["influence"] < influence_below)
-    targets = _by_greedy_and_leave_one_out(with_recovered_losses(sparse_context_losses))
-    if targets is None:
-        return pd.DataFrame(columns=["model", "k"])
-    targets = joined_on_common(
-        targets, is_spared, _FAR_CONTEXT, "targets with greedy's first token", may_right_have_more=True
-    )
-    is_better = targets["greedy"] - targets["leave_one_out"] >= recovers_more
-    targets["is_missed"] = (is_better & targets["is_spared"]).astype("float64")
-    shares = complete_rows(
-        targets.pivot(index=["model", "k", *TARGET], columns="far_context", values="is_missed"),
-        "targets at one k with redundancy in their own and the null's far context",
-    )
-    shares = shares.rename(columns={OWN: "missed_share", OTHER_DOCUMENT: "null_missed_share"}).reset_index()
-    shares["excess_share"] = shares["missed_share"] - shares["null_missed_share"]
-    names = "missed_share", "null_missed_share", "excess_share"
-    return summarized(shares, ["model", "k"], lambda targets: mean_columns(targets, *names))
-
-
-def _by_greedy_and_leave_one_out(losses: pd.DataFrame) -> pd.DataFrame | None:
-    """What either rule recovers of each target at each k, a column a rule; None where one was not run."""
-    of_rule = losses[losses["rule"].isin(("greedy", "leave_one_out"))].pivot(
-        index=[*_FAR_CONTEXT, "k"], columns="rule", values="recovered_loss"
-    )
-    if of_rule.shape[1] < 2:
-        return None
-    own_or_null = of_rule.groupby(level=["model", "far_context", "k"])
-    of_rule = of_rule[own_or_null.transform("count").gt(0).all(axis="columns")]
-    return complete_rows(of_rule, "targets at one k, by greedy and leave_one_out").reset_index()
 
 
 def _own_and_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:

@@ -68,17 +68,6 @@ def by_k(rows: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()  # fmt: skip
 
 
-def at_their_number(rows: pd.DataFrame) -> pd.DataFrame:
-    """Recall where as many tokens are selected as there are true dependencies, which is the precision too.
-
-    Returns:
-        A row a condition, with a column a rule and intervention: the mean over seeds.
-    """
-    within = rows[rows["rank"] <= rows["num_dependencies"]]
-    found = within.groupby([*CONDITION, *SELECTION, "model"], dropna=False)["is_dependency"].mean()
-    return found.groupby([*CONDITION, *SELECTION], dropna=False).mean().unstack(SELECTION)
-
-
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:
     """Which of the true dependencies are found, by the part they play, over seeds.
 
@@ -213,33 +202,3 @@ def by_kind(rows: pd.DataFrame) -> pd.DataFrame:
         for kind, is_kind in KINDS.get(str(task), {"every ID": lambda rows: rows["rank"] > 0}).items()
     ]
     return _over_seeds(pd.concat(tables), ["found", "chance", "effect"])
-
-
-def of_largest_size(kinds: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one condition: that with the largest examples, the last of several."""
-    conditions = [rows for _, rows in kinds.groupby(CONDITION, dropna=False)]
-    return max(reversed(conditions), key=lambda rows: int(rows["size"].iloc[0]))
-
-
-def found_ids_figure(kinds: pd.DataFrame) -> Figure:
-    """The share of the deciding tokens that each rule finds, the rules that find most on top."""
-    selections = zip(kinds["rule"], kinds["intervention"], strict=True)
-    named = kinds.assign(row=[selection_words(rule, what) for rule, what in selections])
-    rows = list(named.groupby("row")["found"].mean().sort_values(kind="stable").index)
-    parts = list(dict.fromkeys(named["part"]))
-    figure, axes = drawing.panels(len(parts), 0.9 + 0.2 * len(rows))
-    for part, ax in zip(parts, axes, strict=True):
-        of_part = named[named["part"] == part]
-        styles = [drawing.rule_style(rule).measured for rule in of_part["rule"]]
-        heights = [rows.index(row) for row in of_part["row"]]
-        drawing.draw_points(ax, heights, of_part, "found", styles, ends=("lowest", "highest"))
-        ax.axvline(of_part["chance"].mean(), color=drawing.GREY, linewidth=1, linestyle=":", zorder=0)
-        ax.set_xlim(-0.04, 1.06)
-        ax.set_ylim(-0.6, len(rows) - 0.4)
-        ax.set_yticks(range(len(rows)), rows if part == parts[0] else [""] * len(rows))
-        ax.set_title(f"ID of {part}" if len(parts) > 1 else part)
-        ax.set_xlabel("found first (share)")
-    note = "bars: range of seeds; dotted: chance"
-    title = "Do the rules find the token that decides the next position ID?"
-    drawing.put_title(figure, title, sample_size(kinds), note)
-    return figure

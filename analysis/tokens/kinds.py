@@ -46,8 +46,6 @@ from matplotlib.figure import Figure
 from analysis import drawing
 from analysis.gap.gaps import (
     generalization_gaps,
-    sparsity_categories,
-    sparsity_category,
 )
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import excess_over_null
@@ -369,28 +367,6 @@ def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.Da
 def excess_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
     """What k tokens recover beyond the null: a row a category, model, rule and k, as `excess_over_null`."""
     return by_category(sparse_context_losses, categories, excess_over_null)
-
-
-def sparsity_by_category(
-    dependency_sparsity: pd.DataFrame, categories: pd.DataFrame, studied_ks: Sequence[int]
-) -> pd.DataFrame:
-    """How many far tokens the targets of each category need.
-
-    Returns:
-        aspect, category, model, rule, k_star (each of `sparsity_categories`), num_targets, num_documents (of
-        the category), share of its targets with this k*, with interval.
-    """
-
-    def shares(targets: pd.DataFrame) -> pd.DataFrame:
-        k_star = sparsity_category(targets, studied_ks)
-        tables = []
-        for name in sparsity_categories(studied_ks):
-            of_name = targets.assign(share=(k_star == name).astype("float64"))
-            means = summarized(of_name, ["model", "rule"], lambda group: mean_columns(group, "share"))
-            tables.append(means.assign(k_star=name))
-        return pd.concat(tables, ignore_index=True)
-
-    return by_category(dependency_sparsity, categories, shares)
 
 
 def gaps_by_category(

@@ -16,20 +16,14 @@ Where ours differs from theirs:
 Key tokens are chosen by an `evaluator`, as in their paper, and LongPPL may be any model's. A model that
 chooses its own is flattered: LCL > beta keeps only what it predicts well, so its LongPPL is below exp(-beta)
 whatever it is. Choosing also looks at the answer, so differences on key tokens are no means over text.
-
-In the figure thick lines are exact windows, thin ones LongPPL's shared ones.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
-from analysis import drawing
 from analysis.read import TARGET, interval_over_documents, joined_on_common, mean_columns, sample_counts
 from pipeline.cli import InputError, unknown_name
 from pipeline.results.statistics import Interval
@@ -37,8 +31,6 @@ from pipeline.results.statistics import Interval
 ALPHA, BETA = 2.0, -2.0
 SHORT_LOSS = {"exact": "short_context_loss", "windowed": "windowed_short_context_loss"}
 """Kind of short context -> the column of its loss."""
-WINDOWS = {"exact": "exact windows", "windowed": "shared windows"}
-"""The same in words."""
 COLUMNS = [*TARGET, *SHORT_LOSS.values(), "long_context_loss"]
 """What the functions here need of the artefact `loss_differences`, beside the model."""
 
@@ -174,81 +166,3 @@ def key_token_agreement(
                 )  # fmt: skip
     table = pd.DataFrame(rows)
     return table.astype({"jaccard": "Float64"}) if rows else table
-
-
-_STYLES: dict[str, dict[str, Any]] = {"exact": {}, "windowed": {"linewidth": 0.6, "markersize": 2}}
-
-
-def long_perplexity_figure(
-    own: pd.DataFrame, judged: pd.DataFrame, evaluator: str, labels: Mapping[str, drawing.ModelLabel]
-) -> Figure:
-    """Two panels against alpha: each model's own key tokens, and LongPPL over those of one evaluator.
-
-    Models of another size than the evaluator are left out.
-    """
-    size = labels[evaluator].num_parameters
-    alike = [model for model, label in labels.items() if label.num_parameters == size]
-    own, judged = (table[table["model"].isin(alike)] for table in (own, judged))
-    figure, (count_ax, perplexity_ax) = drawing.panels(2, 2.8)
-    key_tokens_against_alpha(own, labels, count_ax)
-    drawing.label_line_ends(perplexity_ax, long_perplexity_against_alpha(judged, labels, perplexity_ax))
-    is_shared = "windowed" in set(own["short_context"])
-    told = (
-        f"key tokens of “{labels[evaluator].text}”",
-        "thin: shared windows" if is_shared else "",
-        drawing.BARS,
-    )
-    parts = drawing.sample_size(own), labels[evaluator].size, f"beta = {own['beta'].iloc[0]:g} nats", *told
-    drawing.put_title(
-        figure, "How many tokens need their long context, and what is their perplexity?", *parts
-    )
-    return figure
-
-
-def key_tokens_against_alpha(
-    perplexities: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], ax: Axes
-) -> None:
-    """How many targets are key tokens, a line a model and kind of window."""
-    for (model, kind), line in perplexities.groupby(["model", "short_context"]):
-        # Zero has no place on a logarithmic axis: there the line ends.
-        seen = line[line["num_key_tokens"] > 0]
-        style = labels[str(model)].style.measured | _STYLES[str(kind)]
-        ax.plot(seen["alpha"], seen["num_key_tokens"], **style)
-    _logarithmic(ax)
-    ax.set_xlabel("alpha, least gain (nats)")
-    ax.set_ylabel("key tokens of each model")
-
-
-def long_perplexity_against_alpha(
-    perplexities: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], ax: Axes
-) -> list[drawing.LineEnd]:
-    """LongPPL, a line a model and kind of window; bars of exact windows; what each is called."""
-    ends = []
-    for (model, kind), line in perplexities.groupby(["model", "short_context"]):
-        label = labels[str(model)]
-        values = _floats(line["long_perplexity"])
-        ax.plot(line["alpha"], values, **label.style.measured | _STYLES[str(kind)])
-        if kind == "exact":
-            low, high = (_floats(line[f"long_perplexity_{end}"]) for end in ("low", "high"))
-            ax.vlines(line["alpha"], low, high, color=label.style.color, linewidth=0.9)
-            known = values.dropna()
-            if len(known):
-                ends.append(
-                    drawing.LineEnd(
-                        line["alpha"][known.index[-1]], known.iloc[-1], label.text, label.style.color
-                    )
-                )
-    _logarithmic(ax)
-    ax.set_xlabel("alpha, least gain (nats)")
-    ax.set_ylabel("LongPPL")
-    return ends
-
-
-def _logarithmic(ax: Axes) -> None:
-    ax.set_yscale("log")
-    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter())  # 4, not 4 x 10^0
-
-
-def _floats(column: pd.Series) -> pd.Series:
-    return column.astype("float64")  # null becomes NaN, which is not drawn

@@ -13,17 +13,13 @@ choose among; i: the selected position; all compared by vocabulary ID):
 Both names and places depend on what is there to be chosen, so each share has two things beside it: the same
 share of all far positions of these targets, which is what a choice at random has on average (no draw is
 needed), and both again for the null, whose choice is among another document's tokens at the same positions.
-In the figure the null is hollow, and a grey tick is what a choice at random has.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis import drawing
 from analysis.read import TARGET, MeasuredText, joined_on_common, mean_columns, sample_counts
 from pipeline.cli import InputError
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
@@ -200,39 +196,3 @@ def _shares(
                 means = mean_columns(shares, CHOSEN, AVAILABLE, "chosen_beyond_available")
                 rows.append(row | sample_counts(shares) | means)
     return pd.DataFrame(rows)
-
-
-_ASIDE = 0.13
-
-
-def places_figure(relation: pd.DataFrame, distance: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
-    """Two panels on one scale: relations, and distances."""
-    figure, axes = drawing.panels(2, 2.6)
-    relation = relation[relation["relation"] != OTHER]  # what is left to 1
-    shares_of(relation, "relation", list(dict.fromkeys(relation["relation"])), axes[0])
-    bins = distance.drop_duplicates("from_distance")
-    labels = [f"{row.from_distance}–{row.to_distance}" for row in bins.itertuples()]
-    shares_of(distance, "from_distance", labels, axes[1])
-    axes[1].set_ylabel("distance (tokens)")
-    right = max(ax.get_xlim()[1] for ax in axes)
-    for ax in axes:
-        ax.set_xlim(0, right)
-        ax.set_xlabel("share of the k tokens")
-    rule = drawing.rule_text(relation["rule"].iloc[0])
-    told = "hollow: the null", "grey: chance", drawing.BARS
-    parts = drawing.sample_size(relation), rule, label.text, label.size, *told
-    drawing.put_title(figure, "What are the influential tokens to their targets, and how far away?", *parts)
-    return figure
-
-
-def shares_of(table: pd.DataFrame, column: str, labels: Sequence[str], ax: Axes) -> None:
-    """Share of the k tokens with each value, own above null, each with its tick for a choice at random."""
-    values = list(dict.fromkeys(table[column]))
-    look = drawing.rule_style(str(table["rule"].iloc[0]))
-    for far_context, style, aside in ((OWN, look.measured, _ASIDE), (OTHER_DOCUMENT, look.null, -_ASIDE)):
-        rows = table[table["far_context"] == far_context].set_index(column).reindex(values)
-        y = aside - np.arange(len(values))
-        drawing.draw_points(ax, y, rows, "chosen", [style] * len(rows))
-        ax.vlines(rows["available"], y - 0.12, y + 0.12, color=drawing.GREY, linewidth=1.6, zorder=0)
-    ax.set_yticks(-np.arange(len(values)), labels)
-    ax.set_ylim(0.5 - len(values), 0.5)

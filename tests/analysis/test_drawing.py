@@ -17,9 +17,9 @@ from synthetic_results import KS, SHORT_MODELS
 
 from analysis import drawing
 from analysis.drawing import FEWEST_TARGETS, ModelLabel, Style, model_labels
-from analysis.gap import gaps, scale, slopes
+from analysis.gap import gaps, slopes
 from analysis.gap.sparsity import read_sparsity_measures, sparsity_figure
-from analysis.losses import calibration, losses, token_worth
+from analysis.losses import losses, token_worth
 from analysis.read import read_sparse_losses
 from analysis.rules import selection
 from pipeline.measuring.rules import RULES
@@ -82,14 +82,6 @@ def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D
     np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), rows[value].astype(float))
     np.testing.assert_allclose(ends, rows[[f"{value}_low", f"{value}_high"]])
     return line
-
-
-def assert_points(ax: Axes, rows: pd.DataFrame, value: str) -> None:
-    """Every row with a value is a point with a horizontal bar, in order."""
-    rows = rows.dropna(subset=value)
-    for (line, _, (bar,)), row in zip(ax.containers, rows.to_dict("records"), strict=True):
-        assert line.get_xdata() == [row[value]]
-        np.testing.assert_allclose(bar.get_segments()[0][:, 0], [row[f"{value}_low"], row[f"{value}_high"]])
 
 
 def test_the_paper_figure_is_its_table(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
@@ -177,49 +169,6 @@ def test_classes_of_the_gap_are_named_with_their_n_and_small_ones_left_out(
     plt.close("all")
 
 
-def test_every_slope_is_drawn_with_its_n(of_gap: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    figure = slopes.slopes_figure(of_gap, labels, "frequency, position,\ndifficulty")
-    axes = figure.axes
-    assert axes[0].get_xlim() == axes[1].get_xlim()
-    keys = ["coding", "measure", "model"]
-    for ax, adjustment in zip(axes, (slopes.NO_CONTROLS, slopes.WITH_GAIN), strict=True):
-        rows = of(of_gap, adjustment=adjustment).sort_values(keys, kind="stable")
-        in_order = pd.concat([of(rows, coding=coding) for coding in slopes.CODINGS])
-        assert_points(ax, in_order, "slope")
-    names = [text.get_text() for text in axes[0].get_yticklabels()]
-    num_targets = of(of_gap, measure="leave_one_out", coding=slopes.AMONG_REACHED)["num_targets"].iloc[0]
-    assert names[:2] == ["Targets that have a k*", f"leave one out ({num_targets})"]
-    assert_legible(figure)
-    few = of_gap.assign(num_targets=of_gap["num_targets"].mask(of_gap["coding"] == slopes.AMONG_REACHED, 29))
-    without = slopes.slopes_figure(few, labels, "frequency").axes[0]
-    assert without.get_yticklabels()[1].get_text() == "leave one out (fewer than 30)"
-    assert len(without.containers) == len(axes[0].containers) / 2
-    plt.close("all")
-
-
-def test_scale_is_drawn(scales: tuple[Path, Any, Any]) -> None:
-    compared = scale.compared_models([scales[0] / "small", scales[0] / "large"])
-    gains, carried, of_gaps = (
-        table(compared) for table in (scale.gains_by_scale, scale.carried_by_scale, scale.gaps_by_scale)
-    )
-    figure = scale.scale_figure(gains, carried, of_gaps)
-    nats_ax, share_ax = figure.axes
-    assert_drawn(nats_ax, 0, gains, "loss_difference")
-    for index, model in enumerate(SHORT_MODELS):
-        assert_drawn(nats_ax, 1 + index, of(of_gaps, model=model), "generalization_gap")
-    for index, rule in enumerate(("nearest", "random")):
-        assert_drawn(share_ax, index, of(carried, rule=rule), "share")
-    assert [tick.get_text() for tick in nats_ax.get_xticklabels()] == ["1 M", "3 M"]
-    assert_legible(figure)
-    halves = {name: carried[name] / 2 for name in ("share", "share_low", "share_high")}
-    figure = scale.carried_figure({"a kind": carried, "others": carried.assign(**halves)})
-    for ax, rows in zip(figure.axes, (carried, carried.assign(**halves)), strict=True):
-        for index, rule in enumerate(("nearest", "random")):
-            assert_drawn(ax, index, of(rows, rule=rule), "share")
-    assert figure.axes[0].get_title() == "a kind (384 targets)"
-    assert_legible(figure)
-
-
 def test_needed_tokens_are_drawn_for_every_model(small: Path, labels: dict[str, ModelLabel]) -> None:
     tables = []
     for model in (LONG, "long-seed1"):
@@ -238,30 +187,6 @@ def test_rules_stand_in_rows(small: Path, labels: dict[str, ModelLabel]) -> None
     settings = {LONG: read_settings(small, "influential_tokens")[LONG] | {"targets_per_chunk": 16}}
     table = selection.rules_table(read_sparse_losses(small, only={"model": [LONG]}), settings)
     assert_legible(selection.rules_figure(table, labels[LONG]))
-
-
-def test_calibration_is_drawn_on_one_scale() -> None:
-    generator = np.random.default_rng(1)
-    expected = generator.gamma(1, 0.2, 1280)
-    targets = pd.DataFrame(
-        {
-            "document_id": np.tile(np.repeat(np.arange(40), 16).astype(str), 2),
-            "model": np.repeat(["a", "b"], 640),
-            "short_context_divergence": expected, "foreign_context_divergence": expected / 2,
-            "loss_difference": expected + generator.normal(0, 0.1, 1280),
-            "specific_gain": expected / 2 + generator.normal(0, 0.1, 1280),
-        }
-    )  # fmt: skip
-    bins = [calibration.calibration_bins(targets, name) for name in calibration.EXPECTED_AND_ACTUAL]
-    labels = {name: ModelLabel(f"seed {name}", drawing.TRAINED_LONG, None, 256) for name in "ab"}
-    figure = calibration.calibration_figure(pd.concat(bins), labels)
-    first, second = figure.axes
-    assert (first.get_ylim(), first.get_xlim()) == (second.get_ylim(), second.get_xlim())
-    for ax, of_panel in zip(figure.axes, bins, strict=True):
-        for index, model in enumerate("ab"):
-            assert_drawn(ax, index, of(of_panel, model=model), "actual_gain")
-        assert any(line.get_linestyle() == ":" for line in ax.lines)  # where a model is calibrated
-    assert_legible(figure)
 
 
 def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:

@@ -62,12 +62,6 @@ def test_the_range_is_over_seeds(rows: pd.DataFrame) -> None:
     assert (at_2["precision_lowest"], at_2["precision_highest"]) == (0.5, 0.75)
 
 
-def test_at_their_number_precision_is_recall(rows: pd.DataFrame) -> None:
-    table = dependencies.at_their_number(rows)
-    # a: 1 of 2 and 0 of 1 found, b: 2 of 2 and 0 of 1.
-    assert table[("leave_one_out", "remove")].tolist() == [pytest.approx((1 / 3 + 2 / 3) / 2)]
-
-
 def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFrame) -> None:
     """Two marked bits a target, two bits and two marks; a misses one mark, b one bit."""
     selections = [
@@ -151,23 +145,6 @@ def test_ids_that_the_content_decides_stand_apart(kinds: pd.DataFrame) -> None:
     assert right["found"] == 0
     assert (left["effect"], sign["effect"], right["effect"]) == (3.0, 1.5, 1.0)
     assert set(kinds["chance"]) == {0.05} and set(kinds["num_seeds"]) == {2}
-
-
-def test_the_figure_draws_every_kind_of_id(kinds: pd.DataFrame) -> None:
-    both = pd.concat(
-        [kinds, kinds.assign(intervention="remove", found=0.98, found_lowest=0.9, found_highest=1.0)]
-    )
-    figure = dependencies.found_ids_figure(both)
-    assert [ax.get_title() for ax in figure.axes] == ["ID of a left side", "ID of =", "ID of a right side"]
-    drawn = [float(container.lines[0].get_xdata()[0]) for container in figure.axes[1].containers]
-    assert sorted(drawn) == [0.25, 0.98]
-    assert_legible(figure)
-
-
-def test_the_figure_is_of_the_largest_examples_alone(kinds: pd.DataFrame) -> None:
-    larger, other = kinds.assign(size=9), kinds.assign(size=9, largest_train_size=7)
-    of_several = dependencies.of_largest_size(pd.concat([kinds, other, larger]))  # one condition
-    assert of_several[["size", "largest_train_size"]].drop_duplicates().values.tolist() == [[9, 7]]
 
 
 @pytest.mark.slow

@@ -92,14 +92,6 @@ def test_targets_measured_elsewhere_are_refused(targets: pd.DataFrame, measured:
         gap_slopes.gap_slopes(targets, elsewhere, KS[-1])
 
 
-def test_readings_are_counted(slopes: pd.DataFrame) -> None:
-    ends = {"slope": -slopes["slope"], "slope_low": -slopes["slope_high"], "slope_high": -slopes["slope_low"]}
-    for table, rises, falls in ((slopes, 2, 0), (slopes.assign(**ends), 0, 2)):
-        first, second = gap_slopes.slope_sentences(table)
-        assert first.startswith("short-contiguous, of 2 readings of k* the gap clearly rises")
-        assert f"rises with k* in {rises} and falls in {falls} (no controls)" in second
-
-
 def test_the_expected_gap_in_its_place(
     targets: pd.DataFrame, measured: pd.DataFrame, slopes: pd.DataFrame
 ) -> None:

@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from explorable_results import KS, LONG, SHORT, write_explorable
-from legible_figures import assert_legible
 
-from analysis.drawing import model_labels
 from analysis.read import TARGET, MeasuredText
 from analysis.tokens import places
 from analysis.tokens.places import (
@@ -157,18 +155,3 @@ def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, t
     with pytest.raises(InputError, match="2 chunks that the data in .* does not hold"):
         ids = tokens["document_id"]
         places.selections(tokens.assign(document_id=ids.replace(ids.iloc[0], "f" * 16)), text)
-
-
-def test_the_figure_of_places_can_be_read(tokens: pd.DataFrame, text: MeasuredText, results: Path) -> None:
-    rows = tokens.query("model == 'other' and rule == 'nearest'")
-    selected = places.selections(rows, text)
-    bins = distance_bins(SHORT, LONG)
-    available = places.available_places(selected, text, bins)
-    relation = places.relation_shares(selected, available, [8])
-    distance = places.distance_shares(selected, available, [8], bins)
-    role = model_labels(results, "influential_tokens")["other"]
-    figure = places.places_figure(relation, distance, role)
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-    hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "white"]
-    assert len(hollow) == len(relation) // 2 - 1 + len(distance) // 2  # the null of each row, but "other"
-    assert_legible(figure)

@@ -11,7 +11,6 @@ from explorable_results import LONG, SHORT, TARGETS, write_explorable
 from legible_figures import assert_legible
 
 from analysis.drawing import model_labels
-from analysis.gap.gaps import NO_GAIN
 from analysis.losses.losses import summarize_models
 from analysis.read import MeasuredText, write_derived_table
 from analysis.tokens import kinds
@@ -290,13 +289,6 @@ def sparse_context_losses() -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-@pytest.fixture
-def dependency_sparsity() -> pd.DataFrame:
-    return targets(
-        model=["long"] * 3, rule=["leave_one_out"] * 3, dependency_sparsity=K_STARS, is_censored=[False] * 3
-    )
-
-
 def of(table: pd.DataFrame, category: str, column: str) -> list:
     return table.loc[table["category"] == category, column].tolist()
 
@@ -342,14 +334,6 @@ def test_means_by_hand(
     )
     assert of(gaps, "number", "generalization_gap") == [1]
     assert of(gaps, "content word", "generalization_gap_high") == [3]
-
-
-def test_shares_of_k_star_by_hand(dependency_sparsity: pd.DataFrame, categories: pd.DataFrame) -> None:
-    shares = kinds.sparsity_by_category(dependency_sparsity, categories, KS)
-    assert of(shares, "number", "k_star") == ["1", "4", "more than 4", NO_GAIN]
-    assert of(shares, "number", "share") == [1, 0, 0, 0]
-    assert of(shares, "content word", "share") == [0, 0.5, 0, 0.5]
-    assert of(shares, "new", "share") == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 
 def test_shares_of_targets_and_of_the_gain_by_hand(

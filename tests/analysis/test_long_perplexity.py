@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from legible_figures import assert_legible
-from matplotlib.axes import Axes
 from measured_documents import (
     DOCUMENTS,
     LONG,
@@ -20,9 +18,7 @@ from measured_documents import (
     write_data,
 )
 from olmo.model import OLMo
-from synthetic_results import write_results
 
-from analysis.drawing import TRAINED_LONG, model_labels
 from analysis.tokens import long_perplexity
 from pipeline import loss_differences as loss_differences_stage
 from pipeline.cli import InputError
@@ -166,39 +162,3 @@ def test_from_text_to_number_it_is_the_published_algorithm(
     if stride == 1:  # windows of their own are exact windows
         assert table.loc["exact", "num_key_tokens"] == len(published)
         assert table.loc["exact", "long_perplexity"] == pytest.approx(expected, rel=1e-5)
-
-
-ALPHAS = [0.25, 0.5, 1.0, 9.0]
-TABLE = pd.DataFrame(
-    {"model": "long-seed0", "short_context": "exact", "alpha": ALPHAS, "num_key_tokens": [90, 40, 30, 0]}
-)
-PERPLEXITIES = pd.concat([TABLE, TABLE.assign(short_context="windowed")]).assign(
-    long_perplexity=pd.array([3.0, 4.0, 5.0, None] * 2, dtype="Float64"),
-    long_perplexity_low=pd.array([2.0, 3.0, None, None] * 2, dtype="Float64"),
-    long_perplexity_high=pd.array([4.0, 5.0, None, None] * 2, dtype="Float64"),
-)
-
-
-def test_marks_and_bars_are_the_table_and_nothing_where_there_is_no_number(results: Path, ax: Axes) -> None:
-    labels = model_labels(results, "loss_differences")
-    long_perplexity.key_tokens_against_alpha(PERPLEXITIES, labels, ax)
-    assert [list(line.get_ydata()) for line in ax.lines] == [[90, 40, 30]] * 2
-    ax.clear()
-    ends = long_perplexity.long_perplexity_against_alpha(PERPLEXITIES, labels, ax)
-    for line in ax.lines:
-        np.testing.assert_array_equal(line.get_ydata(), [3, 4, 5, np.nan])
-    (bars,) = ax.collections  # of exact windows
-    assert [part[:, 1].tolist() for part in bars.get_segments() if len(part)] == [[2, 4], [3, 5]]
-    assert [(end.x, end.y) for end in ends] == [(1.0, 5.0)]
-
-
-def test_the_figure_of_models_of_one_size_can_be_read(tmp_path: Path) -> None:
-    write_results(tmp_path, num_documents=6, scale=(460_000, 100))
-    losses = read_artefact(tmp_path, "loss_differences", long_perplexity.COLUMNS)
-    labels = model_labels(tmp_path, "loss_differences")
-    thresholds = [0.0, 0.25], [float("-inf")]
-    own = long_perplexity.long_perplexities(losses, None, *thresholds)
-    judged = long_perplexity.long_perplexities(losses, "long-seed0", *thresholds)
-    figure = long_perplexity.long_perplexity_figure(own, judged, "long-seed0", labels)
-    assert TRAINED_LONG.color in {line.get_color() for line in figure.axes[0].lines}
-    assert_legible(figure)

@@ -102,21 +102,6 @@ def test_answers_drawn_from_the_prediction_lie_on_the_diagonal() -> None:
     assert row["slope_high"] - row["slope_low"] < 0.4
 
 
-def test_bins_by_hand() -> None:
-    targets = pd.DataFrame(
-        {
-            "model": "m", "document_id": ["a", "b", "a", "b", "a"],
-            EXPECTED: [0.5, 0.1, 0.3, 0.2, np.nan], ACTUAL: [1.0, 0.0, -0.5, 0.25, 9.0],
-        }
-    )  # fmt: skip
-    table = calibration.calibration_bins(targets, EXPECTED, num_bins=2)
-    assert table["num_targets"].tolist() == [2, 2]
-    assert table["expected_gain"].tolist() == pytest.approx([0.15, 0.4])
-    assert table["actual_gain"].tolist() == [0.125, 0.25]
-    assert table["num_documents"].tolist() == [1, 1]
-    assert table["actual_gain_low"].isna().all()
-
-
 def test_results_of_before_have_no_expectation_and_few_documents_no_slope() -> None:
     old = planted(1.0).assign(**{name: np.nan for name in (EXPECTED, "foreign_context_divergence")})
     assert calibration.measured_expectations(old) == []

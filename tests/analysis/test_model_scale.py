@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_results import CENSORED_K, LONG_MODELS, MEAN_GAP, SELECTION_BONUS, SHORT_MODELS, Truth
+from synthetic_results import LONG_MODELS, MEAN_GAP, SELECTION_BONUS, SHORT_MODELS, Truth
 
 from analysis.gap import scale
 from pipeline.cli import InputError
@@ -56,22 +56,13 @@ def test_sparsity_is_that_of_each_folder(compared: list[scale.ComparedModels], s
     assert exact.loc[(LARGE, 400), "share"] != row["share"]
 
 
-def test_the_gap_and_its_rise_are_planted(compared: list[scale.ComparedModels], scales: Scales) -> None:
+def test_the_gap_is_planted(compared: list[scale.ComparedModels], scales: Scales) -> None:
     table = scale.gaps_by_scale(compared).set_index(["num_parameters", "model"])
     assert len(table) == 4  # none where no short-trained model was measured
     needed = scales[1].targets["needed_k"]
-    doublings = np.log2(needed + 1)
-    is_sparse = (needed > 0) & (needed <= 4)
     for model, gap in MEAN_GAP.items():
         row = table.loc[(SMALL, model)]
-        assert row["generalization_gap"] == pytest.approx(gap * doublings.mean(), abs=0.005)
-        rise = gap * (doublings[needed > 4].mean() - doublings[is_sparse].mean())
-        assert row["dense_minus_sparse"] == pytest.approx(rise, abs=0.01)
-        assert row["dense_minus_sparse_low"] < rise < row["dense_minus_sparse_high"]
-    assert not table["is_one_seed"].any()
-    assert (needed == CENSORED_K).any()  # which is dense, and was counted so
-    without = scale.gaps_by_scale(compared[:1])  # its columns are there all the same
-    assert without.empty and list(without) == list(scale.gaps_by_scale(compared))
+        assert row["generalization_gap"] == pytest.approx(gap * np.log2(needed + 1).mean(), abs=0.005)
 
 
 def carried_share(truth: Truth, rule: str, k: int, is_chosen: pd.Series | None = None) -> float:

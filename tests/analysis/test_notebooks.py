@@ -26,8 +26,7 @@ from pipeline.results.schemas import SCHEMAS
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
-    "dependency_sparsity", "gap_slopes", "generalization_gap_by_sparsity", "loss_against_context_length",
-    "long_perplexity", "model_scale",
+    "dependency_sparsity", "generalization_gap_by_sparsity", "loss_against_context_length",
     *(f"{figure}-{model}{judge}" for figure in ("loss_against_k", "token_effects") for model in CHOOSING
       for judge in ("", "-by-another-model")),
 }  # fmt: skip
@@ -54,7 +53,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     for suffix in ("png", "pdf"):
         assert {path.stem for path in figures.glob(f"*.{suffix}")} == FIGURES
     for skipped in (  # one rule beside the controls, no text, no needles, no fits
-        "selection_rules.ipynb: the results hold no 'influential_tokens'",
+        "selection_rules.ipynb: only one selection rule beside the controls",
         "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold",
         "sparse_functional_attention.ipynb: the results hold no", "found_dependencies.ipynb: the results",
         "influential_places.ipynb: the results hold no 'influential_tokens'",
@@ -68,7 +67,6 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     text = printed(figures)
     assert "Key tokens of long-seed0, at the thresholds of Fang et al." in text
     assert "The training tokens are not at hand" in text
-    assert "32 tokens, pose: the gap is 0." in text and "at 100 and 400 train step." in text
 
     before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}
     again = run(relative, Path("figures"), tmp_path, *also)
@@ -85,7 +83,7 @@ def test_notebooks_without_short_trained_models(scales: tuple[Path, Truth, Truth
         "--notebooks", "model_scale", "dependency_sparsity",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert {path.stem for path in figures.glob("*.png")} == {"dependency_sparsity", "model_scale"}
+    assert {path.stem for path in figures.glob("*.png")} == {"dependency_sparsity"}
     sentence = "sparsity_and_generalization.ipynb: no model was trained at a short context"
     named = run(results, figures, tmp_path, "--notebooks", "sparsity_and_generalization")
     assert (named.returncode, sentence in named.stderr) == (2, True)
@@ -133,7 +131,7 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     done = run(results, figures, tmp_path, "--data", data, "--needles", needles, *words)
     assert done.returncode == 0, done.stderr
-    drawn = {"token_categories-long-seed0", "influential_places-long-seed0", "needle_retrieval"}
+    drawn = {"token_categories-long-seed0", "needle_retrieval"}
     assert {path.stem for path in figures.glob("*.png")} == drawn | {"found_needles-copier"}
     text = printed(figures)
     assert "No model was trained at a short context" in text and "copy after predecessor" in text
@@ -153,7 +151,7 @@ def test_ends_of_repeats_are_told_from_others(scales: tuple[Path, Truth, Truth],
         "figures_folder": str(tmp_path / "figures"), "data": str(tmp_path / "data"),
     }  # fmt: skip
     assert list(execute_all([NOTEBOOKS / "model_scale.ipynb"], tmp_path / "figures", parameters))
-    assert (tmp_path / "figures" / "carried_by_repeats.png").is_file()
+    assert "all other tokens:" in printed(tmp_path / "figures")
 
 
 def test_what_a_notebook_is_made_from(tmp_path: Path) -> None:

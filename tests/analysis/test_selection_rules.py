@@ -31,8 +31,6 @@ RECOVERED: dict[tuple[str, str], list[list[float]]] = {
     ("random", "own"): [[0.0, 0.0, 0.5, 0.0], [0.0, 0.5, 0.5, 0.0]],
     ("random", "other_document"): [[0.0, 0.0, 0.0, 0.0], [-0.5, 0.0, 0.0, 0.0]],
 }
-# Of greedy's first token: what leaving it out of the long context costs.
-FIRST_INFLUENCES = {"own": [0.01, 0.5, 0.5, 0.01], "other_document": [0.01, 0.5, 0.01, 0.5]}
 
 
 def _sparse_context_losses() -> pd.DataFrame:
@@ -47,27 +45,9 @@ def _sparse_context_losses() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _influential_tokens() -> pd.DataFrame:
-    """Greedy's first two tokens; of the second, which must not count, every influence is small."""
-    frames = [
-        pd.DataFrame(TARGETS).assign(
-            rule="greedy", far_context=far_context, rank=rank, context_position=rank, distance=10,
-            context_token_id=5, influence=influences if rank == 1 else 0.0,
-        )
-        for far_context, influences in FIRST_INFLUENCES.items()
-        for rank in (1, 2)
-    ]  # fmt: skip
-    return pd.concat(frames, ignore_index=True)
-
-
 @pytest.fixture
 def losses() -> pd.DataFrame:
     return _sparse_context_losses().assign(model="m")
-
-
-@pytest.fixture
-def tokens() -> pd.DataFrame:
-    return _influential_tokens().assign(model="m")
 
 
 @pytest.fixture
@@ -82,7 +62,7 @@ def several_rules(tmp_path: Path) -> Path:
         results, "influential_tokens", "m", settings=SETTINGS, inputs={"checkpoint": "0"}, num_shards=1
     )
     tables = {
-        "sparse_context_losses": _sparse_context_losses(), "influential_tokens": _influential_tokens(),
+        "sparse_context_losses": _sparse_context_losses(),
     }  # fmt: skip
     output.write_shard(0, {name: rows.to_dict("list") for name, rows in tables.items()})
     return results
@@ -127,18 +107,6 @@ def test_differences_are_paired(losses: pd.DataFrame) -> None:
     ]
 
 
-def test_missed_redundancy_by_hand(losses: pd.DataFrame, tokens: pd.DataFrame) -> None:
-    missed = selection.missed_redundancy(losses, tokens)
-    # k = 1, own: greedy is ahead at targets 0 and 2, and its first token can be spared at 0 and 3; null: it
-    # is ahead at 0, and can be spared at 0 and 2.
-    row = _row(missed, k=1)
-    assert (row["missed_share"], row["null_missed_share"], row["excess_share"]) == (0.25, 0.25, 0.0)
-    # k = 2, own: ahead at 0, 1 and 3; null: at 0 and 2.
-    row = _row(missed, k=2)
-    assert (row["missed_share"], row["null_missed_share"], row["excess_share"]) == (0.5, 0.5, 0.0)
-    assert (row["num_targets"], row["num_documents"]) == (4, 2)
-
-
 def test_the_page_shows_excess_for_rules_that_see_and_recovery_for_blind_ones(table: pd.DataFrame) -> None:
     lines = selection.markdown_table(table).splitlines()
     assert lines[0] == "| rule | k = 1 | k = 2 | k = 2, beyond the null | token-forwards a target |"
@@ -181,4 +149,4 @@ def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) 
         for output in cell.get("outputs", [])
     )  # fmt: skip
     assert "| `greedy` | 0.625 (0.250)" in shown
-    assert "excess_difference" in shown and "null_missed_share" in shown
+    assert "excess_difference" in shown

@@ -10,11 +10,8 @@ import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
 from analysis.losses.token_worth import (
-    effect_sentences,
     excess_over_null,
     loss_curves,
-    nearest_equivalents,
-    number_in_words,
     recovered_losses,
     token_effects,
     why_no_loss_figure,
@@ -188,8 +185,6 @@ def test_every_judge_has_its_own_gain() -> None:
     effects = token_effects(pd.concat(parts))
     assert [of(effects, "loss", judge=judge)["gain"] for judge in ("m", "other")] == [1.0, 2.0]
     assert [of(effects, "loss", judge=judge)["share"] for judge in ("m", "other")] == [0.75, 0.375]
-    judged = [text for text in effect_sentences(effects, pd.DataFrame()) if "judged by other" in text]
-    assert len(judged) == 2
 
 
 def test_results_of_before_have_the_loss_alone() -> None:
@@ -201,31 +196,6 @@ def test_results_of_before_have_the_loss_alone() -> None:
         assert effects["criterion"].tolist() == ["loss"]
         assert effects["judge"].tolist() == ["m"]
     assert token_effects(rows[rows["far_context"] == "own"]).empty
-
-
-def with_nulls(*choices: pd.DataFrame) -> pd.DataFrame:
-    """Whose foreign tokens recover nothing."""
-    foreign = [
-        rows.assign(far_context="other_document", sparse_context_loss=3.0, sparse_context_divergence=1.0)
-        for rows in choices
-    ]
-    return pd.concat([*choices, *foreign])
-
-
-@pytest.mark.parametrize(
-    ("sparse", "words"),
-    [(2.5, "between 2 and 4"), (2.75, "between 1 and 2"), (2.95, "no more than 1"), (2.2, "more than 8"),
-     (3.5, "none")],
-)  # fmt: skip
-def test_the_number_of_nearest_tokens_by_hand(sparse: float, words: str) -> None:
-    """One nearest token is worth 0.125 nats, two 0.25, four 0.5, eight 0.625."""
-    nearest = [
-        choice(NEAREST, k, [3 - worth] * 4, [1 - worth] * 4)
-        for k, worth in ((1, 0.125), (2, 0.25), (4, 0.5), (8, 0.625))
-    ]
-    effects = token_effects(with_nulls(*nearest, choice("greedy", 1, [sparse] * 4, [0.5] * 4)))
-    row = of(nearest_equivalents(effects), "loss")
-    assert (row["rule"], number_in_words(row)) == ("greedy", words)
 
 
 def test_effects_are_what_the_other_table_says(results: Path, sparse_context_losses: pd.DataFrame) -> None:
