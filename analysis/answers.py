@@ -17,7 +17,7 @@ from analysis.gap.scale import compared_models
 from analysis.gap.slopes import gap_targets, slope_with_gain
 from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import PAPER_FIGURE, excess_over_null, recovered_losses, token_effects
+from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (
     PREFERRED_RULES,
     TARGET,
@@ -32,7 +32,7 @@ from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
-from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, LOSS
 from pipeline.results.statistics import Interval
 from pipeline.results.table import as_table
 
@@ -48,8 +48,8 @@ Nats a token [95 % over documents]. "expected": by the model's own prediction. "
 document's far context in its place. "{_ABSENT}": not measured."""
 _NOTES_ON_RECOVERY = f"""\
 "its null" makes the same choice among another document's tokens: what it recovers is owed to the choice, so
-the effect is what lies beyond it. "{_NO_GAIN}": the interval of the mean gain is not above 0, and a fraction
-of nothing would mean nothing.
+the effect is what lies beyond it; of rules that fit neither answer nor prediction, what they recover.
+"{_NO_GAIN}": the interval of the mean gain is not above 0, and a share of nothing would mean nothing.
 """
 
 
@@ -222,27 +222,19 @@ def models_table(results: Path) -> str:
 
 
 def recovered_table(results: Path, rule: str) -> str:
-    """A row a model and k: recovered fraction beside its null's, and the excess in nats."""
+    """A row a model and k: what its tokens and its null's recover, the excess, and the effect's share."""
     losses = read_sparse_losses(results)
     if rule not in set(losses["rule"]):
         raise unknown_name("rule", rule, losses["rule"].unique())
-    losses = losses[losses["rule"] == rule]
-    of_keys = recovered_losses(losses).to_dict("records")
-    recovered = {(row["far_context"], row["model"], row["k"]): row for row in of_keys}
-    excess = {(row["model"], row["k"]): row for row in excess_over_null(losses).to_dict("records")}
+    effects = token_effects(losses[losses["rule"] == rule])
     rows = []
-    for (far_context, model, k), own in recovered.items():
-        if far_context == OWN:
-            null = recovered.get((OTHER_DOCUMENT, model, k))
-            fractions = [
-                _NO_GAIN if row and not row["is_gain_clear"] else interval_cell(row, "recovered_fraction")
-                for row in (own, null)
-            ]
-            beyond = interval_cell(excess.get((model, k)), "excess_loss")
-            rows.append([model, str(k), *fractions, interval_cell(own, "recovered_loss"), beyond])
+    for row in effects[effects["criterion"] == LOSS].to_dict("records"):
+        amounts = [interval_cell(row, name) for name in ("recovered", "null_recovered", "excess")]
+        share = _NO_GAIN if pd.isna(row["share"]) else interval_cell(row, "share")
+        rows.append([row["model"], str(row["k"]), *amounts, share])
     models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
-    rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - set(losses["model"]))]
-    header = ["model", "k", "recovered fraction", "its null", "recovered (nats)", "beyond the null (nats)"]
+    rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - {row[0] for row in rows})]
+    header = ["model", "k", "recovered (nats)", "its null", "beyond the null", "effect / gain"]
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 

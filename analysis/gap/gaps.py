@@ -15,7 +15,6 @@ top bin would hold the targets on which the measured model was lucky. For the sa
 gain falls back there (regression to the mean): both are shown.
 """
 
-import re
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,20 +22,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.losses.token_worth import excess_over_null, recovered_losses
+from analysis.losses.token_worth import token_effects
 from analysis.read import (
     TARGET,
     interval_columns,
     interval_over_documents,
     joined_on_common,
     mean_columns,
-    needs_null,
     rows_of,
     sample_counts,
     summarized,
 )
 from pipeline.cli import InputError
-from pipeline.results.schemas import OWN
+from pipeline.results.schemas import LOSS
 
 NO_GAIN = "no gain"
 _REFERENCE = "reference_divergence"
@@ -182,26 +180,15 @@ def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str)
 
 
 def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> pd.DataFrame:
-    """What k tokens recover in each bin: beyond the null by rules that need one, plainly by others.
-
-    Returns:
-        model, rule, gain_bin, k, num_targets, num_documents, then with intervals effect_loss,
-        loss_difference (nats) and effect_fraction (of the gain; NaN where that is not clear).
-    """
-    amounts = ("effect_loss", "loss_difference", "effect_fraction")
-    intervals = [f"{name}{end}" for name in amounts for end in ("", "_low", "_high")]
-    columns = ["model", "rule", "gain_bin", "k", "num_targets", "num_documents", *intervals]
+    """`token_effects` in each bin, `gain_bin`, by the loss."""
     of_target = bins[[*TARGET, "gain_bin"]]
     losses = joined_on_common(sparse_context_losses, of_target, TARGET, "targets of k tokens and of the bins")
-    has_null = losses["rule"].map(needs_null).astype(bool)
-    own = losses[~has_null & (losses["far_context"] == OWN)]
-    found = []
-    for rows, table_of in ((losses[has_null], excess_over_null), (own, recovered_losses)):
-        for gain_bin, of_bin in rows.groupby("gain_bin", observed=True):
-            table = table_of(of_bin.drop(columns="gain_bin")).assign(gain_bin=str(gain_bin))
-            names = {name: re.sub("^(excess|recovered)_", "effect_", str(name)) for name in table}
-            found.append(table.rename(columns=names)[columns])
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
+    tables = [
+        token_effects(of_bin.drop(columns="gain_bin")).assign(gain_bin=str(gain_bin))
+        for gain_bin, of_bin in losses.groupby("gain_bin", observed=True)
+    ]
+    effects = pd.concat(tables, ignore_index=True)
+    return effects[effects["criterion"] == LOSS]
 
 
 def sparsity_distribution(

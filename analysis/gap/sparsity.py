@@ -13,12 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.losses.token_worth import with_recovered_losses
+from analysis.losses.token_worth import effects_of_targets
 from analysis.read import (
     TARGET,
-    complete_rows,
     needs_null,
-    of_common_groups,
     read_judged_sparsity,
     read_sparse_losses,
     read_sparsity,
@@ -26,7 +24,7 @@ from analysis.read import (
 )
 from analysis.rules.selection import compared_rules
 from pipeline.results.read import read_settings_of
-from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import LOSS
 
 BEYOND_NULL = " beyond its null"
 """What the name of a measure adds to that of its rule."""
@@ -88,16 +86,10 @@ def sparsity_beyond_null(
         document_id, chunk_index, target_position, measure, dependency_sparsity (NaN where not reached),
         is_censored; targets without a null are left out.
     """
-    losses = with_recovered_losses(sparse_context_losses)
-    keys = ["rule", *TARGET, "loss_difference"]
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    both = pd.concat(of_common_groups(own, null, ["rule", "k"]))
-    of_k = both.pivot_table("recovered_loss", [*keys, "k"], "far_context")
-    of_k = of_k.reindex(columns=[OWN, OTHER_DOCUMENT])
-    of_k = complete_rows(of_k, "choices of own and null tokens for k*")
-    excess = (of_k[OWN] - of_k[OTHER_DOCUMENT]).unstack("k").sort_index(axis="columns")
+    effects = effects_of_targets(sparse_context_losses, LOSS)
+    excess = effects.pivot(index=["rule", *TARGET, "gain"], columns="k", values="excess")
     targets = excess.index.to_frame(index=False)
-    gains = targets["loss_difference"].to_numpy()
+    gains = targets["gain"].to_numpy()
     reaches = excess.to_numpy() >= recovery_fraction * gains[:, None]
     helps, reached = gains >= minimum_gain, reaches.any(axis=1)
     least = excess.columns.to_numpy(dtype="float64")[reaches.argmax(axis=1)] if len(targets) else gains

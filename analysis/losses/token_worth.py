@@ -22,12 +22,11 @@ from analysis import drawing
 from analysis.read import (
     NO_INTERVAL,
     TARGET,
+    complete_rows,
     interval_columns,
     interval_over_documents,
-    joined_on_common,
     mean_columns,
     needs_null,
-    of_common_groups,
     summarized,
 )
 from pipeline.measuring.rules import REMOVE
@@ -37,87 +36,6 @@ CRITERIA = (LOSS, DIVERGENCE)
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
 _CHOICE = ["model", "judge", "rule", "k"]
-
-
-def with_recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """The artefact with `baseline_loss`, `loss_difference` and `recovered_loss` of each row, nats.
-
-    `recovered_loss` is the baseline's loss less that with k tokens; `loss_difference` is the baseline's less
-    L_long with the document's *own* far context in every row, the null's too, so that both are measured on
-    one scale. Targets measured under the null only are left out.
-    """
-    keys = ["model", *TARGET]
-    own = sparse_context_losses[sparse_context_losses["far_context"] == OWN]
-    rows = joined_on_common(
-        sparse_context_losses.drop(columns="long_context_loss"),
-        own[[*keys, "long_context_loss"]].drop_duplicates(keys),
-        keys,
-        "targets with k tokens of their own far context",
-    )
-    rows["baseline_loss"] = _baseline_losses(rows)
-    rows["loss_difference"] = rows["baseline_loss"] - rows["long_context_loss"]
-    rows["recovered_loss"] = rows["baseline_loss"] - rows["sparse_context_loss"]
-    return rows
-
-
-def _baseline_losses(rows: pd.DataFrame) -> pd.Series:
-    """The loss that k tokens are to lower, nats: of the short context, or with a foreign far context."""
-    if "background_loss" not in rows:
-        return rows["short_context_loss"]
-    return rows["background_loss"].astype("float64").fillna(rows["short_context_loss"])
-
-
-def recovered_losses(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """How much of the long context's gain k tokens recover: a row a model, rule, far context and k.
-
-    The fraction is sum(recovered_loss) / sum(loss_difference), a ratio of sums. Where the mean
-    gain's interval reaches 0 (`is_gain_clear` is False) the fraction divides by noise: it is NaN, and the
-    recovered loss in nats is what can be read. The rows of the null say how much of either is selection.
-
-    Returns:
-        model, rule, far_context, k, num_targets, num_documents, baseline_loss, sparse_context_loss,
-        long_context_loss (means, nats), then with intervals recovered_loss, loss_difference (nats) and
-        recovered_fraction; is_gain_clear.
-    """
-
-    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        losses = targets[["baseline_loss", "sparse_context_loss", "long_context_loss"]]
-        means = losses.astype("float64").mean().to_dict()
-        return means | _amount_and_fraction(targets, "recovered_loss", "recovered_fraction")
-
-    losses = with_recovered_losses(sparse_context_losses)
-    return summarized(losses, ["model", "rule", "far_context", "k"], numbers)
-
-
-def excess_over_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """The effect: what k tokens recover beyond what choosing among another document's tokens recovers.
-
-    Own and null are paired target by target: their difference has no noise of the baseline, and documents are
-    resampled with both. Targets that lack either are left out.
-
-    Returns:
-        model, rule, k, num_targets, num_documents, then with intervals excess_loss (nats),
-        loss_difference (nats), excess_fraction (of the gain; NaN where it is not clear); is_gain_clear.
-        No rows where the null was not measured.
-    """
-    losses = with_recovered_losses(sparse_context_losses)
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    keys = ["model", "rule", "k", *TARGET]
-    own, null = of_common_groups(own, null[[*keys, "recovered_loss"]], keys[:3])
-    paired = joined_on_common(own, null, keys, "choices of own and null tokens", ("", "_null"))
-    paired["excess_loss"] = paired["recovered_loss"] - paired["recovered_loss_null"]
-    return summarized(
-        paired, keys[:3], lambda targets: _amount_and_fraction(targets, "excess_loss", "excess_fraction")
-    )
-
-
-def _amount_and_fraction(targets: pd.DataFrame, amount: str, fraction: str) -> dict[Hashable, float | bool]:
-    """Mean of `amount` in nats, the mean gain, and their ratio where the gain is clear."""
-    columns = mean_columns(targets, amount, "loss_difference")
-    is_clear, ratio = bool(columns["loss_difference_low"] > 0), NO_INTERVAL
-    if is_clear:
-        ratio = interval_over_documents(targets["document_id"], targets[amount], targets["loss_difference"])
-    return {**columns, **interval_columns(fraction, ratio), "is_gain_clear": is_clear}
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -149,31 +67,39 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
     """The amounts that `token_effects` averages, by one criterion.
 
     Returns:
-        model, judge, rule, k, the columns of `TARGET`, then gain, recovered, null_recovered, excess and
-        effect, nats. Choices without their null are left out.
+        model, judge, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered, excess
+        and effect, nats. Choices without their null are left out.
     """
-    judges = sparse_context_losses.get("judge", sparse_context_losses["model"])
-    rows = sparse_context_losses.assign(judge=judges.fillna(sparse_context_losses["model"]))
-    if criterion == LOSS:
-        baseline = _baseline_losses(rows)
-        gain, with_tokens = baseline - rows["long_context_loss"], rows["sparse_context_loss"]
-    elif "sparse_context_divergence" in rows:
-        baseline = rows["background_divergence"].astype("float64").fillna(rows["short_context_divergence"])
-        gain, with_tokens = baseline, rows["sparse_context_divergence"]
-    else:
-        rows = rows.iloc[:0]
-        baseline = gain = with_tokens = rows["short_context_loss"]
-    amounts = {"gain": gain.astype("float64"), "recovered": (baseline - with_tokens).astype("float64")}
-    rows = rows.assign(**amounts).dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "far_context", *amounts]]
-    own, null = (
-        rows[rows["far_context"] == far].drop(columns="far_context") for far in (OWN, OTHER_DOCUMENT)
-    )
-    null = null.drop(columns="gain").rename(columns={"recovered": "null_recovered"})
-    own, null = of_common_groups(own, null, _CHOICE)
-    paired = joined_on_common(own, null, [*_CHOICE, *TARGET], "choices of own and null tokens")
+    amounts = _amounts_of_targets(sparse_context_losses, criterion)
+    is_common = amounts.groupby(_CHOICE)["null_recovered"].transform("count") > 0
+    paired = complete_rows(amounts[is_common], "choices of own and null tokens")
     excess = paired["recovered"] - paired["null_recovered"]
     has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
     return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
+
+
+def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
+    """Up to null_recovered, which is NaN where no null was measured."""
+    judges = sparse_context_losses.get("judge", sparse_context_losses["model"])
+    rows = sparse_context_losses.assign(judge=judges.fillna(sparse_context_losses["model"]))
+    if criterion == DIVERGENCE and "sparse_context_divergence" not in rows:
+        rows = rows.iloc[:0].assign(short_context_divergence=np.nan, sparse_context_divergence=np.nan)
+    baseline = rows[f"short_context_{criterion}"]
+    if (in_background := f"background_{criterion}") in rows:
+        baseline = rows[in_background].astype("float64").fillna(baseline)
+    gain = baseline - rows["long_context_loss"] if criterion == LOSS else baseline
+    amounts = {
+        "baseline": baseline,
+        "gain": gain,
+        "recovered": baseline - rows[f"sparse_context_{criterion}"],
+    }
+    rows = rows.assign(**{name: values.astype("float64") for name, values in amounts.items()})
+    rows = rows.dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "far_context", *amounts]]
+    own, null = (
+        rows[rows["far_context"] == far].drop(columns="far_context") for far in (OWN, OTHER_DOCUMENT)
+    )
+    null = null.drop(columns=["baseline", "gain"]).rename(columns={"recovered": "null_recovered"})
+    return own.merge(null, "left", [*_CHOICE, *TARGET])
 
 
 _ROLES = {
@@ -197,25 +123,36 @@ def why_no_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> str
     return f"the loss against k is not drawn: {why}"
 
 
-def loss_curves(recovered: pd.DataFrame) -> pd.DataFrame:
-    """The curves of the paper's figure, of `recovered_losses` of one model and judge under `remove`.
+def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
+    """The curves of the paper's figure: rows of one model and judge under `remove`.
 
     A loss is that with the short context less what the tokens take off it, and its interval is of that
     difference: how hard the documents are drops out. A null may be of some of the documents only.
 
     Returns:
-        rule, far_context, k (from 0), num_targets, num_documents, recovered_fraction, then with intervals
-        loss, and in every row the same long_loss, nats: of k tokens, and of all.
+        rule, far_context, k (from 0), num_targets, num_documents, then with intervals recovered (nats),
+        recovered_share (of the gain, of sums; NaN where the gain's interval reaches 0) and loss, and in every
+        row the same long_loss, nats: of k tokens, and of all.
     """
-    rows = recovered[recovered["rule"].isin(_ROLES)]
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        columns, share = mean_columns(targets, "recovered", "gain"), NO_INTERVAL
+        if columns["gain_low"] > 0:
+            share = interval_over_documents(targets["document_id"], targets["recovered"], targets["gain"])
+        return {**columns, **interval_columns("recovered_share", share), "short": targets["baseline"].mean()}
+
+    own = _amounts_of_targets(sparse_context_losses, LOSS)
+    own = own[own["rule"].isin(_ROLES)]
+    null = own.assign(recovered=own["null_recovered"]).dropna(subset="recovered")
+    choices = pd.concat([own.assign(far_context=OWN), null.assign(far_context=OTHER_DOCUMENT)])
+    keys = ["rule", "far_context", "k"]
+    none = choices.drop_duplicates([*keys[:2], *TARGET]).assign(k=0, recovered=0.0)
+    rows = summarized(pd.concat([none, choices]), keys, numbers)
     most = rows.sort_values("num_targets").iloc[-1]  # whose losses are the two levels
-    none = rows.drop_duplicates(["rule", "far_context"]).assign(k=0)
-    none = none.assign(**dict.fromkeys(("recovered_loss", "recovered_loss_low", "recovered_loss_high"), 0.0))
-    rows = pd.concat([none, rows]).sort_values(["rule", "far_context", "k"], ignore_index=True)
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        rows[f"loss{end}"] = most["baseline_loss"] - rows[f"recovered_loss{other}"]
-        rows[f"long_loss{end}"] = most["baseline_loss"] - most[f"loss_difference{other}"]
-    return rows
+        rows[f"loss{end}"] = most["short"] - rows[f"recovered{other}"]
+        rows[f"long_loss{end}"] = most["short"] - most[f"gain{other}"]
+    return rows.drop(columns="short")
 
 
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
@@ -229,7 +166,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     place_of_all, ends = places[ks[-1]] + _STEP_TO_ALL, []
     lines = list(curves.groupby(["rule", "far_context"]))
     for index, ((rule, far_context), line) in enumerate(lines):
-        style, share = drawing.rule_style(str(rule)), line["recovered_fraction"].iloc[-1]
+        style, share = drawing.rule_style(str(rule)), line["recovered_share"].iloc[-1]
         is_own, aside = far_context == OWN, _ASIDE * drawing.beside(index, len(lines))
         name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
         name += "" if np.isnan(share) else f": {drawing.percent(share)}"

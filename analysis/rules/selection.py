@@ -1,4 +1,4 @@
-"""Selection rules side by side: what each recovers beside its null, its cost, what leave-one-out misses.
+"""Selection rules side by side: what each recovers beside its null, and its cost.
 
 All differences between rules are paired target by target, so that what a target costs under any rule cancels.
 """
@@ -11,10 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.losses.token_worth import excess_over_null, recovered_losses, with_recovered_losses
+from analysis.losses.token_worth import effects_of_targets, token_effects
 from analysis.read import (
     TARGET,
-    complete_rows,
     interval_of,
     joined_on_common,
     mean_columns,
@@ -25,7 +24,7 @@ from analysis.read import (
 )
 from pipeline.measuring.flags import NUM_SUBSETS
 from pipeline.measuring.rules import REMOVE, RULES, RuleCosts
-from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import LOSS
 
 REFERENCE_RULE = "leave_one_out"
 """Our reading of the paper's Eq. 20, which the others are compared with."""
@@ -50,16 +49,11 @@ def rules_table(
         The columns of the schema `selection_rules`; losses in nats, costs in tokens a target. Costs are of
         the choice for the own far context, by the formulas of `RuleCosts`. The null doubles them, nearly.
     """
-    keys = ["model", "rule", "k"]
-    recovered = recovered_losses(sparse_context_losses)
-    of_null = recovered[recovered["far_context"] == OTHER_DOCUMENT]
-    amounts = ["recovered_loss", "recovered_loss_low", "recovered_loss_high"]
-    null = of_null[[*keys, *amounts]].rename(columns={name: f"null_{name}" for name in amounts})
-    excess = excess_over_null(sparse_context_losses)
-    beyond = [*keys, *(column for column in excess if str(column).startswith("excess_"))]
-    own = recovered[recovered["far_context"] == OWN]
-    table = joined_on_common(own, null, keys, "rules at one k, with their null")
-    table = joined_on_common(table, excess[beyond], keys, "rules at one k, with what is beyond their null")
+    effects = token_effects(sparse_context_losses)
+    names = {"gain": "loss_difference", "recovered": "recovered_loss", "excess": "excess_loss",
+             "null_recovered": "null_recovered_loss"}  # fmt: skip
+    renamed = {f"{name}{end}": f"{new}{end}" for name, new in names.items() for end in ("", "_low", "_high")}
+    table = effects[effects["criterion"] == LOSS].rename(columns=renamed)
     table["sees_answer"] = table["rule"].map(sees_answer)
     costs = {model: costs_of(settings) for model, settings in settings_of_model.items()}
     cells = list(zip(table["model"], table["rule"], table["k"], strict=True))
@@ -70,7 +64,8 @@ def rules_table(
         costs[model].backward_tokens_per_target(rule) for model, rule, _ in cells
     ]
     order = {rule: place for place, rule in enumerate(compared_rules(sparse_context_losses))}
-    return table.sort_values(keys, key=lambda column: column.replace(order), ignore_index=True)
+    by = ["model", "rule", "k"]
+    return table.sort_values(by, key=lambda column: column.replace(order), ignore_index=True)
 
 
 def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
@@ -94,34 +89,20 @@ def differences_between_rules(
         recovered_difference and excess_difference, nats. Targets that lack any of the four are left out.
     """
     keys = ["model", "k", *TARGET]
-    recovered = _own_and_null(sparse_context_losses)
-    compared_with = recovered[recovered["rule"] == reference].drop(columns="rule")
-    pairs = []
-    for rule, of_rule in recovered[recovered["rule"] != reference].groupby("rule"):
-        both = of_common_groups(of_rule, compared_with, ["model", "k"])
+    effects = effects_of_targets(sparse_context_losses, LOSS)[[*keys, "rule", "recovered", "excess"]]
+    of_reference = effects[effects["rule"] == reference].drop(columns="rule")
+    tables = []
+    for rule, of_rule in effects[effects["rule"] != reference].groupby("rule"):
+        both = of_common_groups(of_rule, of_reference, ["model", "k"])
         what = f"targets at one k, by {rule} and {reference}"
-        pairs.append(joined_on_common(*both, keys, what, ("", "_of_reference")))
-    if not pairs:
+        tables.append(joined_on_common(*both, keys, what, ("", "_of_reference")))
+    if not tables:
         return pd.DataFrame(columns=["model", "rule", "k"])
-    paired = pd.concat(pairs, ignore_index=True)
-    own = paired[OWN] - paired[f"{OWN}_of_reference"]
-    null = paired[OTHER_DOCUMENT] - paired[f"{OTHER_DOCUMENT}_of_reference"]
-    paired = paired.assign(recovered_difference=own, excess_difference=own - null)
+    paired = pd.concat(tables, ignore_index=True)
+    for name in ("recovered", "excess"):
+        paired[f"{name}_difference"] = paired[name] - paired[f"{name}_of_reference"]
     names = "recovered_difference", "excess_difference"
     return summarized(paired, ["model", "rule", "k"], lambda targets: mean_columns(targets, *names))
-
-
-def _own_and_null(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """A row a model, rule, k and target: nats recovered with the own far context and with the null's."""
-    losses = with_recovered_losses(sparse_context_losses)
-    own, null = (losses[losses["far_context"] == far_context] for far_context in (OWN, OTHER_DOCUMENT))
-    keys = ["model", "rule", "k", *TARGET]
-    wide = (
-        pd.concat(of_common_groups(own, null, keys[:3]))
-        .pivot(index=keys, columns="far_context", values="recovered_loss")
-        .reindex(columns=[OWN, OTHER_DOCUMENT])
-    )
-    return complete_rows(wide, "choices of own and null tokens by a rule").reset_index()
 
 
 def markdown_table(table: pd.DataFrame) -> str:

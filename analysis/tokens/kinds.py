@@ -48,7 +48,7 @@ from analysis.gap.gaps import (
     generalization_gaps,
 )
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import excess_over_null
+from analysis.losses.token_worth import token_effects
 from analysis.read import (
     TARGET,
     MeasuredText,
@@ -364,9 +364,9 @@ def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.Da
     return differences.assign(share_of_targets=share_of_targets, share_of_gain=share_of_gain)
 
 
-def excess_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
-    """What k tokens recover beyond the null: a row a category, model, rule and k, as `excess_over_null`."""
-    return by_category(sparse_context_losses, categories, excess_over_null)
+def effects_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
+    """What k tokens are worth: the columns of `token_effects`, a row a category and row of it."""
+    return by_category(sparse_context_losses, categories, token_effects)
 
 
 def gaps_by_category(

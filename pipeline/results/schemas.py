@@ -324,8 +324,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
         *with_interval("null_recovered_loss", "the same for the null, nats"),
         *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-        *with_interval("excess_fraction", "excess_loss / loss_difference, a ratio of sums; NaN where the"
-                       " latter's interval reaches 0"),
         column("token_forwards_per_target", pa.float64(), "tokens run through the network to choose the first"
                " k, own far context, a target"),
         column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),

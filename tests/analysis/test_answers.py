@@ -11,7 +11,7 @@ from synthetic_results import LONG_MODELS, Truth, write_results
 from written_results import write_rows
 
 from analysis import answers
-from analysis.losses.token_worth import recovered_losses
+from analysis.losses.token_worth import token_effects
 from analysis.read import interval_of, read_sparse_losses
 from pipeline.cli import InputError
 from pipeline.results.write import StageOutput
@@ -88,8 +88,8 @@ def test_short_models_and_a_rule_that_sees_the_answer(
     *_, carried, gaps, slope = answers.answers(results)
     losses = read_sparse_losses(results, only={"model": ["long-seed0"]}, every_judge=True)
     judged = losses[(losses["judge"] == "another-model") & (losses["rule"] == "leave_one_out")]
-    of_k = recovered_losses(judged[judged["k"] == 16]).set_index("far_context")
-    own, null = (interval_of(of_k.loc[whose], "recovered_loss") for whose in ("own", "other_document"))
+    (row,) = token_effects(judged[judged["k"] == 16]).to_dict("records")
+    own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
     assert f"16 tokens of leave_one_out bring back {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried
     assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
@@ -124,12 +124,10 @@ def cells(text: str, model: str, k: str) -> list[str]:
 def test_recovered_table_shows_the_statistics(results: Path, sparse_context_losses: pd.DataFrame) -> None:
     table = answers.recovered_table(results, "leave_one_out")
     chosen = sparse_context_losses[sparse_context_losses["rule"] == "leave_one_out"]
-    recovered = recovered_losses(chosen).set_index(["model", "k", "far_context"])
-    own, null = (recovered.loc[("long-seed0", 4, far_context)] for far_context in ("own", "other_document"))
-    expected = [interval_of(own, "recovered_fraction"), interval_of(null, "recovered_fraction")]
-    expected.append(interval_of(own, "recovered_loss"))
-    assert cells(table, "long-seed0", "4")[2:5] == list(map(str, expected))
-    assert cells(table, "short-contiguous", "8")[2:4] == ["no gain", "no gain"]
+    row = token_effects(chosen).set_index(["model", "k"]).loc[("long-seed0", 4)]
+    expected = [interval_of(row, name) for name in ("recovered", "null_recovered", "excess", "share")]
+    assert cells(table, "long-seed0", "4")[2:] == list(map(str, expected))
+    assert cells(table, "short-contiguous", "8")[-1] == "no gain"
     assert cells(table, "short-pose", "-") == ["short-pose", *["-"] * 5]
     with pytest.raises(InputError, match="did you mean 'nearest'"):
         answers.recovered_table(results, "nearst")

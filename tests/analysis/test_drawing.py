@@ -42,8 +42,8 @@ def labels(small: Path) -> dict[str, ModelLabel]:
 
 
 @pytest.fixture(scope="module")
-def recovered(small: Path) -> pd.DataFrame:
-    return token_worth.recovered_losses(read_sparse_losses(small))
+def sparse(small: Path) -> pd.DataFrame:
+    return read_sparse_losses(small)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D
     return line
 
 
-def test_the_paper_figure_is_its_table(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    curves = token_worth.loss_curves(of(recovered, model=LONG))
+def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    curves = token_worth.loss_curves(of(sparse, model=LONG))
     figure = token_worth.loss_figure(curves, labels[LONG], "another model")
     (ax,) = figure.axes
     groups = list(curves.groupby(["rule", "far_context"]))
@@ -97,17 +97,18 @@ def test_the_paper_figure_is_its_table(recovered: pd.DataFrame, labels: dict[str
     assert to_hex(null.get_markerfacecolor()) == "#ffffff"
     assert_drawn(ax, len(groups), curves[:1], "long_loss")  # all far tokens
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", *map(str, KS), "…", "all"]
-    short, long = of(recovered, model=LONG)[["baseline_loss", "long_context_loss"]].iloc[0]
+    of_model = of(sparse, model=LONG, rule="nearest", far_context="own", k=1)
+    short, long = of_model[["short_context_loss", "long_context_loss"]].astype("float64").mean()
     levels = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1][-2:]
     assert levels == pytest.approx([short, long])
-    share = of(recovered, model=LONG, rule="leave_one_out", far_context="own", k=16)["recovered_fraction"]
+    share = of(curves, rule="leave_one_out", far_context="own", k=16)["recovered_share"]
     expected = {f"chosen by the answer: {100 * share.iloc[0]:.0f} %", f"long context: {long:.2f}"}
     assert expected <= {text.get_text() for text in ax.texts}
     assert_legible(figure)
 
 
-def test_the_paper_figure_without_a_gain(recovered: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    curves = token_worth.loss_curves(of(recovered, model="short-contiguous"))
+def test_the_paper_figure_without_a_gain(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    curves = token_worth.loss_curves(of(sparse, model="short-contiguous"))
     figure = token_worth.loss_figure(curves, labels["short-contiguous"])
     assert "nearest" in [text.get_text() for text in figure.axes[0].texts]  # no share of nothing
     assert_legible(figure)

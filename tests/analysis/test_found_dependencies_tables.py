@@ -157,4 +157,4 @@ def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) ->
     }  # fmt: skip
     write_rows(tmp_path / "results", "found_id_dependencies", "found_id_dependencies", rows)
     list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
-    assert len(list(tmp_path.glob("found_id_dependencies*.png"))) == rows["task"].nunique()
+    assert "every ID" in (tmp_path / NOTEBOOK.name).read_text()

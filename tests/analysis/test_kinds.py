@@ -326,9 +326,8 @@ def test_means_by_hand(
     assert of(gains, "content word", "loss_difference") == [(0.25 - 0.5) / 2]
     assert of(gains, "content word", "num_targets") == [6]
     assert of(gains, "content word", "num_documents") == [3]
-    excess = kinds.excess_by_category(sparse_context_losses, categories)
-    assert of(excess, "number", "excess_loss") == [0.125]
-    assert of(excess, "content word", "excess_loss") == [0.125]
+    effects = kinds.effects_by_category(sparse_context_losses, categories)
+    assert of(effects, "number", "excess") == of(effects, "content word", "excess") == [0.125]
     gaps = kinds.gaps_by_category(
         loss_differences, categories, short_models=["short"], reference_model="long"
     )

@@ -5,12 +5,14 @@ run), what was timed, and what the log alone tells.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from quoted import (
     C4,
+    CHOOSING,
     FINDINGS,
     FIRST_PAGE,
     RECIPES,
@@ -31,7 +33,7 @@ from analysis.gap.scale import compared_models, sparsity_by_scale
 from analysis.gap.slopes import WITH_GAIN, gap_slopes, gap_targets
 from analysis.gap.sparsity import ALL_TARGETS, read_sparsity_measures
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import excess_over_null, loss_curves, recovered_losses
+from analysis.losses.token_worth import loss_curves, token_effects
 from analysis.read import interval_columns, interval_over_documents, read_sparse_losses
 from analysis.rules.selection import rules_table
 from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
@@ -48,55 +50,49 @@ def test_agreement_by_example() -> None:
             agree(wrong, 0.3801, 0.3051, 0.4629)
 
 
-@pytest.fixture(scope="module")
-def recovered() -> dict[Any, Row]:
-    """(model, rule, far context, k) -> what is recovered, of the reference study."""
-    return by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
+def curves_of(results: Path, model: str) -> dict[Any, Row]:
+    """(rule, far context, k) -> what is recovered, as the paper's figure draws it."""
+    return by(loss_curves(read_sparse_losses(results, only={"model": [model]})), "rule", "far_context", "k")
 
 
-@pytest.fixture(scope="module")
-def excess() -> dict[Any, Row]:
-    return by(excess_over_null(read_sparse_losses(STUDY)), "model", "rule", "k")
-
-
-def test_what_few_tokens_recover(recovered: dict[Any, Row], excess: dict[Any, Row]) -> None:
-    text, model = section(FINDINGS, "What does the paper's kind of measure say?"), "2m-long-seed0"
+def test_what_few_tokens_recover() -> None:
+    text = section(FINDINGS, "What does the paper's kind of measure say?")
+    recovered = curves_of(STUDY, CHOOSING)
     for label, rule in {
         "`leave_one_out_divergence`,": "leave_one_out_divergence", "`leave_one_out`,": "leave_one_out",
         "nearest": "nearest", "random |": "random",
     }.items():  # fmt: skip
         for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, label), strict=True):
-            agree(cell, *interval(recovered[model, rule, "own", k], "recovered_fraction"))
+            agree(cell, *interval(recovered[rule, "own", k], "recovered_share"))
+    only = {"model": [CHOOSING], "rule": ["leave_one_out"]}
+    effects = by(token_effects(read_sparse_losses(STUDY, only=only)), "k")
     for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, "the same beyond"), strict=True):
-        agree(cell, *interval(excess[model, "leave_one_out", k], "excess_fraction"))
+        agree(cell, *interval(effects[k], "share"))
     beyond = re.findall(r"Beyond the null remain (\S+ \[.*?\])", text.replace("\n", " "))
-    agree(beyond[0], *interval(excess[model, "leave_one_out", 16], "excess_loss"))
+    agree(beyond[0], *interval(effects[16], "excess"))
 
 
-def test_the_paper_figure(recovered: dict[Any, Row]) -> None:
+def test_the_paper_figure() -> None:
     """The table below it, of three models, and what both pages say of it."""
     text = section(FINDINGS, "Do few tokens predict as well as all?")
-    first_run = by(recovered_losses(read_sparse_losses(C4)), "model", "rule", "far_context", "k")
-    tables = (recovered, "2m-long-seed0"), (recovered, "300k-long-seed0"), (first_run, "long-seed0")
-    for place, (table, model) in enumerate(tables):
+    models = (STUDY, CHOOSING), (STUDY, "300k-long-seed0"), (C4, "long-seed0")
+    for place, curves in enumerate(curves_of(*model) for model in models):
         for label, rule, far_context in (
             ("chosen blind", "leave_one_out_divergence", "own"), ("nearest", "nearest", "own"),
             ("random", "random", "own"), ("chosen by the answer", "leave_one_out", "own"),
             ("the same in another text |", "leave_one_out", "other_document"),
         ):  # fmt: skip
-            row = table[model, rule, far_context, 16]
-            agree_cell(text, label, row, "recovered_fraction", place)
-        agree_cell(text, "gain of the long context", row, "loss_difference", place)
-    of_model = pd.DataFrame([row for key, row in recovered.items() if key[0] == "2m-long-seed0"])
-    curves = by(loss_curves(of_model), "rule", "far_context", "k")
+            agree_cell(text, label, curves[rule, far_context, 16], "recovered_share", place)
+        agree_cell(text, "gain of the long context", curves["nearest", "own", 16], "gain", place)
+    curves = curves_of(STUDY, CHOOSING)
     pages = [text.replace("\n", " "), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")]
     for page in pages:
-        share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_fraction")
+        share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_share")
         agree(re.findall(r"bring back (\S+ \[.*?\]) of what", page)[0], *share)
     four, eight, sixteen = (curves["leave_one_out", "other_document", k] for k in (4, 8, 16))
     found = re.findall(r"at k = 8: their loss is (\S+) nats, that of the long context (\S+)\.", pages[0])
     agree(" ".join(found[0]), eight["loss"], eight["long_loss"])
-    assert four["loss"] > four["long_loss"] and sixteen["recovered_fraction_low"] > 1
+    assert four["loss"] > four["long_loss"] and sixteen["recovered_share_low"] > 1
 
 
 @pytest.mark.slow
@@ -172,18 +168,15 @@ def test_novels() -> None:
 def test_every_rule_of_the_first_run() -> None:
     text = section(FINDINGS, "Does the selection rule decide?")
     losses = read_sparse_losses(REFERENCE / "c4" / "rules")
-    rows = by(recovered_losses(losses), "rule", "far_context", "k")
-    beyond = by(excess_over_null(losses), "rule", "k")
     settings = read_settings(REFERENCE / "c4" / "rules", "influential_tokens")
-    costs = by(rules_table(losses, settings), "rule", "k")
-    for rule in {rule for rule, _ in beyond}:
+    rows = by(rules_table(losses, settings), "rule", "k")
+    for rule in {rule for rule, _ in rows}:
         *cells, last, cost = cells_of(text, f"`{rule}` ")
-        agree(cost.partition(", and")[0], costs[rule, 16]["token_forwards_per_target"])
+        agree(cost.partition(", and")[0], rows[rule, 16]["token_forwards_per_target"])
         for k, cell in zip((1, 2, 4, 8, 16), cells, strict=True):
-            own, null = (rows[rule, far, k]["recovered_loss"] for far in ("own", "other_document"))
-            agree(cell, own, null)
-        own = interval(rows[rule, "own", 16], "recovered_loss")
-        agree(last, *(own if last.startswith("own") else interval(beyond[rule, 16], "excess_loss")))
+            agree(cell, rows[rule, k]["recovered_loss"], rows[rule, k]["null_recovered_loss"])
+        shown = "recovered_loss" if last.startswith("own") else "excess_loss"
+        agree(last, *interval(rows[rule, 16], shown))
 
 
 def test_queries_shown_with_their_answers() -> None:

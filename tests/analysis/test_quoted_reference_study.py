@@ -39,7 +39,7 @@ from analysis.gap.slopes import CALIBRATION, few_and_many, gap_targets, mean_gap
 from analysis.gap.sparsity import JUDGED as JUDGED_BY_ANOTHER
 from analysis.gap.sparsity import read_sparsity_measures
 from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import recovered_losses, token_effects
+from analysis.losses.token_worth import loss_curves, token_effects
 from analysis.read import TARGET, of_targets, read_sparse_losses
 from analysis.tokens.kinds import by_repeats, gaps_by_repeats
 from pipeline.query import connect, run_query
@@ -318,6 +318,8 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
         for effects in effects_of_kinds("2m")
     ]
     agree(" ".join(re.findall(r"repeated it is (\d+) %, elsewhere (\d+) %", text)[0]), *shares)
-    recovered = by(recovered_losses(read_sparse_losses(STUDY)), "model", "rule", "far_context", "k")
-    null = recovered[CHOOSING, "leave_one_out", "other_document", 16]["recovered_fraction"]
+    curves = by(
+        loss_curves(read_sparse_losses(STUDY, only={"model": [CHOOSING]})), "rule", "far_context", "k"
+    )
+    null = curves["leave_one_out", "other_document", 16]["recovered_share"]
     agree(re.findall(r'"recover" (\S+) times', text)[0], null)

@@ -1,7 +1,6 @@
 """What k tokens recover and are worth: sums by hand, planted truth and nulls, the nearest tokens."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
 from analysis.losses.token_worth import (
-    excess_over_null,
     loss_curves,
-    recovered_losses,
     token_effects,
     why_no_loss_figure,
 )
-from analysis.read import read_sparse_losses
 
 
 def tokens(**columns: Any) -> pd.DataFrame:
@@ -38,15 +34,17 @@ def by_hand() -> pd.DataFrame:
     return pd.concat([own, null])
 
 
-def test_recovered_losses_by_hand(by_hand: pd.DataFrame) -> None:
-    table = recovered_losses(by_hand).set_index("far_context")
-    own, null = table.loc["own"], table.loc["other_document"]
-    assert (own["recovered_loss"], own["recovered_fraction"], own["loss_difference"]) == (0.75, 0.75, 1.0)
-    assert (null["recovered_loss"], null["recovered_fraction"], null["loss_difference"]) == (0.25, 0.25, 1.0)
-    assert (own["num_targets"], own["num_documents"]) == (4, 2)
+def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
+    (row,) = token_effects(by_hand).to_dict("records")
+    assert (row["gain"], row["recovered"], row["null_recovered"], row["excess"]) == (1.0, 0.75, 0.25, 0.5)
+    assert (row["num_targets"], row["num_documents"], row["effect"], row["share"]) == (4, 2, 0.75, 0.75)
     # Document a recovers 1 of 2 nats, b 2 of 2: an error of 1/4, times t at one degree of freedom.
-    interval = own["recovered_fraction_low"], own["recovered_fraction_high"]
-    assert interval == pytest.approx((0.75 - 12.7062 / 4, 0.75 + 12.7062 / 4))
+    ends = row["share_low"], row["share_high"]
+    assert ends == pytest.approx((0.75 - 12.7062 / 4, 0.75 + 12.7062 / 4))
+    # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
+    assert (row["excess_low"], row["excess_high"]) == (0.5, 0.5)
+    (one,) = token_effects(by_hand[by_hand["document_id"] == "a"]).to_dict("records")
+    assert np.isnan([one["recovered_low"], one["share"]]).all()  # a single document gives no interval
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
@@ -54,7 +52,7 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     losses = [name for name in by_hand if name.endswith("_loss")]
     by_hand.loc[by_hand["document_id"] == "a", losses] += 1
     rows = by_hand[(by_hand["far_context"] == "own") | (by_hand["document_id"] == "b")]
-    curves = loss_curves(recovered_losses(rows)).set_index(["far_context", "k"])
+    curves = loss_curves(rows).set_index(["far_context", "k"])
     assert curves["loss"].to_dict() == {
         ("other_document", 0): 3.5, ("other_document", 1): 3.0, ("own", 0): 3.5, ("own", 1): 2.75
     }  # fmt: skip
@@ -75,18 +73,6 @@ def test_why_the_loss_is_not_drawn(settings: dict[str, str], rules: list[str], w
     assert why in said and bool(why) == bool(said)
 
 
-def test_excess_by_hand(by_hand: pd.DataFrame) -> None:
-    (excess,) = excess_over_null(by_hand).to_dict("records")
-    assert (excess["excess_loss"], excess["excess_fraction"]) == (0.5, 0.5)
-    # Both documents recover 1 nat beyond their null over 2 targets: paired, no resample differs.
-    assert (excess["excess_loss_low"], excess["excess_loss_high"]) == (0.5, 0.5)
-
-
-def test_a_single_document_gives_no_interval(by_hand: pd.DataFrame) -> None:
-    one = recovered_losses(by_hand[by_hand["document_id"] == "a"]).iloc[0]
-    assert one[["recovered_loss_low", "recovered_fraction"]].isna().all() and not one["is_gain_clear"]
-
-
 @pytest.mark.parametrize("rule", SELECTION_BONUS)
 def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
     sparse_context_losses: pd.DataFrame, truth: Truth, rule: str
@@ -94,32 +80,25 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
     chosen = sparse_context_losses[
         (sparse_context_losses["model"] == "long-seed0") & (sparse_context_losses["rule"] == rule)
     ]
-    excess = excess_over_null(chosen).set_index("k")
-    recovered = recovered_losses(chosen).set_index(["far_context", "k"])
-    assert list(excess.index) == KS
+    effects = token_effects(chosen).set_index("k")
+    assert list(effects.index) == KS
     for k in KS:
-        planted = truth.recovered_gain(rule, k)
-        assert excess.loc[k, "excess_loss"] == pytest.approx(planted.mean(), abs=0.005)
-        assert excess.loc[k, "excess_fraction"] == pytest.approx(
-            planted.sum() / truth.targets["gain"].sum(), abs=0.02
-        )
-        bonus = SELECTION_BONUS[rule] * np.log2(k + 1)
-        assert recovered.loc[("other_document", k), "recovered_loss"] == pytest.approx(bonus, abs=0.005)
+        planted, bonus = truth.recovered_gain(rule, k), SELECTION_BONUS[rule] * np.log2(k + 1)
+        assert effects.loc[k, "excess"] == pytest.approx(planted.mean(), abs=0.005)
+        assert effects.loc[k, "null_recovered"] == pytest.approx(bonus, abs=0.005)
+        if rule == "leave_one_out":  # whose effect is what lies beyond the null
+            share = planted.sum() / truth.targets["gain"].sum()
+            assert effects.loc[k, "share"] == pytest.approx(share, abs=0.02)
 
 
-def test_no_fraction_of_a_gain_that_is_not_there(sparse_context_losses: pd.DataFrame) -> None:
-    chosen = sparse_context_losses[sparse_context_losses["model"] == "short-contiguous"]
-    recovered = recovered_losses(chosen)
-    assert not recovered["is_gain_clear"].any()
-    assert recovered[["recovered_fraction", "recovered_fraction_low"]].isna().all(axis=None)
+def test_no_share_of_a_gain_that_is_not_there(sparse_context_losses: pd.DataFrame) -> None:
+    effects = token_effects(sparse_context_losses.query("model == 'short-contiguous'"))
+    assert effects[["share", "share_low"]].isna().all(axis=None)
     # Selection alone recovers this much: the reason why the null stands beside every number.
-    leave_one_out = recovered[(recovered["rule"] == "leave_one_out") & (recovered["k"] == 16)]
-    assert (leave_one_out["recovered_loss_low"] > 0.25).all()
-    excess = excess_over_null(chosen)
-    assert ((excess["excess_loss_low"] < 0.005) & (excess["excess_loss_high"] > -0.005)).all()
+    assert effects.query("rule == 'leave_one_out' and k == 16")["recovered_low"].item() > 0.25
+    assert ((effects["excess_low"] < 0.005) & (effects["excess_high"] > -0.005)).all()
 
 
-NEAREST = "nearest"
 NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
 
 
@@ -196,16 +175,3 @@ def test_results_of_before_have_the_loss_alone() -> None:
         assert effects["criterion"].tolist() == ["loss"]
         assert effects["judge"].tolist() == ["m"]
     assert token_effects(rows[rows["far_context"] == "own"]).empty
-
-
-def test_effects_are_what_the_other_table_says(results: Path, sparse_context_losses: pd.DataFrame) -> None:
-    """On the planted results: the excess of `excess_over_null`, by another path."""
-    one = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
-    effects = token_effects(one).set_index(["rule", "k"])
-    table = excess_over_null(one).set_index(["rule", "k"])
-    for key, row in table.iterrows():
-        for end in ("", "_low", "_high"):
-            assert effects.loc[key, f"excess{end}"] == pytest.approx(row[f"excess_loss{end}"], abs=1e-9)
-    assert len(effects) == len(table)
-    other = read_sparse_losses(results, every_judge=True, only={"model": ["long-seed0"]})
-    assert set(token_effects(other)["judge"]) == {"long-seed0", "another-model"}
