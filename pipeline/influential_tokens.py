@@ -229,7 +229,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import Request, measure_chunk
+    from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
     from pipeline.measuring.stage import LEARNING_RULES, LoadedModel, evaluate_checkpoints, head_weights_of
 
     num_far = int(lengths.num_far_tokens_T[0])
@@ -249,12 +249,17 @@ def main(arguments: argparse.Namespace) -> None:
 
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
+    num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
+    how_many = (
+        arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
+    )  # fmt: skip
     evaluate_checkpoints(
         arguments, "influential_tokens", _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
+        planned=lambda document_id: planned_tokens(request, *how_many, document_id),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import Measurement, own_context
-from pipeline.measuring.explanation import foreign_text, measured_tables, planned_tokens
+from pipeline.measuring.explanation import foreign_text, measured_tables, planned
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -191,9 +191,6 @@ def influential_frame(
         foreign_text(foreign, num_others * longest, read.tokenizer).token_ids_N if spans else np.empty(0)
     )
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
-    total = sum(
-        planned_tokens(request, intervention, num_backgrounds, max(1, len(judges))) for request in requests
-    )
     frames = []
     with ExitStack() as stack:
         loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
@@ -203,7 +200,7 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        stack.enter_context(counted(loaded, "influential_tokens", total))
+        stack.enter_context(planned(loaded, "influential_tokens", requests, intervention, num_backgrounds))
         for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)

@@ -7,8 +7,9 @@ Shapes: N tokens of the text, L measured tokens, T targets, K largest k, J studi
 
 import argparse
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +22,9 @@ from pipeline.explorer_page.writing import NATS, Record, ResultRows, chunk_recor
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, REMOVE, RuleCosts
-from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk
-from pipeline.measuring.stage import LoadedModel, failures_in_words
+from pipeline.measuring.rules import REMOVE
+from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
+from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
 from pipeline.text.chunks import Chunk
@@ -151,16 +152,30 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
                 num_tokens, length, why if length == given.num_positions else "",
             )  # fmt: skip
         logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.targets_per_chunk)
-        with (
-            failures_in_words(given.name, length, first_token),
-            counted([loaded], "explain", planned_tokens(request)),
-        ):
+        with failures_in_words(given.name, length, first_token), planned([loaded], "explain", [request]):
             contexts = request.far_contexts(loaded, chunk)
             tables = measured_tables(loaded, chunk, (), request, contexts)
             compared = pd.DataFrame(compared_losses(chunk, contexts[OWN])).assign(model=loaded.name)
         dtype = str(loaded.model.dtype).removeprefix("torch.")
     tables["loss_differences"] = compared
     return Explanation(given.name, dtype, tokenized, foreign, first_token, request, tables)
+
+
+@contextmanager
+def planned(
+    models: Sequence[LoadedModel], description: str, requests: Sequence[Request],
+    intervention: str = REMOVE, num_backgrounds: int = 1,
+) -> Iterator[None]:  # fmt: skip
+    """Say about how long the requests take of a chooser and its judges, and show a bar meanwhile."""
+    total = sum(
+        planned_tokens(request, intervention, num_backgrounds, num_judges=len(models) - 1)
+        for request in requests
+    )
+    for request in sorted(requests, key=lambda one: one.lengths.long_context_length)[-1:]:
+        less = "fewer targets, rules or k, or a shorter long context"
+        say_how_long(models[0], total, request.lengths, less)
+    with counted(models, description, round(total)):
+        yield
 
 
 def measured_lengths(
@@ -233,28 +248,6 @@ def measured_tables(
             moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]
             selected.loc[of_context.index, "divergence"] = moved
     return tables
-
-
-def planned_tokens(
-    request: Request, intervention: str = REMOVE, num_backgrounds: int = 1, num_judges: int = 1
-) -> int:
-    """About how many tokens will run through the networks, by the formulas of `RuleCosts`."""
-    lengths, k = request.lengths, request.largest_k
-    costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk, intervention,
-        num_backgrounds,
-    )  # fmt: skip
-    short = lengths.targets_per_chunk * lengths.short_context_length
-    num_tokens = num_judges * (num_backgrounds * costs.foreign_context() + short)
-    for far_context in (OWN, OTHER_DOCUMENT):
-        numbers_of_rule = request.numbers_in(far_context)
-        for numbers in list(numbers_of_rule.values())[:1]:
-            num_tokens += num_judges * costs.sparse_contexts(numbers_of_rule, numbers)
-        if far_context == OTHER_DOCUMENT and numbers_of_rule.pop("leave_one_out", ()):
-            # A pass over the packed sequences for each token, as where tokens are restored in a background.
-            num_tokens += replace(costs, intervention=BACKGROUND).additions(k)
-        num_tokens += costs.token_forwards_together(numbers_of_rule, k)
-    return num_tokens
 
 
 def explorer_page(explanation: Explanation, name: str) -> str:

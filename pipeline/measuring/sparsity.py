@@ -23,10 +23,18 @@ from pipeline.measuring.contexts import (
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
-from pipeline.measuring.rules import CONTROLS, find_rule, selected_positions
+from pipeline.measuring.rules import (
+    BACKGROUND,
+    CONTROLS,
+    LEAVE_ONE_OUT_RULES,
+    REMOVE,
+    RuleCosts,
+    find_rule,
+    selected_positions,
+)
 from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError, Predictions
-from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 from pipeline.text.folder import UnigramDistribution
 
@@ -65,7 +73,9 @@ class Request:
 
     def numbers_in(self, far_context: str, document_id: str = "") -> dict[str, Sequence[int]]:
         """`numbers_of_rule` of the rules that choose in this far context of a document."""
-        place = int(document_id or "0", 16) / 16 ** len(document_id)  # of a hash, so anywhere in [0, 1)
+        # The end of a hash is anywhere in [0, 1); its beginning is what documents are ordered by.
+        end = document_id[-8:] or "0"
+        place = int(end, 16) / 16 ** len(end)
         has_null = place < self.null_fraction
         return {
             rule: numbers
@@ -93,6 +103,38 @@ class Request:
             measurement, chunk_L, chunk.null_token_ids_L, substitute_ids_L=substitute_ids_L,
             background_ids_BL=backgrounds if len(backgrounds) else None,
         )  # fmt: skip
+
+
+def planned_tokens(
+    request: Request, intervention: str = REMOVE, num_backgrounds: int = 1, num_choosers: int = 1,
+    num_judges: int = 0, document_id: str = "",
+) -> int:  # fmt: skip
+    """About how many tokens run through the networks for a chunk of a document, by `RuleCosts`' formulas."""
+    lengths = request.lengths
+    costs = RuleCosts(
+        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk, intervention,
+        num_backgrounds, request.num_subsets,
+    )  # fmt: skip
+    num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
+    short = lengths.targets_per_chunk * lengths.short_context_length
+    total = num_models * (short + costs.one_pass())
+    if intervention == BACKGROUND:
+        total += num_models * num_backgrounds * costs.foreign_context()
+    for far_context in (OWN, OTHER_DOCUMENT):
+        numbers_of_rule = request.numbers_in(far_context, document_id)
+        if not numbers_of_rule:
+            continue
+        numbers = min(numbers_of_rule.values(), key=len)  # those of the controls, which are more, follow
+        total += num_models * costs.sparse_contexts(numbers_of_rule, numbers)
+        if request.choices is not None:
+            continue
+        rules = set(numbers_of_rule)
+        if far_context == OTHER_DOCUMENT and rules & set(LEAVE_ONE_OUT_RULES):
+            # A pass over the packed sequences for each token, as where tokens are restored.
+            total += num_choosers * replace(costs, intervention=BACKGROUND).additions(1)
+            rules -= set(LEAVE_ONE_OUT_RULES)
+        total += num_choosers * costs.token_forwards_together(rules, request.largest_k)
+    return total
 
 
 def measure_chunk(

@@ -7,6 +7,7 @@ of the *training* tokens, at the lengths that are measured.
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger, progress
-from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
+from pipeline.cli import InputError, duration, is_out_of_memory, logger, progress
+from pipeline.measuring.contexts import Batching, HeadWeights, Measurement, PassQueue, Rows
 from pipeline.measuring.far_context import far_contexts
 from pipeline.measuring.flags import ContextLengths, split_of_this_process
 from pipeline.measuring.methods import RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
-from pipeline.models.interface import CausalLM, NotFiniteLossError
+from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
@@ -50,6 +51,8 @@ class LoadedModel:
 Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[str, Columns]]
 """What a stage does with one chunk, given the models of a result, mostly one, and others beside them:
 artefact -> column -> values."""
+Planned = Callable[[str], int]
+"""Document ID -> about how many tokens run through the networks for a chunk of it."""
 Prepare = Callable[[LoadedModel, str, str], None]
 """What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
@@ -58,6 +61,7 @@ def evaluate_checkpoints(
     arguments: argparse.Namespace, stage: str, settings: Mapping[str, Any], measure: Measure, *,
     other_models: Mapping[str, Sequence[str]] | None = None, num_other_documents: int = 1,
     prepare: Prepare | None = None, together: bool = False, last_tokens: int | None = None,
+    planned: Planned | None = None,
 ) -> list[str]:  # fmt: skip
     """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
 
@@ -68,6 +72,7 @@ def evaluate_checkpoints(
         num_other_documents: those whose chunks a chunk is measured with.
         together: all checkpoints make one result, under their names joined by +.
         last_tokens: of each chunk only so many are read.
+        planned: what a chunk costs; where given, the log says before about how long all of them take.
 
     Returns:
         The names of the models whose results are now complete.
@@ -80,8 +85,9 @@ def evaluate_checkpoints(
     """
     keep_freed_memory()
     run = _Run(
-        arguments, stage, settings, measure, num_other_documents, prepare, other_models or {}, last_tokens
-    )
+        arguments, stage, settings, measure, num_other_documents, prepare, other_models or {}, last_tokens,
+        planned,
+    )  # fmt: skip
     outputs: dict[str, StageOutput] = {}
     checkpoints = named_checkpoints(arguments.checkpoints, arguments)
     groups = [checkpoints] if together else [{name: one} for name, one in checkpoints.items()]
@@ -153,6 +159,7 @@ class _Run:
     prepare: Prepare | None
     other_models: Mapping[str, Sequence[str]]
     last_tokens: int | None
+    planned: Planned | None
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -225,6 +232,16 @@ class _Run:
                 self.prepare(one, self._sha256(checkpoint), dtype)
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
+        if self.planned is not None:
+            documents = [self.documents[index] for _, index in work]
+            num_tokens = sum(
+                len(range(len(document.token_ids) // limits[0])[: limits[1]])
+                * self.planned(document.document_id)
+                for document in documents
+            )
+            lengths = ContextLengths(1, limits[0], arguments.targets_per_chunk)
+            less = "--max-documents, --max-chunks-per-document, --targets-per-chunk or fewer --rules"
+            say_how_long(first, num_tokens, lengths, less)
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{self.stage} {name}", "document"):
             for whole_chunk in chunks_of(self.documents, index, *limits):
@@ -260,6 +277,35 @@ class _Run:
                 f" {beside.model.vocabulary_size}: their predictions cannot be compared"
             )
         return other
+
+
+def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
+    """Say in the log about how long so many tokens take, timed for a second; `less` names what spares time.
+
+    The passes are as most are that leave a token out: their rows are half of a chunk, and its targets' losses
+    and divergences are wanted.
+    """
+    model, num_rows = loaded.model, lengths.long_context_length // 2
+    num_targets = min(lengths.targets_per_chunk, num_rows)
+    positions_1S = np.arange(num_rows)[None]
+
+    def rows(num_sequences: int) -> Rows:
+        ids_BS = np.zeros((num_sequences, num_rows), dtype=np.int64)
+        queries_BT = np.tile(positions_1S[:, -num_targets:], (num_sequences, 1))
+        return Rows(ids_BS, positions_1S, None, queries_BT)
+
+    # One sequence first, as the first pass is slower than those after it.
+    reference = Predictions.of(model, model.hidden_states(*rows(1).on_device(model.device))[0])
+    started, num_run = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - started) < 1 or not num_run:
+        batch, queue = (
+            rows(loaded.batching.num_sequences(model, num_rows)),
+            PassQueue(model, loaded.batching, reference),
+        )
+        num_run += queue.run(batch, np.zeros_like(batch.query_rows_BT)) * num_rows
+        queue.read()
+    whole = duration(seconds / num_run * num_tokens)
+    logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:

@@ -23,7 +23,7 @@ kept; in found_dependencies the passes of the rules, those that leave a token ou
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,15 +32,16 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.flags import NUM_SUBSETS
+from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (
-    BACKGROUND,
     DEFAULT_INTERVENTION,
     DEFAULT_KS,
     SUBSTITUTE,
     RuleCosts,
     find_rule,
+    studied_numbers,
 )
+from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
 from pipeline.synthetic.config import TaskConfig
@@ -201,7 +202,7 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
 def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
-    length, rules = evaluation.long_context_length, evaluation.rules
+    length = evaluation.long_context_length
     if stage == "influential_tokens":
         length = evaluation.last_tokens or length
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
@@ -218,23 +219,24 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
             foreign = replace(costs, short_context_length=near).foreign_context()
             harm = m * near + costs.num_backgrounds * foreign
         return m * s + num_readings * length + costs.foreign_context() + harm
-    ks = evaluation.k or [k for k in DEFAULT_KS if k <= costs.num_far_tokens[0]]
-    alone = [rule for rule in rules if find_rule(rule).says_something_alone]
-    with_null = 1.0 if evaluation.null_fraction is None else evaluation.null_fraction
-
-    def of_documents(own: Callable[[Collection[str]], int]) -> float:
-        """Of those with a null, which is measured too, and of those without."""
-        return with_null * 2 * own(rules) + (1 - with_null) * own(alone)
-
-    selecting = of_documents(lambda some: costs.token_forwards_together(some, ks[-1]))
-    trying = of_documents(lambda some: costs.sparse_contexts(some, ks)) + m * s
-    trying += costs.num_backgrounds * costs.foreign_context() if intervention == BACKGROUND else 0
-    if evaluation.choices is not None:
-        return round(trying + length)
+    fewest = costs.num_far_tokens[0]
+    ks = evaluation.k or [k for k in DEFAULT_KS if k <= fewest]
+    null_fraction = 1.0 if evaluation.null_fraction is None else evaluation.null_fraction
+    request = Request(
+        lengths=ContextLengths(s, length, m), largest_k=ks[-1],
+        numbers_of_rule={rule: studied_numbers(rule, ks, fewest) for rule in evaluation.rules},
+        recovery_fraction=1, minimum_gain=0, seed=0, null_fraction=null_fraction,
+        num_subsets=costs.num_subsets, choosers_judge=bool(evaluation.choosers_judge),
+        choices=None if evaluation.choices is None else {},
+    )  # fmt: skip
     num_choosers = len(evaluation.influential_models) if evaluation.choose_together else 1
-    of_judges = len(evaluation.judge_with) / num_choosers * (trying + length)
-    choosers_try = evaluation.choosers_judge or not evaluation.judge_with
-    return round(selecting + choosers_try * trying + of_judges)
+    with_null, without = (
+        planned_tokens(
+            request, intervention, costs.num_backgrounds, num_choosers, len(evaluation.judge_with), document
+        )
+        for document in ("0", "f" * 8)  # IDs are hashes; the least have a null
+    )
+    return round((null_fraction * with_null + (1 - null_fraction) * without) / num_choosers)
 
 
 def num_chunks(evaluation: Evaluation, data: Path) -> int | None:

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, duration
 from pipeline.measuring.flags import DOCUMENTS_PER_SHARD
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
@@ -253,13 +253,6 @@ class Progress:
         """Draw no more."""
         if self.live:
             self.live.stop()
-
-
-def duration(seconds: float) -> str:
-    """1:02:03, or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:

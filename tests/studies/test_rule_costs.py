@@ -16,8 +16,18 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, RULES, RuleCosts, selected_positions, studied_numbers
+from pipeline.measuring.rules import (
+    BACKGROUND,
+    DEFAULT_RULES,
+    RULES,
+    RuleCosts,
+    selected_positions,
+    studied_numbers,
+)
+from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
+from pipeline.measuring.stage import LoadedModel
 from pipeline.models.olmo import OLMoCausalLM
+from pipeline.text.chunks import Chunk
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
 COSTS = RuleCosts(short_context_length=4, long_context_length=24, targets_per_chunk=5)
@@ -103,3 +113,27 @@ def test_a_background_serves_all_targets(make_olmo: Callable[..., OLMo], number:
         assert found == pytest.approx(costs.sparse_contexts([rule], [1, 3]), rel=tolerance)
         counted, whole = counted + found, whole + number * len(numbers) * 5 * 23
     assert counted < 0.75 * whole
+
+
+@pytest.mark.parametrize("null_fraction", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("intervention", "num_judges"), [("remove", 0), ("background", 0), ("background", 2)]
+)
+def test_what_a_chunk_costs_is_planned_to_a_quarter(
+    intervention: str, num_judges: int, null_fraction: float, make_olmo: Callable[..., OLMo]
+) -> None:
+    chunk = Chunk("0" * 8, 0, CHUNKS[0], np.random.default_rng(2).integers(0, 48, (3, 24)))
+    if intervention == "remove":
+        chunk = replace(chunk, other_token_ids_NL=chunk.other_token_ids_NL[:1])
+    numbers = {rule: studied_numbers(rule, [1, 4, 8], 15) for rule in DEFAULT_RULES}
+    request = Request(
+        lengths=LENGTHS, largest_k=8, numbers_of_rule=numbers, recovery_fraction=0.9, minimum_gain=0.1,
+        seed=0, null_fraction=null_fraction, choosers_judge=not num_judges,
+    )  # fmt: skip
+    models = [CountingLM(OLMoCausalLM(make_olmo(seed=seed))) for seed in range(1 + num_judges)]
+    loaded = [LoadedModel(str(seed), model, Batching(1)) for seed, model in enumerate(models)]
+    measure_chunk(loaded[:1], chunk, loaded[1:], request)
+    planned = planned_tokens(
+        request, intervention, 2 if intervention == "background" else 1, 1, num_judges, "0"
+    )
+    assert planned == pytest.approx(sum(model.token_forwards for model in models), rel=1 / 4)

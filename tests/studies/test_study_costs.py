@@ -47,21 +47,24 @@ def test_token_forwards_of_a_chunk_by_hand() -> None:
     assert token_forwards_of_chunk("loss_differences", EVALUATION) == 3 * 4 + 12 + foreign
     compared = replace(EVALUATION, reference_model="long")
     assert token_forwards_of_chunk("loss_differences", compared) == 3 * 4 + 2 * 12 + foreign
-    assert token_forwards_of_chunk("influential_tokens", EVALUATION) == 2 * (selecting + sparse) + 3 * 4
+    # Of the null the removals are passes over the same two sequences, which are read first.
+    of_null = (14 + (14 + 13 + 12 + 11 + 10 + 9)) + (11 + (11 + 10 + 9 + 8 + 7 + 6 + 5))
+    trying = 2 * sparse + 3 * 4 + 11
+    assert token_forwards_of_chunk("influential_tokens", EVALUATION) == selecting + of_null + trying
 
 
 def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
     # A control is studied at 1, 2, 4 and 5 tokens, the whole far context of the first target.
     nearest = replace(EVALUATION, rules=["nearest"])
     sparse = 3 * ((4 + 1) + (4 + 2) + (4 + 4) + (4 + 5))
-    assert token_forwards_of_chunk("influential_tokens", nearest) == 2 * sparse + 3 * 4
+    assert token_forwards_of_chunk("influential_tokens", nearest) == 2 * sparse + 3 * 4 + 11
     judged = replace(nearest, judge_with=["a", "b"], choosers_judge=True)
-    assert token_forwards_of_chunk("influential_tokens", judged) == 3 * (2 * sparse + 3 * 4) + 2 * 12
+    assert token_forwards_of_chunk("influential_tokens", judged) == 3 * (2 * sparse + 3 * 4 + 11)
     # Each of two backgrounds is read once, 7 far tokens, and again from the nearest tokens on; the baseline
     # is read in the two foreign sequences.
     within = replace(nearest, intervention="background", num_backgrounds=2)
     sparse, baseline = 2 * (7 + sparse), 2 * ((6 + 2 * 4) + (7 + 4))
-    assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + baseline
+    assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + 11 + baseline
 
 
 def test_length_losses_take_about_four_tokens_a_target_and_token_of_context() -> None:

@@ -15,11 +15,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, duration
 from pipeline.studies import run as running
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.file import Evaluation
-from pipeline.studies.run import GIBIBYTE, Progress, Workers, duration, num_processes, run_all, workers
+from pipeline.studies.run import GIBIBYTE, Progress, Workers, num_processes, run_all, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
