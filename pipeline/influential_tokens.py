@@ -169,11 +169,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> ContextLengths:
-    """Which tokens are predicted; lengths, rules and k that do not fit together are refused.
-
-    Raises:
-        InputError: names the flag.
-    """
+    """Which tokens are predicted; lengths, rules and k that do not fit together are refused."""
     long, last = arguments.long_context_length, arguments.last_tokens
     if last is not None and last >= long:
         raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
@@ -230,7 +226,7 @@ def main(arguments: argparse.Namespace) -> None:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
-    from pipeline.measuring.stage import LEARNING_RULES, LoadedModel, evaluate_checkpoints, head_weights_of
+    from pipeline.measuring.stage import LEARNING_RULES, LoadedModel, MeasuringStage, head_weights_of
 
     num_far = int(lengths.num_far_tokens_T[0])
     request = Request(
@@ -253,14 +249,14 @@ def main(arguments: argparse.Namespace) -> None:
     how_many = (
         arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
     )  # fmt: skip
-    evaluate_checkpoints(
+    MeasuringStage(
         arguments, "influential_tokens", _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
         planned=lambda document_id: planned_tokens(request, *how_many, document_id),
-    )  # fmt: skip
+    ).run()  # fmt: skip
 
 
 def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:

@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.contexts import full_pass, measured_windows, own_context
-    from pipeline.measuring.stage import evaluate_checkpoints
+    from pipeline.measuring.stage import MeasuringStage
 
     def measure(
         models: "Sequence[LoadedModel]", chunk: "Chunk", _: "Sequence[LoadedModel]"
@@ -107,7 +107,7 @@ def main(arguments: argparse.Namespace) -> None:
         return {"length_losses": columns}
 
     settings = {"context_lengths": context_lengths}
-    for model in evaluate_checkpoints(arguments, "length_losses", settings, measure):
+    for model in MeasuringStage(arguments, "length_losses", settings, measure).run():
         # Of this model alone: another process may be writing the results of another.
         losses = read_artefact(arguments.results, "length_losses", only={"model": [model]})
         losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]

@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace) -> None:
     )
     from pipeline.measuring.far_context import FarContext
     from pipeline.measuring.sparsity import compared_losses, length_harm
-    from pipeline.measuring.stage import evaluate_checkpoints
+    from pipeline.measuring.stage import MeasuringStage
     from pipeline.models.interface import NotFiniteLossError
     from pipeline.results.schemas import OWN
 
@@ -165,7 +165,7 @@ def main(arguments: argparse.Namespace) -> None:
         "short_context_length": lengths.short_context_length, "windowed_stride": stride,
         "near_context_length": near, "num_backgrounds": num_backgrounds or None,
     }  # fmt: skip
-    evaluate_checkpoints(
+    MeasuringStage(
         arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference},
         num_other_documents=1 + num_backgrounds,
-    )  # fmt: skip
+    ).run()  # fmt: skip

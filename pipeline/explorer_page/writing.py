@@ -98,11 +98,7 @@ def chunk_record(
 ) -> Record:
     """The targets of a chunk (document_id and chunk_index), and by model what was measured of them.
 
-    Args:
-        start: place of the chunk's first token in the document.
-
-    Raises:
-        InputError: rows are missing, as where a stage is still running.
+    `start` is the place of the chunk's first token in the document. InputError where rows are missing.
     """
     of_models: dict[str, Record] = {}
     targets: list[int] | None = None

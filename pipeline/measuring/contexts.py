@@ -97,8 +97,7 @@ class Batching:
     def halved_where_memory_runs_out(self, num_sequences: int, num_rows: int) -> Iterator[None]:
         """Where the pass inside, of this size, runs out of memory, go on with batches half as large.
 
-        Raises:
-            InputError: not even one sequence fits.
+        InputError where not even one sequence fits.
         """
         try:
             yield
@@ -185,8 +184,7 @@ class PassQueue:
     def read(self) -> list[list[np.ndarray]]:
         """Losses and, with a reference, divergences: of each float32 [B, T] a pass, nats.
 
-        Raises:
-            NotFiniteLossError: one is not a finite number; the first of them is named.
+        NotFiniteLossError names the first that is not a finite number.
         """
         of_passes = []
         for places_BS, query_rows_BT, values_BT in self._passes:
@@ -469,11 +467,7 @@ class FullPass:
 
 
 def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
-    """Read the sequence as it is, in one pass.
-
-    Raises:
-        NotFiniteLossError: a loss is not a finite number.
-    """
+    """Read the sequence as it is, in one pass; NotFiniteLossError where a loss is no finite number."""
     inputs = sequence.rows.on_device(model.device)
     hidden_1TD, prefix = model.read(*inputs)
     losses_1T = losses_of_hidden_states(

@@ -123,11 +123,7 @@ class Explanation:
 
 
 def explained(text: str, arguments: argparse.Namespace) -> Explanation:
-    """Explain a text, with a progress bar; `arguments` are of `pipeline.explain`, with foreign_text or None.
-
-    Raises:
-        InputError: text, model or flags cannot be used.
-    """
+    """Explain a text, with a bar; `arguments` are of `pipeline.explain`, with foreign_text or None."""
     given = GivenModel(
         arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,

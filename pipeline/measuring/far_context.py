@@ -51,21 +51,17 @@ from pipeline.measuring.contexts import (
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import (
     CausalLM,
-    InspectableLM,
     NotInspectableError,
     Predictions,
     Prefix,
-    attention_mass,
+    ReadText,
     to_device,
 )
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 T = TypeVar("T")
-Inspect = Callable[
-    [InspectableLM, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor
-]
-"""Given a model, and token IDs, position IDs, visibility, query rows and targets as `gate_gradients` takes
-them, a number for each target and row."""
+Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
+"""Given a model and what it reads, a number for each target and row: [T, S]."""
 _LOOKED_INTO = (
     "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
     " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
@@ -309,12 +305,18 @@ class FarContext:
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""
-        return self.look_inside("attention", lambda model, *inputs: attention_mass(model, *inputs[:4]))
+
+        def mean_over_heads(model: CausalLM, read: ReadText) -> torch.Tensor:
+            of_layers: list[torch.Tensor] = []
+            model.watch_attention(*read[:4], lambda weights_HTS: of_layers.append(weights_HTS.mean(0)))
+            return torch.stack(of_layers).mean(0)
+
+        return self.look_inside("attention", mean_over_heads)
 
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
         """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
-        return self.look_inside("gradient", lambda model, *inputs: model.gate_gradients(*inputs))
+        return self.look_inside("gradient", lambda model, read: model.gate_gradients(*read))
 
     @cached_property
     def gate_information_TF(self) -> np.ndarray:
@@ -325,7 +327,7 @@ class FarContext:
         """
         squares = [
             self.look_inside(
-                "gradient_divergence", lambda model, *inputs: model.gate_gradients(*inputs), answers_T
+                "gradient_divergence", lambda model, read: model.gate_gradients(*read), answers_T
             )
             ** 2
             for answers_T in sampled_answers(
@@ -501,22 +503,16 @@ class FarContext:
             inspect: tells it of all rows of a sequence, [T, S].
             answers_T: tokens to be predicted in place of the targets.
 
-        Raises:
-            InputError: the model cannot be looked into so.
+        InputError where the model cannot be looked into so.
         """
-        model = self.model
-        if not isinstance(model, InspectableLM):
-            raise InputError(
-                f"rule '{rule}' looks inside the model, which {type(model).__name__} does not offer;"
-                " leave it out of --rules"
-            )
-        parts = []
+        model, parts = self.model, []
         for sequence in self.sequences:
             tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
-            inputs = tokens_1S, positions_1S, visible_1SS, queries_1T[0], to_device(ids_T, model.device)
+            target_ids_T = to_device(ids_T, model.device)
+            read = ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], target_ids_T)
             try:
-                values_TS = inspect(model, *inputs)
+                values_TS = inspect(model, read)
             except NotInspectableError as error:
                 raise InputError(f"{error}; leave rule '{rule}' out of --rules: {_LOOKED_INTO}") from error
             num_far_T = sequence.num_far_tokens_T

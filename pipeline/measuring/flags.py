@@ -31,11 +31,7 @@ NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
 
 @dataclass(frozen=True)
 class ContextLengths:
-    """Which tokens are predicted, and what they see.
-
-    Raises:
-        InputError: the far context of the first target would be empty.
-    """
+    """Which tokens are predicted, and what they see; InputError where a far context would be empty."""
 
     short_context_length: int
     """s: the short context of target t is exactly the s tokens [t - s, t)."""
@@ -100,11 +96,7 @@ class TaskSplit:
 
 
 def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
-    """The split that the command line and the launcher's environment name.
-
-    Raises:
-        InputError: the flags name no task, or --device-map would have every process take all devices.
-    """
+    """The split that the command line and the launcher's environment name."""
     index, count = arguments.task_index, arguments.num_tasks
     if (index is None) != (count is None):
         raise InputError("--task-index and --num-tasks say only together what to measure: give both")

@@ -30,11 +30,7 @@ _SMALL_BYTES = 200_000_000
 
 
 class GivenModel:
-    """A model that has been found, or lies in memory, and is not made ready to be measured yet.
-
-    Raises:
-        InputError: there is no such model, or it is of another kind.
-    """
+    """A model that has been found, or lies in memory, and is not yet ready; InputError where none is."""
 
     def __init__(
         self, model: Any, *, device: str | None = None, dtype: str = AUTO, revision: str | None = None,
@@ -76,8 +72,7 @@ class GivenModel:
     def tokenizer(self, given: Any = None) -> Tokenizer:
         """The tokenizer that is given, or that lies by the model, ready for `tokenized_text`.
 
-        Raises:
-            InputError: there is none, or of a kind that does not say where its tokens stand.
+        InputError where there is none, or one of a kind that does not say where its tokens stand.
         """
         if given is None and self.checkpoint is None:
             raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
@@ -97,8 +92,7 @@ class GivenModel:
     def ready(self, num_positions: int, largest_token_id: int = 0) -> Iterator[LoadedModel]:
         """The model to be measured at position IDs below `num_positions`; one in memory is as before then.
 
-        Raises:
-            InputError: it cannot be loaded or measured so, or has no token of so large an ID.
+        InputError where it cannot be, or has no token of so large an ID.
         """
         keep_freed_memory()
         with _given_back(self._in_memory):

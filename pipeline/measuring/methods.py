@@ -12,7 +12,7 @@ width, N subsets, E = F + 1 starts, B starts of a pass.
 import logging
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ import torch
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext
-from pipeline.models.interface import InspectableLM, to_device
+from pipeline.models.interface import CausalLM, ReadText, to_device
 
 PENALTY = 0.01
 """Of the sum of the surrogate's weights' sizes, features being standardized."""
@@ -47,20 +47,10 @@ def attention_rollout(context: FarContext) -> np.ndarray:
     A row of it sums to 1. Blind to the target. In memory: the mean attention of all rows in every layer.
     """
 
-    def rollout(
-        model: InspectableLM,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        *_: Any,
-    ) -> torch.Tensor:
+    def rollout(model: CausalLM, read: ReadText) -> torch.Tensor:
         of_layers: list[torch.Tensor] = []
-        model.watch_attention(
-            token_ids_1S, position_ids_1S, visible_1SS, None,
-            lambda all_HSS: of_layers.append(all_HSS.mean(0)),
-        )  # fmt: skip
-        held_TS = torch.nn.functional.one_hot(query_rows_T, token_ids_1S.shape[1]).float()
+        model.watch_attention(*read[:3], None, lambda all_HSS: of_layers.append(all_HSS.mean(0)))
+        held_TS = torch.nn.functional.one_hot(read.query_rows_T, read.token_ids_1S.shape[1]).float()
         for mean_SS in reversed(of_layers):  # from the last layer down: T rows, not S
             held_TS = (held_TS @ mean_SS + held_TS) / 2
         return held_TS
@@ -292,21 +282,13 @@ def _attributed_to_embeddings(
 ) -> np.ndarray:
     """The sum over each far token's embedding of what `attribute` says of its numbers, for each target."""
 
-    def of_sequence(
-        model: InspectableLM,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:
-        def log_probs(embedded_BSD: torch.Tensor) -> torch.Tensor:
-            return -model.losses_of_embeddings(
-                embedded_BSD, position_ids_1S, visible_1SS, query_rows_T, target_ids_T
-            )
-
-        embedded_1SD = model.embed(token_ids_1S).detach().requires_grad_()
-        of_targets = [attribute(log_probs, embedded_1SD, index) for index in range(len(target_ids_T))]
+    def of_sequence(model: CausalLM, read: ReadText) -> torch.Tensor:
+        embedded_1SD = model.embed(read.token_ids_1S).detach().requires_grad_()
+        of_targets = [
+            attribute(lambda embedded_BSD: -model.losses_of_embeddings(embedded_BSD, *read[1:]),
+                      embedded_1SD, index)
+            for index in range(len(read.target_ids_T))
+        ]  # fmt: skip
         return torch.cat(of_targets).detach().float().sum(-1)
 
     return context.look_inside(rule, of_sequence)
@@ -335,14 +317,7 @@ def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "div
         )
     weights_H = torch.as_tensor(getattr(head_weights, criterion), device=context.model.device).float()
 
-    def weigh(
-        model: InspectableLM,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        *_: Any,
-    ) -> torch.Tensor:
+    def weigh(model: CausalLM, read: ReadText) -> torch.Tensor:
         of_layers: list[torch.Tensor] = []
 
         def note(attention_HTS: torch.Tensor) -> None:
@@ -350,7 +325,7 @@ def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "div
             weights = weights_H[first : first + len(attention_HTS)]
             of_layers.append(weights[:, None, None] * attention_HTS)
 
-        model.watch_attention(token_ids_1S, position_ids_1S, visible_1SS, query_rows_T, note)
+        model.watch_attention(*read[:4], note)
         return torch.cat(of_layers).sum(0)
 
     return context.look_inside("learned_attention", weigh)
@@ -363,20 +338,12 @@ def attention_of_heads(context: FarContext, rule: str) -> np.ndarray:
     """
     of_layers: list[np.ndarray] = []
 
-    def watch(
-        model: InspectableLM,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor,
-        *_: Any,
-    ) -> torch.Tensor:
+    def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
         num_far = context.num_far_tokens_T[-1]
         model.watch_attention(
-            token_ids_1S, position_ids_1S, visible_1SS, query_rows_T,
-            lambda weights_HTS: of_layers.append(weights_HTS[..., :num_far].cpu().numpy()),
-        )  # fmt: skip
-        return torch.zeros(len(query_rows_T), token_ids_1S.shape[1])
+            *read[:4], lambda weights_HTS: of_layers.append(weights_HTS[..., :num_far].cpu().numpy())
+        )
+        return torch.zeros(len(read.query_rows_T), read.token_ids_1S.shape[1])
 
     context.look_inside(rule, watch)
     return np.concatenate(of_layers)

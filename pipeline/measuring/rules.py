@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.flags import MOST_SUBSETS, NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
+from pipeline.measuring.flags import NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
 from pipeline.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ class RuleCosts:
     num_subsets: int = NUM_SUBSETS
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
-        """To choose the first k tokens, a target.
-
-        Raises:
-            InputError: there is no rule of this name.
-        """
+        """To choose the first k tokens, a target."""
         return self.token_forwards(rule, k) / self.targets_per_chunk
 
     def token_forwards(self, rule: str, k: int) -> int:
@@ -185,6 +181,8 @@ class RuleCosts:
 
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
+_CRITERIA: dict[str, Sees] = {"": "answer", "_divergence": "prediction"}
+"""The end of a rule's name -> what it sees."""
 Ranking = Callable[[Sequence["FarContext"], int, np.random.Generator], np.ndarray]
 """(one far context as each chooser reads it, K, generator of the rules that draw) -> the first K tokens,
 most influential first, no position twice: int64 [T, K]; every target's far context holds K."""
@@ -285,24 +283,9 @@ def _nearest(contexts: Sequence["FarContext"], max_k: int, generator: np.random.
     return contexts[0].num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
 
-def _method(
-    name: str,
-    sees: Sees,
-    cost: Callable[[RuleCosts, int], int],
-    *,
-    reads_everything: bool = False,
-    builds_up: bool = False,
-    needs: str | None = None,
-) -> Rule:
-    """The rule whose scores the function of this name in `methods.py` gives, imported when first used."""
-
-    def scores(context: "FarContext") -> np.ndarray:
-        scores_TF: np.ndarray = getattr(import_module("pipeline.measuring.methods"), name)(context)
-        return scores_TF
-
-    return Rule(
-        name, sees, _by(scores), cost, reads_everything=reads_everything, builds_up=builds_up, needs=needs
-    )
+def _method(name: str) -> Ranking:
+    """By the scores that the function of this name in `methods.py` gives, imported when first used."""
+    return _by(lambda context: getattr(import_module("pipeline.measuring.methods"), name)(context))
 
 
 _ROWS = (
@@ -354,22 +337,26 @@ _ROWS = (
         "attention", "attention", _by(lambda far: far.attention_TF), RuleCosts.one_pass,
         reads_everything=True,
     ),
-    _method(
-        "input_x_gradient", "answer", lambda costs, k: costs.targets_per_chunk * costs.one_pass(),
-        reads_everything=True, needs="captum",
+    Rule(
+        "input_x_gradient", "answer", _method("input_x_gradient"),
+        lambda costs, k: costs.targets_per_chunk * costs.one_pass(), reads_everything=True, needs="captum",
     ),
-    _method(
-        "integrated_gradients", "answer",
+    Rule(
+        "integrated_gradients", "answer", _method("integrated_gradients"),
         lambda costs, k: NUM_INTEGRATION_STEPS * costs.targets_per_chunk * costs.one_pass(),
         reads_everything=True, needs="captum",
     ),
-    _method("attention_rollout", "attention", RuleCosts.one_pass, reads_everything=True),
-    _method("learned_attention", "attention", RuleCosts.one_pass, reads_everything=True),
-    _method("learned_attention_divergence", "attention", RuleCosts.one_pass, reads_everything=True),
-    _method("context_length_probing", "answer", RuleCosts.starts, builds_up=True),
-    _method("context_length_probing_divergence", "prediction", RuleCosts.starts, builds_up=True),
-    _method("surrogate", "answer", RuleCosts.subsets, builds_up=True),
-    _method("surrogate_divergence", "prediction", RuleCosts.subsets, builds_up=True),
+    *(
+        Rule(name, "attention", _method(name), RuleCosts.one_pass, reads_everything=True)
+        for name in ("attention_rollout", "learned_attention", "learned_attention_divergence")
+    ),
+    *(
+        Rule(search + criterion, sees, _method(search + criterion), cost, builds_up=True)
+        for search, cost in (
+            ("context_length_probing", RuleCosts.starts), ("surrogate", RuleCosts.subsets)
+        )
+        for criterion, sees in _CRITERIA.items()
+    ),
     Rule("random", "nothing", _random, lambda costs, k: 0),
     Rule("nearest", "nothing", _nearest, lambda costs, k: 0),
 )  # fmt: skip
@@ -380,11 +367,7 @@ LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE i
 
 
 def find_rule(name: str) -> Rule:
-    """The rule called `name`.
-
-    Raises:
-        InputError: there is none; names the nearest. Or what it needs is not installed.
-    """
+    """The rule called `name`; InputError where there is none, or what it needs is not installed."""
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if not RULES[name].is_installed:
@@ -430,11 +413,7 @@ def refuse_rules(
     num_subsets: int = NUM_SUBSETS,
     num_backgrounds: int = 1,
 ) -> None:
-    """Do nothing where all this can be asked for together.
-
-    Raises:
-        InputError: says what cannot, in the words of the flags.
-    """
+    """Refuse what cannot be asked for together, in the words of the flags (InputError)."""
     for rule in rules:
         find_rule(rule)
     if intervention not in INTERVENTIONS:
@@ -463,7 +442,6 @@ def refuse_rules(
             f"--num-backgrounds {num_backgrounds} would change nothing: it is of --intervention background;"
             " add that, or leave it out",
         ),
-        (num_subsets > MOST_SUBSETS, f"--num-subsets {num_subsets}: choose at most {MOST_SUBSETS}"),
         (
             num_subsets % 2,
             f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number",

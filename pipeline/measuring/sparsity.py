@@ -141,7 +141,8 @@ def measure_chunk(
     choosers: Sequence[LoadedModel], chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
     contexts: Mapping[str, FarContext] | None = None,
 ) -> dict[str, Columns]:  # fmt: skip
-    """The tokens that the rules choose, and losses and divergences of the judges with them.
+    """The tokens that the rules choose, and losses and divergences of the judges: artefact -> column ->
+    values.
 
     Args:
         choosers: the models whose mean scores choose; where `request.choices` has the tokens, the model that
@@ -149,11 +150,7 @@ def measure_chunk(
         contexts: of `request.far_contexts`, as the first chooser reads them, where the caller asks them for
             more.
 
-    Returns:
-        Artefact -> column -> values.
-
-    Raises:
-        NotFiniteLossError: a model gives what is no number; it is named.
+    NotFiniteLossError names the model that gives what is no number.
     """
     of_choosers: list[Mapping[str, FarContext]] = [contexts or request.far_contexts(choosers[0], chunk)]
     of_choosers += [request.far_contexts(chooser, chunk) for chooser in choosers[1:]]

@@ -57,68 +57,12 @@ Prepare = Callable[[LoadedModel, str, str], None]
 """What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
 
-def evaluate_checkpoints(
-    arguments: argparse.Namespace, stage: str, settings: Mapping[str, Any], measure: Measure, *,
-    other_models: Mapping[str, Sequence[str]] | None = None, num_other_documents: int = 1,
-    prepare: Prepare | None = None, together: bool = False, last_tokens: int | None = None,
-    planned: Planned | None = None,
-) -> list[str]:  # fmt: skip
-    """Run `measure` on every chunk of every document with every checkpoint, writing shard by shard.
-
-    Args:
-        arguments: of `measuring.flags.add_evaluation_arguments`.
-        settings: the stage's own, beyond those flags.
-        other_models: flag -> checkpoints, as that flag names them, which `measure` is given beside each.
-        num_other_documents: those whose chunks a chunk is measured with.
-        together: all checkpoints make one result, under their names joined by +.
-        last_tokens: of each chunk only so many are read.
-        planned: what a chunk costs; where given, the log says before about how long all of them take.
-
-    Returns:
-        The names of the models whose results are now complete.
-
-    Raises:
-        InputError: data or a checkpoint is missing or does not fit, no document is long enough, two
-            checkpoints have one name, a loss is not a number, there is no such task, or the results folder
-            holds another configuration's results.
-        SystemExit: with --status, after saying what is missing: 0 where nothing is, else 1.
-    """
-    keep_freed_memory()
-    run = _Run(
-        arguments, stage, settings, measure, num_other_documents, prepare, other_models or {}, last_tokens,
-        planned,
-    )  # fmt: skip
-    outputs: dict[str, StageOutput] = {}
-    checkpoints = named_checkpoints(arguments.checkpoints, arguments)
-    groups = [checkpoints] if together else [{name: one} for name, one in checkpoints.items()]
-    if together and (twice := checkpoints.keys() & run.others.keys()):
-        raise InputError(
-            f"model {min(twice)} is named by --checkpoints and by {run.others[min(twice)][0]}: who chooses"
-            " together with others does not try the choice; name it once"
-        )
-    for models in groups:
-        name = "+".join(models)
-        dtype = dtype_of_results(arguments.dtype, arguments.results, stage, name, run.loading.device)
-        outputs[name] = output = run.output_of(name, models, dtype)
-        if not arguments.status and not output.is_done(run.split.shards(len(run.shards))):
-            with output.writing(run.split.name):
-                run.measure_models(name, models, output, dtype)
-    if arguments.status:
-        of_task = None if arguments.task_index is None else run.split.of_the_task().shards(len(run.shards))
-        sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs.values())
-        raise SystemExit(any(output.pending_shards(of_task) for output in outputs.values()))
-    for output in outputs.values():
-        logger.info(output.state())
-    return [name for name, output in outputs.items() if not output.pending_shards()]
-
-
 def named_checkpoints(
     words: Iterable[str], arguments: argparse.Namespace, flag: str = "--checkpoints"
 ) -> dict[str, Checkpoint]:
     """The checkpoints that the words of `flag` mean, by the names that results are filed under.
 
-    Raises:
-        InputError: one is missing, or two have one name.
+    InputError where one is missing, or two have one name.
     """
     named: dict[str, Checkpoint] = {}
     for word in words:
@@ -148,18 +92,26 @@ def dtype_of_results(requested: str, results: Path, stage: str, model: str, devi
 
 
 @dataclass
-class _Run:
-    """A stage on its documents: what `evaluate_checkpoints` is given, and the work on one checkpoint."""
+class MeasuringStage:
+    """A stage on its documents: every checkpoint on every chunk of every document, shard by shard."""
 
     arguments: argparse.Namespace
+    """Of `measuring.flags.add_evaluation_arguments`."""
     stage: str
-    stage_settings: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """The stage's own, beyond those flags."""
     measure: Measure
-    num_other_documents: int
-    prepare: Prepare | None
-    other_models: Mapping[str, Sequence[str]]
-    last_tokens: int | None
-    planned: Planned | None
+    other_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Flag -> checkpoints, as that flag names them, which `measure` is given beside each."""
+    num_other_documents: int = 1
+    """Those whose chunks a chunk is measured with."""
+    prepare: Prepare | None = None
+    together: bool = False
+    """All checkpoints make one result, under their names joined by +."""
+    last_tokens: int | None = None
+    """Of each chunk only so many are read."""
+    planned: Planned | None = None
+    """What a chunk costs; where given, the log says before about how long all of them take."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,6 +134,39 @@ class _Run:
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
+    def run(self) -> list[str]:
+        """Measure what is missing; the names of the models whose results are now complete.
+
+        With --status SystemExit, after saying what is missing: 0 where nothing is, else 1. InputError where
+        data, models and results do not fit.
+        """
+        keep_freed_memory()
+        arguments, num_shards = self.arguments, len(self.shards)
+        outputs: dict[str, StageOutput] = {}
+        checkpoints = named_checkpoints(arguments.checkpoints, arguments)
+        groups = [checkpoints] if self.together else [{name: one} for name, one in checkpoints.items()]
+        if self.together and (twice := checkpoints.keys() & self.others.keys()):
+            raise InputError(
+                f"model {min(twice)} is named by --checkpoints and by {self.others[min(twice)][0]}: who"
+                " chooses together with others does not try the choice; name it once"
+            )
+        for models in groups:
+            name = "+".join(models)
+            dtype = dtype_of_results(
+                arguments.dtype, arguments.results, self.stage, name, self.loading.device
+            )
+            outputs[name] = output = self.output_of(name, models, dtype)
+            if not arguments.status and not output.is_done(self.split.shards(num_shards)):
+                with output.writing(self.split.name):
+                    self.measure_models(name, models, output, dtype)
+        if arguments.status:
+            of_task = None if arguments.task_index is None else self.split.of_the_task().shards(num_shards)
+            sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs.values())
+            raise SystemExit(any(output.pending_shards(of_task) for output in outputs.values()))
+        for output in outputs.values():
+            logger.info(output.state())
+        return [name for name, output in outputs.items() if not output.pending_shards()]
+
     def output_of(self, name: str, models: Mapping[str, Checkpoint], dtype: str) -> StageOutput:
         """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""
         arguments = self.arguments
@@ -195,7 +180,7 @@ class _Run:
         settings = {
             "long_context_length": arguments.long_context_length,
             "targets_per_chunk": arguments.targets_per_chunk,
-            **self.stage_settings, "num_documents": len(self.documents),
+            **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
             "documents_per_shard": arguments.documents_per_shard, "dtype": dtype,
         }  # fmt: skip
@@ -369,8 +354,7 @@ def head_weights_of(
 ) -> HeadWeights:  # fmt: skip
     """The weights of a model's heads: read where they are among the results, else fitted and written there.
 
-    Raises:
-        InputError: too few training tokens, weights that were fitted otherwise, or a model that shows none.
+    InputError where there are too few training tokens, or weights that were fitted otherwise.
     """
     data = TokenizedData.open(arguments.data)
     settings = {

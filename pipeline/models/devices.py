@@ -22,8 +22,7 @@ logger = logging.getLogger("pipeline")
 def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") -> torch.device:
     """The device that is asked for, or the best one here: a GPU, of several each process' own, or the CPU.
 
-    Raises:
-        InputError: it cannot be computed on; ends with the `remedy`, what the user may do.
+    InputError where it cannot be computed on, with the `remedy`: what the user may do.
     """
     name, what = (name, f"--device {name}") if name else (best_device_type(), "the GPU")
     try:
@@ -86,11 +85,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def refuse_beyond_memory(needed_bytes: float, device: torch.device, what: str, remedy: str) -> None:
-    """Before a GPU is filled with the part of a model that fits.
-
-    Raises:
-        InputError: `what` does not fit; says how much it takes, how much is free, and the remedy.
-    """
+    """Refuse `what` where it does not fit, before a GPU is filled with the part that does (InputError)."""
     if device.type == "cuda" and needed_bytes > (free := free_bytes(device)):
         raise InputError(
             f"{what} takes {needed_bytes / GIBIBYTE:,.2f} GiB, and {free / GIBIBYTE:,.2f} of"

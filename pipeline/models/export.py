@@ -61,8 +61,7 @@ _ONLY_VALUES = {
 def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
     """The same model in Hugging Face's class, in evaluation mode; its weights are copies.
 
-    Raises:
-        InputError: the class cannot express it; names the field.
+    InputError names the field that the class cannot express.
     """
     config = model.config
     if any(hasattr(block, "attention_scaling") for block in blocks_of(model)):
@@ -126,10 +125,8 @@ def write_hugging_face_folder(
     which is on the CPU. `tokenizer_file` is the tokenizer.json that its training text was made with; `facts`
     of its training, by what they are called, stand in the card, those that are None left out.
 
-    Raises:
-        InputError: `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
-            model, or the losses differ.
-        OSError: the disk is full.
+    InputError where `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
+    model, or the losses differ; OSError where the disk is full.
     """
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")

@@ -282,9 +282,8 @@ def load_hugging_face(
     The model goes to `device`, unless a `device_map` as accelerate takes it ("auto" spreads the layers over
     all devices) says otherwise. Position IDs from 0 to `num_positions`, exclusive, will be used.
 
-    Raises:
-        InputError: not a causal LM, incomplete, too large for the device, no place for so many positions, or
-            not obeying what the interface promises.
+    InputError where it is no causal LM, incomplete, too large, has no place for so many positions, or does
+    not obey (`check_model`).
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -298,10 +297,8 @@ def load_hugging_face(
 def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
     """A model of the library, as it lies in memory, to be measured; `name` is what messages call it.
 
-    It is put into evaluation mode, takes no gradients any more, and may get another attention.
-
-    Raises:
-        InputError: as `load_hugging_face`.
+    It is put into evaluation mode, takes no gradients any more, and may get another attention. InputError as
+    of `load_hugging_face`.
     """
     if "position_ids" not in _arguments(model):
         raise InputError(
@@ -328,11 +325,7 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
 
 
 def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | None:
-    """How many positions a model was made for, by its configuration: trained, in a table, or in a window.
-
-    Raises:
-        InputError: the configuration cannot be used.
-    """
+    """How many positions a model was made for, by its configuration: trained, in a table, or in a window."""
     return positions_of(_config(folder, trust_remote_code))
 
 
@@ -395,10 +388,7 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] |
 
     With IDs below it, no two tokens are far enough apart for a sliding window to cut, no table of positions
     (where they are no rotations) runs out, and no RoPE changes its frequencies with the length of the input.
-    None: any ID may be used.
-
-    Raises:
-        InputError: a kind of layer that this project knows nothing about.
+    None: any ID may be used. InputError where a layer is of a kind that this project knows nothing about.
     """
     limits = []
     layer_types = getattr(config, "layer_types", None)
@@ -444,10 +434,8 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens.
 
     A family that this project has never seen may look away from the future, the mask, the position IDs or
-    the prefix in its own way, and the numbers would be wrong without a sign of it.
-
-    Raises:
-        InputError: they differ; says in what.
+    the prefix in its own way, and the numbers would be wrong without a sign of it. So such a model is refused
+    (InputError).
     """
     generator = torch.Generator().manual_seed(0)
     size = 1, min(_NUM_TOKENS, num_positions)

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -100,11 +100,22 @@ class Prefix:
         return Prefix(tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values))
 
 
+class ReadText(NamedTuple):
+    """What rules that look inside a model read: one sequence, without a prefix."""
+
+    token_ids_1S: torch.Tensor
+    position_ids_1S: torch.Tensor
+    visible_1SS: torch.Tensor | None
+    """As in `CausalLM.hidden_states`."""
+    query_rows_T: torch.Tensor
+    target_ids_T: torch.Tensor
+
+
 class CausalLM(ABC):
     """A decoder-only model whose tokens can be given any position IDs and any visibility.
 
     A subclass says how its layers run; what is asked of all of them is here. It may be looked into, too:
-    attention, and derivatives of losses (`InspectableLM`).
+    attention, and derivatives of losses.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -153,11 +164,7 @@ class CausalLM(ABC):
         """Vocabulary logits [..., V] of hidden states [..., D]."""
 
     def derivable_attention(self) -> AbstractContextManager[None]:
-        """Attention inside has a derivative by what is added to its scores.
-
-        Raises:
-            NotInspectableError: the kind of model has none.
-        """
+        """Attention inside has a derivative by what is added to its scores; else NotInspectableError."""
         return nullcontext()
 
     @abstractmethod
@@ -168,9 +175,7 @@ class CausalLM(ABC):
         """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
 
         It sums to 1 over the rows. Arguments are as in `hidden_states`, for one sequence without a prefix.
-
-        Raises:
-            NotInspectableError: the kind of model does not show it.
+        NotInspectableError where the kind of model does not show it.
         """
 
     @torch.inference_mode()
@@ -218,9 +223,7 @@ class CausalLM(ABC):
         The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
         1 leaves the model as it is, 0 removes the row. Its logarithm is added to the score; at gate 1 the
         derivative by the one is that by the other. One forward pass, and one backward a target.
-
-        Raises:
-            NotInspectableError: the kind of model has no such derivative.
+        NotInspectableError where the kind of model has none.
         """
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
@@ -254,16 +257,6 @@ class CausalLM(ABC):
         return cross_entropy(logits_BTV.transpose(1, 2), target_ids_BT, reduction="none")
 
 
-@runtime_checkable
-class InspectableLM(Protocol):
-    """What rules that look inside ask of a model; every `CausalLM` has it. See there."""
-
-    watch_attention: Callable[..., None]
-    gate_gradients: Callable[..., torch.Tensor]
-    embed: Callable[[torch.Tensor], torch.Tensor]
-    losses_of_embeddings: Callable[..., torch.Tensor]
-
-
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
     """Each row sees the rows up to itself: bool [1, S, S]."""
     return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
@@ -275,19 +268,6 @@ def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> tor
         return hidden_BSD
     rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
     return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
-
-
-def attention_mass(
-    model: InspectableLM, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor,
-    visible_1SS: torch.Tensor | None, query_rows_T: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """Attention of each query row to each row, mean over layers and heads: float32 [T, S]; sums to 1."""
-    of_layers: list[torch.Tensor] = []
-    model.watch_attention(
-        token_ids_1S, position_ids_1S, visible_1SS, query_rows_T,
-        lambda weights_HTS: of_layers.append(weights_HTS.mean(0)),
-    )  # fmt: skip
-    return torch.stack(of_layers).mean(0)
 
 
 def rows_per_block(model: CausalLM, device: torch.device) -> int:

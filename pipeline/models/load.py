@@ -98,10 +98,8 @@ def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
 def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint that a run can go on from, saying which were passed over.
 
-    None where the run has no checkpoint. Every file is read and compared with its mark.
-
-    Raises:
-        InputError: it has some, all of them damaged.
+    None where the run has no checkpoint. Every file is read and compared with its mark. InputError where all
+    are damaged.
     """
     damages: list[str] = []
     for step, folder in reversed(step_folders(run_folder).items()):
@@ -140,10 +138,8 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     """Named tensors and plain values of a file of `torch.save`, on the CPU; never code.
 
     Mapped, they stay in the file, which takes no memory; for tensors that are copied at once, as a network's
-    file system cannot remove a file that is still in use.
-
-    Raises:
-        InputError: the file is damaged, or holds something else.
+    file system cannot remove a file that is still in use. InputError where it is damaged, or holds something
+    else.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
@@ -167,11 +163,7 @@ def _first_line(error: Exception) -> str:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder.
-
-    Raises:
-        InputError: neither is there.
-    """
+    """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder."""
     if _holds_olmo(path):
         return path
     newest = newest_with_model(path)
@@ -205,9 +197,7 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     """Load an unsharded OLMo checkpoint on the CPU; torch reads tensors only, never code, from its model.pt.
 
     Its attention is scaled as in training; a checkpoint that says nothing of that was trained without.
-
-    Raises:
-        InputError: the folder is not an OLMo checkpoint, is damaged, or has no RoPE.
+    InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
     """
     refuse_damaged(checkpoint, MODEL_FILES)
     config = _olmo_config(checkpoint)
@@ -266,8 +256,7 @@ def weight_files(names: Iterable[str]) -> list[str]:
 def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached.
 
-    Raises:
-        InputError: there is no such model or revision, or the hub cannot be reached and the cache has none.
+    InputError where there is none, or the hub cannot be reached and the cache has none.
     """
     at = "" if revision is None else f" at revision {revision}"
     try:
@@ -359,10 +348,8 @@ class Checkpoint:
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
     """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
 
-    A hub's model is downloaded here. A folder that exists wins over a name.
-
-    Raises:
-        InputError: there is none, or `revision` was asked of a folder, which has only what is in it.
+    A hub's model is downloaded here. A folder that exists wins over a name. InputError where there is none,
+    or `revision` was asked of a folder, which has only what is in it.
     """
     path = Path(word)
     if not path.exists() and is_hub_name(word):
@@ -378,8 +365,7 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:
     """Load a model that was found, to be given position IDs from 0 to `num_positions`, exclusive.
 
-    Raises:
-        InputError: it is broken, not a causal LM, or cannot take chosen position IDs.
+    InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     if checkpoint.is_olmo:
         if loading.device_map is not None:

@@ -79,11 +79,7 @@ def answers(
     generator: np.random.Generator,
     examples_per_batch: int,
 ) -> Answers:
-    """Let a model that was trained with `config` answer; `generator` draws random starts.
-
-    Raises:
-        InputError: the examples need more position IDs than there are.
-    """
+    """Let a model that was trained with `config` answer; `generator` draws random starts."""
     num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
@@ -162,8 +158,7 @@ def position_ids_in_testing(
 ) -> np.ndarray:
     """The true position IDs of test examples, of which PPC is given the prompt's: int64 [B, S].
 
-    Raises:
-        InputError: the examples need more position IDs than the model was trained with.
+    InputError where they need more position IDs than the model was trained with.
     """
     scheme = scheme_in_testing(config.positions)
     shape = batch.token_ids_BS.shape

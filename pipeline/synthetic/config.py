@@ -55,13 +55,7 @@ def from_random_starts(
     A start alone leaves every difference of IDs beyond a short example's span untrained. With `spread` pose
     coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
     belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with coupled
-    IDs our sources do not say.)
-
-    Args:
-        spread: one of `POSITION_SCHEMES`; contiguous leaves the IDs as they are.
-
-    Raises:
-        InputError: no scheme has that name, or an ID does not fit in the table.
+    IDs our sources do not say.) InputError where an ID does not fit in the table.
     """
     num_needed = int(coupled_ids_BS.max()) + 1
     refuse_beyond_table(num_needed, num_position_ids)
@@ -73,11 +67,7 @@ def from_random_starts(
 
 
 def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
-    """Refuse examples that need more position IDs than there are.
-
-    Raises:
-        InputError: says how many they need.
-    """
+    """Refuse examples that need more position IDs than there are (InputError)."""
     if num_needed > num_position_ids:
         raise InputError(
             f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
@@ -99,12 +89,9 @@ def example_position_ids(
         scheme: one of `EXAMPLE_SCHEMES`; PoSE and randomized positions draw from all position IDs.
         shape: (B, S).
         coupled_ids_BS: the task's, from 0; None where it has none.
-        num_position_ids: IDs are below it.
-        generator: the source of what the scheme draws.
         spread_of_coupled_ids: see `from_random_starts`; other schemes have no use for it.
 
-    Raises:
-        InputError: no scheme has that name, or an example needs more position IDs than there are.
+    InputError where an example needs more position IDs than there are.
     """
     if scheme not in EXAMPLE_SCHEMES:
         raise unknown_name("positions", scheme, EXAMPLE_SCHEMES)
@@ -198,11 +185,7 @@ class TaskConfig:
 
     @property
     def distribution(self) -> TrainingDistribution:
-        """What the model is trained on.
-
-        Raises:
-            InputError: there is no such task.
-        """
+        """What the model is trained on."""
         return TrainingDistribution(
             task_called(self.task),
             self.smallest_size,
@@ -284,11 +267,7 @@ RELATIONS: tuple[Relation, ...] = (
 
 
 def refuse_bad_values(config: TaskConfig) -> None:
-    """Refuse values that could only fail later, or do nothing.
-
-    Raises:
-        InputError: names the field, its value and what would be right.
-    """
+    """Refuse values that could only fail later, or do nothing; InputError names the field and its value."""
     task = task_called(config.task)
     if config.positions in COUPLED_SCHEMES:
         task.require_coupled_ids(config.positions)
@@ -322,16 +301,13 @@ def refuse_bad_values(config: TaskConfig) -> None:
 
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
-    """The configuration of one run, complete and checked.
+    """The configuration of one run, complete and checked; InputError names a field and what would be right.
 
     Args:
         path: a YAML file of `TaskConfig`'s fields, with `tasks`.
         overrides: field=value; they win over the file.
         task: the task's name.
         positions: the scheme's.
-
-    Raises:
-        InputError: one sentence naming the field and what would be right.
     """
     given = read_yaml(path)
     of_tasks = given.pop("tasks", None) or {}
@@ -354,11 +330,7 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
 
 
 def read_task_config(path: Path) -> TaskConfig:
-    """The configuration that a run has written.
-
-    Raises:
-        InputError: it is not there, or is none.
-    """
+    """The configuration that a run has written."""
     return _complete(path, read_yaml(path))
 
 

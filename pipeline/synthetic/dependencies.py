@@ -186,15 +186,7 @@ def refuse_unfit_k(
     """Refuse, before anything is measured, sizes that have no room or no use for the tokens to be selected.
 
     Precision and recall are equal at the number of true dependencies, so --largest-k must not be below that.
-
-    Args:
-        task: whose examples.
-        cells: test sizes and k.
-        dependencies_of: what is to be found in them.
-        num_examples, test_seed, largest_k, short_context_length: flags of found_dependencies.
-
-    Raises:
-        InputError: names the size.
+    `dependencies_of` says what is to be found in the examples of `task`. InputError names the size.
     """
     for cell in cells:
         batch, _ = test_examples(task, cell, num_examples, test_seed)

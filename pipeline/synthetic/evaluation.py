@@ -51,8 +51,7 @@ def cells_of(
 ) -> tuple[Task, list[Cell]]:
     """The task, and every size with every k that it has room for.
 
-    Raises:
-        InputError: there is no such task, or k is missing, too large, or would be ignored.
+    InputError where there is no such task, or k is missing, too large, or would be ignored.
     """
     task = task_called(task_name)
     if not task.has_sparsity:
@@ -126,9 +125,6 @@ class Evaluation:
             artefact: what is written; columns that tell of run and cell are added to those of `measure`.
             measure: the stage's work.
             prepare: what is done to a loaded model before it is measured.
-
-        Raises:
-            InputError: a checkpoint is damaged, or the results folder holds another configuration's results.
         """
         from pipeline.models.devices import usable_device  # late, for a --help at once
 

@@ -21,8 +21,6 @@ from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""
-
-
 LONGEST_TEST = 1_000_000
 """In tokens. The fits are of a class that attends to every subset in its reach: more is out of reach."""
 
@@ -38,37 +36,18 @@ class PlacesAcrossHalves:
     local_length: int
 
     def __call__(self, size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw the block, then the places in it, of each half apart.
-
-        Raises:
-            InputError: an odd size, or a block too short for the places of one half.
-        """
-        half = _half_of(size)
+        """Draw the block, then the places in it, of each half apart; `size` is even."""
+        half = size // 2
         num_places = min(self.local_length, half)
         num_in_halves = (sparsity + 1) // 2, sparsity // 2
-        if num_in_halves[0] > num_places:
-            raise InputError(
-                f"k = {sparsity} places across halves need blocks of {num_in_halves[0]}, not of {num_places};"
-                " choose a smaller k or a larger local length"
-            )
         first = generator.integers(0, half - num_places, endpoint=True)
         places = [uniform_places(num_places, num, generator) for num in num_in_halves]
         return first + np.concatenate([places[0], half + places[1]])
 
 
 def ids_coupled_by_halves(size: int) -> PositionIds:
-    """Both halves count from 0; for 6 tokens 0 1 2 0 1 2.
-
-    Raises:
-        InputError: an odd size.
-    """
-    return 2 * tuple(range(_half_of(size)))
-
-
-def _half_of(size: int) -> int:
-    if size % 2:
-        raise InputError(f"{size} tokens have no halves of one size; choose an even number")
-    return size // 2
+    """Both halves count from 0; for 6 tokens 0 1 2 0 1 2."""
+    return 2 * tuple(range(size // 2))
 
 
 @dataclass(frozen=True)

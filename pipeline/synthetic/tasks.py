@@ -363,11 +363,6 @@ def _draw_sparse_parity(size: int, sparsity: int, generator: np.random.Generator
     if size % 2:
         raise InputError(f"task sparse_parity: size {size} is odd; it is 2l, a mark and a bit for each of l")
     num_bits = size // 2
-    if not 1 <= sparsity <= num_bits:
-        raise InputError(
-            f"task sparse_parity: k = {sparsity} of l = {num_bits} bits cannot be marked; k is 1 to"
-            f" {num_bits}"
-        )
     bits = generator.integers(0, 2, num_bits).tolist()
     marked = np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
     return lay_out_sparse_parity(bits, marked)
@@ -395,16 +390,7 @@ class LocalPlaces:
     local_length: int
 
     def __call__(self, size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw the block, then the places in it.
-
-        Raises:
-            InputError: the block is too short for k places.
-        """
-        if sparsity > self.local_length:
-            raise InputError(
-                f"task planted_correlation: k = {sparsity} places do not fit in a block of local_length"
-                f" {self.local_length}"
-            )
+        """Draw the block, then the places in it."""
         num_places = min(self.local_length, size)
         first = generator.integers(0, size - num_places, endpoint=True)
         return first + uniform_places(num_places, sparsity, generator)
@@ -446,14 +432,7 @@ class PlantedCorrelation:
     position_law: PositionLaw = LocalPlaces(DEFAULT_LOCAL_LENGTH)
 
     def draw(self, size: int, sparsity: int, generator: np.random.Generator) -> Example:
-        """An example with `size` tokens before "=", `sparsity` = k of them planted.
-
-        Raises:
-            InputError: k is not 1 to `size`, or the position law has no room for it.
-        """
-        _refuse_size("planted_correlation", size, 1, "tokens")
-        if not 1 <= sparsity <= size:
-            raise InputError(f"task planted_correlation: k = {sparsity} of {size} tokens; k is 1 to {size}")
+        """An example with `size` tokens before "=", `sparsity` = k of them planted."""
         noise = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
         tokens = generator.choice(len(noise), size, p=noise)
         planted = self.position_law(size, sparsity, generator)
@@ -575,28 +554,18 @@ class Task:
         return self._largest_sparsity(size)
 
     def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
-        """One example.
+        """One example; InputError where the task has no such size.
 
         Args:
             size: how long, in the task's own unit (letters, bits, digits, assignments, prompt tokens).
-            sparsity: k, where the task has one; None elsewhere.
+            sparsity: k, at most `largest_sparsity`, where the task has one; None elsewhere.
             generator: the source of all that is random.
-
-        Raises:
-            InputError: there is no such size or k, or k is missing or would be ignored.
         """
-        if self.has_sparsity and sparsity is None:
-            raise InputError(f"task {self.name} needs k, the number of tokens that decide the answer")
-        if not self.has_sparsity and sparsity is not None:
-            raise InputError(f"k = {sparsity} is given, but task {self.name} has none and would ignore it")
+        assert self.has_sparsity == (sparsity is not None)
         return self._draw(size, sparsity, generator)
 
     def require_coupled_ids(self, scheme: str) -> None:
-        """Refuse the position scheme `scheme` where it needs coupled IDs and the task has none.
-
-        Raises:
-            InputError: names the tasks that have them.
-        """
+        """Refuse a position scheme that needs coupled IDs where the task has none (InputError)."""
         if scheme == "predicted" and not self.embeds_coupled_ids:
             raise InputError(f"task {self.name}: there is nothing to predict of its IDs; take 'coupled'")
         if not self.has_coupled_ids:
@@ -636,11 +605,7 @@ TASKS: dict[str, Task] = {
 
 
 def task_called(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        InputError: there is none; names the nearest.
-    """
+    """The task of that name; InputError names the nearest where there is none."""
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     return TASKS[name]
@@ -674,11 +639,7 @@ class ExampleBatch:
 def draw_batch(
     task: Task, size: int, sparsities: Sequence[int | None], generator: np.random.Generator
 ) -> ExampleBatch:
-    """As many examples as there are sparsities.
-
-    Raises:
-        InputError: the task has no such size or sparsity.
-    """
+    """As many examples as there are sparsities."""
     examples = tuple(task.draw(size, sparsity, generator) for sparsity in sparsities)
     coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
     posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
@@ -707,19 +668,11 @@ class TrainingDistribution:
         return range(self.smallest_size, self.largest_size + 1, self.size_step)
 
     def draw(self, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
-        """Examples of one size, which is drawn first.
-
-        Raises:
-            InputError: the task has no such sizes or sparsities.
-        """
+        """Examples of one size, which is drawn first."""
         return self.draw_of_size(int(generator.choice(self.sizes)), num_examples, generator)
 
     def draw_of_size(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
-        """Examples of a given size; each has a sparsity of its own.
-
-        Raises:
-            InputError: the task has no such size or sparsities.
-        """
+        """Examples of a given size; each has a sparsity of its own."""
         if self.largest_sparsity is None:
             return draw_batch(self.task, size, [None] * num_examples, generator)
         largest = min(self.largest_sparsity, self.task.largest_sparsity(size))

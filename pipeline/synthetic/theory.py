@@ -38,17 +38,8 @@ def subsets_within_reach(position_ids_S: PositionIds, sparsity: int, key_reach: 
 
     Grown position by position, so that the cost follows the number of subsets within reach and not all
     of them.
-
-    Raises:
-        InputError: k is not 1 to the number of positions.
     """
-    num_positions = len(position_ids_S)
-    if not 1 <= sparsity <= num_positions:
-        raise InputError(
-            f"sparse functional attention: k = {sparsity} of {num_positions} tokens cannot be attended to;"
-            f" k is 1 to {num_positions}"
-        )
-    ids_S, places_S = np.array(position_ids_S), np.arange(num_positions)
+    ids_S, places_S = np.array(position_ids_S), np.arange(len(position_ids_S))
     subsets_NK = places_S[:, None]
     for _ in range(sparsity - 1):
         distances_NKS = np.abs(ids_S[subsets_NK][:, :, None] - ids_S)
@@ -81,8 +72,7 @@ MOST_KEYS = 1 << 24
 def num_keys(sparsity: int, vocabulary_size: int, key_reach: int) -> int:
     """Entries of the table of keys: one for every relation within reach and every X_S.
 
-    Raises:
-        InputError: more than a table may hold.
+    InputError where they are more than a table may hold.
     """
     keys = num_relations(sparsity, key_reach) * vocabulary_size**sparsity
     if keys > MOST_KEYS:
@@ -97,14 +87,9 @@ class SparseFunctionalAttention(nn.Module):
     """h, with its keys and values as tables to be learnt."""
 
     def __init__(
-        self,
-        sparsity: int,
-        vocabulary_size: int,
-        key_reach: int,
-        generator: torch.Generator,
-        *,
+        self, sparsity: int, vocabulary_size: int, key_reach: int, generator: torch.Generator, *,
         free_values: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """All keys 1, all values near 0.
 
         Args:
@@ -113,9 +98,6 @@ class SparseFunctionalAttention(nn.Module):
             key_reach: keys are 0 where position IDs of a subset differ by this or more.
             generator: of the values' initial noise, without which none would be told from another.
             free_values: values may be any number, rather than between the labels.
-
-        Raises:
-            InputError: more keys than a table may hold.
         """
         super().__init__()
         self.sparsity, self.vocabulary_size, self.key_reach = sparsity, vocabulary_size, key_reach
@@ -125,11 +107,7 @@ class SparseFunctionalAttention(nn.Module):
         self.raw_values = nn.Parameter(0.1 * torch.randn(num_contents, generator=generator))
 
     def forward(self, token_ids_BS: torch.Tensor, position_ids_S: PositionIds) -> torch.Tensor:
-        """The class evaluated: h of each sequence, float32 [B].
-
-        Raises:
-            InputError: fewer than k tokens.
-        """
+        """The class evaluated: h of each sequence, float32 [B]."""
         subsets_NK = subsets_within_reach(position_ids_S, self.sparsity, self.key_reach)
         relations_N = torch.from_numpy(relations_of(position_ids_S, subsets_NK, self.key_reach))
         contents_BN = self.contents(token_ids_BS[:, torch.tensor(subsets_NK)])
@@ -199,18 +177,10 @@ class Measurement:
 
 
 def draw_sequences(
-    condition: Condition,
-    lengths: Lengths,
-    sparsity: int,
-    size: int,
-    num_sequences: int,
+    condition: Condition, lengths: Lengths, sparsity: int, size: int, num_sequences: int,
     generator: np.random.Generator,
-) -> Sequences:
-    """`num_sequences` of `size` tokens, k of them planted where the condition's law says.
-
-    Raises:
-        InputError: k tokens do not fit there.
-    """
+) -> Sequences:  # fmt: skip
+    """`num_sequences` of `size` tokens, k of them planted where the condition's law says."""
     task = PlantedCorrelation(position_law=condition.law(lengths))
     examples = [task.draw(size, sparsity, generator) for _ in range(num_sequences)]
     tokens_and_answers = np.stack([example.token_ids_S for example in examples])
@@ -226,8 +196,7 @@ def fit(
 ) -> Iterator[Measurement]:
     """Fit on lengths L/2 to L, and yield the error at every test length after every measured step.
 
-    Raises:
-        InputError: k tokens do not fit, too many keys, or the fit runs off to what is no number.
+    InputError where there are too many keys, or the fit runs off to what is no number.
     """
     attention = SparseFunctionalAttention(
         sparsity, VOCABULARY_SIZE, condition.key_reach(lengths), torch.Generator().manual_seed(seed),
@@ -251,11 +220,7 @@ def fit(
 
 @torch.no_grad()
 def measure(attention: SparseFunctionalAttention, test: Sequences, training_step: int) -> Measurement:
-    """The error on the sequences of one test.
-
-    Raises:
-        InputError: it is no number.
-    """
+    """The error on the sequences of one test; InputError where it is no number."""
     blocks = test.token_ids_BS.split(_SEQUENCES_AT_ONCE)
     outputs_B = torch.cat([attention(block_BS, test.position_ids_S) for block_BS in blocks])
     squared_error = float((outputs_B - test.labels_B).double().square().mean())

@@ -92,11 +92,7 @@ class TaskMetrics:
     """Columns of `synthetic_training` (pipeline/RESULTS.md), written whole before every checkpoint."""
 
     def __init__(self, run_folder: Path, *, step: int, num_steps: int) -> None:
-        """Of a run at `step` finished steps.
-
-        Raises:
-            InputError: the file is missing or damaged, or lacks some of these steps.
-        """
+        """Of a run at `step` finished steps."""
         self._path = run_folder / METRICS_FILE
         self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMAS["synthetic_training"].names}
         if step:
@@ -153,8 +149,7 @@ def last_step(run_folder: Path, config: TaskConfig) -> int:
 def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
     """The metrics of a run's first steps: column -> a value a step.
 
-    Raises:
-        InputError: the file is missing or damaged, or lacks some of these steps.
+    InputError where the file is missing or damaged, or lacks some of these steps.
     """
     path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
     try:
@@ -204,11 +199,7 @@ def new_task_model(config: TaskConfig) -> TaskModel:
 
 
 def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
-    """Load what `path` holds into a model.
-
-    Raises:
-        InputError: these are another model's weights.
-    """
+    """Load what `path` holds into a model; InputError where it is another model's weights."""
     try:
         model.load_state_dict(weights)
     except (RuntimeError, AttributeError) as error:
@@ -240,11 +231,7 @@ class TaskRun:
         return bool(found) and found[-1] >= LEARNT
 
     def load(self, device: torch.device) -> TaskModel:
-        """The model, to be tested.
-
-        Raises:
-            InputError: the weights are damaged, or not of its configuration.
-        """
+        """The model, to be tested."""
         model, path = new_task_model(self.config), self.folder / "model.pt"
         load_weights(model, read_tensors(path), path)
         return model.to(device).eval().requires_grad_(False)
@@ -253,8 +240,7 @@ class TaskRun:
 def find_task_run(folder: Path, task: str) -> TaskRun:
     """The newest checkpoint of a run folder of train_synthetic.
 
-    Raises:
-        InputError: there is none, it is damaged, or it was trained on another task than `task`.
+    InputError where there is none, it is damaged, or it was trained on another task than `task`.
     """
     found = newest_with_model(folder)
     if found is None:
@@ -285,11 +271,7 @@ class TaskTrainer(TrainingLoop):
     def __init__(
         self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
     ) -> None:
-        """Build model and optimizer, at the run's newest checkpoint where it has one.
-
-        Raises:
-            InputError: the checkpoint or the metrics are damaged.
-        """
+        """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, run_folder, config.num_steps, stop_request)
         self._config, self._device = config, device
         self._model = new_task_model(config).to(device)

@@ -228,8 +228,7 @@ def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a complete folder; None where there is none.
 
-    Raises:
-        InputError: it is damaged, of a newer version, or of some other program.
+    InputError where it is damaged, of a newer version, or of some other program.
     """
     path = folder / MANIFEST_FILE
     if not path.exists():
@@ -301,9 +300,7 @@ class TokenizedData:
     def open(cls, folder: Path, *, verify: bool = False) -> "TokenizedData":
         """The data in `folder`; with `verify`, once every file has been read and compared with its SHA-256.
 
-        Raises:
-            InputError: the folder holds no complete tokenized data, files of other sizes, another tokenizer
-                or a damaged manifest.
+        InputError where it holds no complete data, or files of other sizes.
         """
         manifest = read_manifest(folder)
         if manifest is None:
@@ -333,8 +330,7 @@ class TokenizedData:
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order.
 
-        Raises:
-            InputError: the file is not that whose SHA-256 stands in the manifest, and so in results.
+        InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
         path = self.folder / EVALUATION_FILE
         if sha256_of_files(path) != self.evaluation_sha256:
@@ -361,9 +357,7 @@ def is_complete(folder: Path, configuration: Mapping[str, Any], *, verify: bool 
     """Whether `folder` holds the whole data that `configuration`, its settings and inputs, leads to.
 
     Where a file is missing or has another size, or with `verify` another SHA-256, the log says so.
-
-    Raises:
-        InputError: it holds data of another configuration, or a folder in the place of a file.
+    InputError where it holds data of another configuration, or a folder in the place of a file.
     """
     manifest = read_manifest(folder)
     if manifest is None:

@@ -367,8 +367,7 @@ def laws_of(
 ) -> dict[int, SignLaw]:
     """How many signs -> their law; without `bits_told` k signs tell k bits where there are fewer.
 
-    Raises:
-        InputError: the answers are no power of 2, or cannot be told so.
+    InputError where the answers are no power of 2, or cannot be told so.
     """
     num_bits = num_answers.bit_length() - 1
     if num_answers != 2**num_bits or num_bits < 1:

@@ -204,14 +204,9 @@ def tokenized_text(text: str, tokenizer: Path | Tokenizer) -> TokenizedText:
     """A text as a tokenizer reads it, with what that puts before every text.
 
     What it puts behind a text is left out, for the text may go on. Words such as <|endoftext|> in the text
-    are text.
+    are text. `tokenizer` is a tokenizer.json, or of `recording_all_places`, which many texts share.
 
-    Args:
-        tokenizer: a tokenizer.json, or of `recording_all_places`, which many texts share.
-
-    Raises:
-        NoTokensError: the text has no token of its own.
-        InputError: the file is broken, or the text is no Unicode.
+    NoTokensError where the text has no token of its own; InputError where it is no Unicode.
     """
     name = "the tokenizer"
     if isinstance(tokenizer, Path):

@@ -32,7 +32,7 @@ from pipeline.measuring.methods import (
 )
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM, Predictions, attention_mass
+from pipeline.models.interface import CausalLM, Predictions
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 3
@@ -255,7 +255,9 @@ def test_inspection_leaves_the_model_as_it_was() -> None:
     lm, rows_T = HuggingFaceCausalLM(model), torch.tensor([0, 9, L - 1])
     arguments = torch.tensor(CHUNKS["own"])[None], torch.arange(L)[None], None
     before = lm.hidden_states(*arguments, None)
-    mass_TS = attention_mass(lm, *arguments, rows_T)
+    layers: list[torch.Tensor] = []
+    lm.watch_attention(*arguments, rows_T, layers.append)
+    mass_TS = torch.cat(layers).mean(0)
     gradient_TS = lm.gate_gradients(*arguments, rows_T, torch.tensor([1, 2, 3]))
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(lm.hidden_states(*arguments, None), before)

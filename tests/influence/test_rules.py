@@ -153,13 +153,6 @@ def test_a_substitute_stands_where_the_token_stood() -> None:
     np.testing.assert_allclose(context.influence_TF, 0, atol=1e-6)
 
 
-def test_rules_that_look_inside_refuse_a_model_that_cannot_be_opened() -> None:
-    for rule in ("attention", "gradient"):
-        sentence = f"rule '{rule}' looks inside the model, which EvidenceLM does not offer; leave it out"
-        with pytest.raises(InputError, match=sentence):
-            _select(rule, 1, context=_contexts()[0])
-
-
 def test_nothing_is_measured_that_no_rule_asks_for() -> None:
     (context, _) = _contexts()
     for rule in ("random", "nearest", "add_one_in", "greedy"):

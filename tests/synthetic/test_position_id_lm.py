@@ -9,7 +9,7 @@ from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.interface import CausalLM, InspectableLM, Prefix, causal_visibility
+from pipeline.models.interface import CausalLM, Prefix, causal_visibility
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
 from pipeline.synthetic.lm import PositionIdLM
 from pipeline.synthetic.models import PositionIDs, TaskModel
@@ -77,7 +77,6 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     model = task_model(name)
     own_head = model.token_logits(torch.ones(1, D)).detach()
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
-    assert isinstance(lm, InspectableLM)
     codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
     queries, targets = torch.tensor([6, 7]), IDS_L[[7, 8]]
     losses = lm.losses_of_embeddings(lm.embed(codes), places, None, queries, targets)[0]

@@ -199,12 +199,6 @@ def test_a_sign_is_met_as_often_whatever_their_number() -> None:
     ("name", "size", "sparsity", "words"),
     [
         ("sparse_parity", 9, 2, "size 9 is odd"),
-        ("sparse_parity", 8, 5, "k = 5 of l = 4"),
-        ("sparse_parity", 8, 0, "k is 1 to 4"),
-        ("sparse_parity", 8, None, "needs k"),
-        ("planted_correlation", 8, 9, "k = 9 of 8"),
-        ("planted_correlation", 40, 17, "local_length 16"),
-        ("copy", 8, 3, "would ignore it"),
         ("signs_4", 4, None, "task signs_4: size 4 is not possible; its size is at least 5 tokens"),
         ("signs_32_weak", 32, None, "at least 33 tokens"),
         ("signs_growing", 48, None, "size 48 is no multiple of 32"),

@@ -169,9 +169,6 @@ def test_labels_lengths_and_reaches_by_hand() -> None:
     [
         (lambda: Lengths(30, 4, (2,)), "--train-context-length 30 is not a multiple of 4"),
         (lambda: Lengths(32, 8, (1,)), "--length-multiples: name at least one, each 2 or more"),
-        (lambda: ids_coupled_by_halves(7), "7 tokens have no halves"),
-        (lambda: PlacesAcrossHalves(1)(8, 3, np.random.default_rng(0)), "k = 3 places across halves need"),
-        (lambda: attention_with(3, 4)(torch.tensor([[0, 1]]), (0, 1)), r"k = 3 of 2 tokens .* k is 1 to 2"),
         (
             lambda: SparseFunctionalAttention(3, 10, 256, torch.Generator()),
             r"k = 3 with keys that reach 256 .* 261,121,000 keys",
