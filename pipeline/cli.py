@@ -1,9 +1,9 @@
-"""How every program begins and ends: command line, progress, exit codes, signals, errors of one sentence.
+"""How every program begins and ends: command line, progress, exit codes, errors of one sentence.
 
 `python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
-mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program within two seconds:
-Python runs its own handlers between two of its instructions, so a signal waits while native code runs (a
-tokenizer that trains, a long query); a thread that the signal wakes at once then ends the process.
+mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once, whatever it
+does: what it has written is whole, and the same command goes on. Training, which saves first, listens to
+them itself (pipeline/training/loop.py), and so does study.py.
 
 Only the standard library is imported here: this must run where nothing is installed.
 """
@@ -15,18 +15,13 @@ import importlib
 import logging
 import math
 import os
-import re
-import select
 import signal
 import stat
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
@@ -59,26 +54,7 @@ PROGRAMS = (
 EXIT_BAD_INPUT = 2
 EXIT_NO_READER = 141
 """What a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence."""
-SECONDS = 1.5
-"""From the signal to the end of the process, at most: many times what cleaning up takes."""
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
-_LONGEST_SHOWN = 40  # characters of a bad value
-_WRONG_PATHS = {
-    errno.ENOENT: "does not exist",
-    errno.ENOTDIR: "lies below a file, where a folder is wanted; name another path",
-    errno.EEXIST: "is in the way and no folder; name another path, or move it away",
-    errno.EISDIR: "is a folder, and a file is wanted; name another path, or move it away",
-    errno.ELOOP: "is a loop of links; name another path, or remove the link",
-    errno.ENAMETOOLONG: "is too long a name; name a shorter path",
-    errno.EROFS: "lies on a read-only file system; name another path",
-    errno.EACCES: "is not yours to read or write; name another path, or have its permissions changed",
-    errno.EPERM: "is not yours to read or write; name another path, or have its permissions changed",
-    errno.ESTALE: "has vanished from the file server; run the same command again",
-    errno.EMFILE: "is one file too many to be open at once; raise `ulimit -n`",
-    errno.EIO: "could not be read or written: its device reports an error; check it, or name another path",
-    errno.EFBIG: "grew larger than a file may be here; raise `ulimit -f`, or name another path",
-}
-"""What a path that the system refused is, and what would be right."""
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
@@ -113,103 +89,22 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
     return InputError(f"unknown {kind} '{name}'; {hint}")
 
 
-def omegaconf_sentence(error: Exception) -> str:
-    """OmegaConf's message and the field it is about, without its dump of types."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    fields = [line for line in lines[1:] if line.startswith("full_key:")]
-    return " ".join([lines[0], *(f"({line.replace('full_key: ', '')})" for line in fields)])
-
-
-def os_error_sentence(error: OSError) -> str | None:
-    """What the system refused, where, and what would be right; None for what is not about files or output."""
-    path = error.filename if error.filename2 is None else error.filename2
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"no space left on the device while writing {path or 'the output'};"
-            " free some and run the same command again"
-        )
-    if error.errno == errno.EBADF and path is None:
-        return "standard output is closed, so there is nowhere to write to; leave it open, or say > /dev/null"
-    if error.errno not in _WRONG_PATHS:
-        return None
-    if path is None and error.errno not in (errno.EIO, errno.EFBIG):
-        return str(error)  # pyarrow names the path in its message only
-    return f"{path or 'a file'} {_WRONG_PATHS[error.errno]}"
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM; like Ctrl-C it passes every `except Exception`, and `finally` cleans up."""
-
-
-_SIGNALS = {
-    signal.SIGINT: (KeyboardInterrupt, "interrupted; run the same command again to go on"),
-    signal.SIGTERM: (Terminated, "ended by SIGTERM; run the same command again to go on"),
-}
-_is_ending, _has_ended = threading.Event(), threading.Event()
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    if not _is_ending.is_set():  # a second Ctrl-C must not end the cleaning up that the first began
-        _is_ending.set()
-        raise _SIGNALS[signal.Signals(number)][0]
-
-
-def _listen(program: str) -> None:
-    """From now on SIGINT and SIGTERM end this process in one sentence.
-
-    Training sets handlers of its own, so that it saves first, and is left alone.
-    """
-    for number in _SIGNALS:
-        signal.signal(number, _raise)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def forget() -> None:  # in a forked child: its parent says when it is to end
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    os.register_at_fork(after_in_child=forget)
-
-    def end_in_time() -> None:
-        number = signal.Signals(os.read(reader, 1)[0])
-        while signal.getsignal(number) is not _raise:  # not ours to answer
-            number = signal.Signals(os.read(reader, 1)[0])
-        time.sleep(SECONDS)
-        if not _has_ended.is_set():
-            # Not by sys.stderr, whose lock the main thread may hold.
-            os.write(2, f"{program}: {_SIGNALS[number][1]}\n".encode(errors="backslashreplace"))
-        if "multiprocessing" in sys.modules:
-            for child in sys.modules["multiprocessing"].active_children():
-                child.kill()
-        os._exit(128 + number)
-
-    threading.Thread(target=end_in_time, daemon=True).start()
-
-
 @contextmanager
 def endings(program: str) -> Iterator[None]:
     """Turn what ends the block, where it is no mistake of ours, into one sentence and an exit code.
 
     Raises:
-        SystemExit: with that exit code; 2 for what the user can mend, 130 or 143 for a signal.
+        SystemExit: with that exit code; 2 for what the user can mend.
     """
     try:
         try:
             yield
         finally:
             _flush_output()
-    except KeyboardInterrupt as interrupt:
-        number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
-        sys.stderr.write(f"{program}: {_SIGNALS[number][1]}\n")
-        sys.exit(128 + number)
-    except BrokenPipeError:
-        poll = select.poll()  # does nobody read standard output or error any more, as after `| head`?
-        for descriptor in (1, 2):
-            poll.register(descriptor, 0)  # errors are reported unasked
-        if not any(event & select.POLLERR for _, event in poll.poll(0)):
-            raise
+    except KeyboardInterrupt:  # of study.py, once no process of it is left
+        sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # nobody reads the output any more, as after `| head`
         sys.exit(EXIT_NO_READER)
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
         sentence = _sentence_of(error)
@@ -220,19 +115,16 @@ def endings(program: str) -> Iterator[None]:
 
 
 def _sentence_of(error: Exception) -> str | None:
-    """What was wrong, where, and what would be right; None for a mistake of ours."""
+    """What was wrong, and where; None for a mistake of ours."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
         if library in ("pipeline", "analysis"):
             return None
-        root, missing = Path(__file__).resolve().parent.parent, f"the library {library} is not installed for"
-        if not (root / "Makefile").exists():  # installed by pip, without the repository
-            return f"{missing} {sys.executable}; {_remedy(library)}"
         return (
-            f"{missing} {sys.executable}; `make -C {root} install` installs it into {root}/.venv, and"
-            f" `. {root}/.venv/bin/activate` activates that"
+            f"the library {library} is not installed for {sys.executable}; `make install` in the repository"
+            " installs all of them into .venv, and `. .venv/bin/activate` activates that"
         )
     if is_out_of_memory(error):
         return (
@@ -241,23 +133,15 @@ def _sentence_of(error: Exception) -> str | None:
     return os_error_sentence(error) if isinstance(error, OSError) else None
 
 
-def _remedy(library: str) -> str:
-    """How a library that pip did not install comes: with the extra of this distribution that names it."""
-    from importlib.metadata import PackageNotFoundError, requires  # late: seldom needed
-
-    with suppress(PackageNotFoundError):
-        for line in requires("sparsity-length-generalization") or ():
-            extra = re.search(r"extra == ['\"]([\w-]+)", line)
-            if extra and re.match(r"[\w.-]+", line)[0].lower() == library.lower():  # type: ignore[index]
-                name = extra[1]
-                return f"it comes with the extra '{name}': install again, as in pip install '.[{name}]'"
-    return "install this package again with all it depends on, as in pip install ."
+def os_error_sentence(error: OSError) -> str:
+    """What the system refused, and the path, such as "No space left on device: runs/a"."""
+    path = error.filename if error.filename2 is None else error.filename2
+    return str(error) if path is None else f"{error.strerror or os.strerror(error.errno)}: {path}"
 
 
 def _flush_output() -> None:
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         # Else the interpreter tries once more at its end, and complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -329,10 +213,6 @@ def progress_bar(
     )  # fmt: skip
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
-
-
 def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
     """An argparse type: a whole number from `least` to `most`; to what 64 bits hold by default."""
     wanted = f"of at least {least}, within 64 bits" if most == LARGEST_INT else f"from {least} to {most}"
@@ -343,7 +223,7 @@ def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number {wanted}")
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number {wanted}")
         return number
 
     return parsed
@@ -362,7 +242,7 @@ def _number(wanted: str, is_right: Callable[[float], bool]) -> Callable[[str], f
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and is_right(number)):
-            raise argparse.ArgumentTypeError(f"{_shown(text)} is not {wanted}")
+            raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
         return number
 
     return parsed
@@ -409,7 +289,7 @@ def _mode_of(path: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise argparse.ArgumentTypeError(os_error_sentence(error) or str(error)) from error
+        raise argparse.ArgumentTypeError(os_error_sentence(error)) from error
 
 
 def _refuse_tables(text: str) -> None:
@@ -428,31 +308,24 @@ def _refuse_tables(text: str) -> None:
 def start(file: str) -> NoReturn:
     """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
     path = Path(file)
-    prepare(path.name)
+    prepare()
     run_module(f"{path.parent.name}.{path.stem}", path.name)
 
 
-def prepare(program: str) -> None:
-    """Make the process' streams fit for every character, and end it in a sentence when asked.
+def prepare() -> None:
+    """Let signals end the process at once, and its streams take every character.
 
-    Where the locale says that file names are not UTF-8, Python starts once more in its UTF-8 mode, and the
-    terminal keeps its encoding. What an encoding lacks is written as a backslash and a number. Streams that
-    were closed are filled, so that no file that is written becomes one: writing to a closed standard output
-    stays an error; what is said to a closed standard error is lost.
+    What a stream's encoding lacks is written as a backslash and a number. Streams that were closed are
+    filled, so that no file that is written becomes one.
     """
-    if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"  # of child processes
-        if sys.stdout is not None:
-            os.environ.setdefault("PYTHONIOENCODING", sys.stdout.encoding)
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)  # takes the lowest free one
+            descriptor = os.open(os.devnull, os.O_RDWR)  # takes the lowest free one
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
-    _listen(program)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def run_module(module_name: str, program: str) -> NoReturn:
@@ -462,18 +335,9 @@ def run_module(module_name: str, program: str) -> NoReturn:
         module_name: of a module with `parser()` and `main(arguments)`.
         program: the program's name, as it was typed.
     """
-    try:
-        with endings(program):
-            module = importlib.import_module(module_name)
-            run_stage(module.parser(), module.main)
-    finally:  # from now on signals interrupt the interpreter's own end no more
-        _is_ending.set()
-        _has_ended.set()
-        for (
-            number
-        ) in _SIGNALS:  # the interpreter gives back to the system, at its end, all but ignored signals
-            if signal.getsignal(number) is _raise:
-                signal.signal(number, signal.SIG_IGN)
+    with endings(program):
+        module = importlib.import_module(module_name)
+        run_stage(module.parser(), module.main)
     sys.exit(0)
 
 
@@ -482,14 +346,12 @@ def main() -> NoReturn:
     words = sys.argv[1:]
     typed = " ".join(["sparsity", *words[:1]])
     modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
-    prepare(typed)
+    prepare()
     with endings("sparsity"):
         if not words or words[0] in ("-h", "--help"):
             sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
             width = max(map(len, modules))
             sys.stdout.writelines(f"  {name:{width}}  {_title(module)}\n" for name, module in modules.items())
-            if find_spec("matplotlib") is None:
-                sys.stdout.write(f"\nFigures need matplotlib: {_remedy('matplotlib')}\n")
             sys.exit(0 if words else EXIT_BAD_INPUT)
         if words[0] not in modules:
             raise unknown_name("program", words[0], modules)

@@ -24,9 +24,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import errno
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -35,15 +33,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.cli import (
-    InputError,
-    file_path,
-    folder_path,
-    os_error_sentence,
-    output_file,
-    positive_int,
-    stage_parser,
-)
+from pipeline.cli import InputError, file_path, folder_path, output_file, positive_int, stage_parser
 from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
 from pipeline.results.read import (
     Source,
@@ -131,7 +121,7 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
 
 
 def _select(files: Sequence[Source]) -> str:
-    """The rows of all files with their model: the name of their folder as it stands, or an export's column.
+    """The rows of all files with their model.
 
     A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
     columns, since DuckDB would otherwise open every file to compare them. (Arrow's dataset of the same files,
@@ -154,16 +144,12 @@ def _quoted(text: str) -> str:
 def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of the listing: each view, how many rows it has, and its columns."""
     listing = []
-    for view in _view_names(connection):
+    names = "SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1"
+    for (view,) in connection.execute(names).fetchall():
         ((num_rows,),) = connection.execute(f"SELECT count(*) FROM {view}").fetchall()
         columns = [row[0] for row in connection.execute(f"DESCRIBE {view}").fetchall()]
         listing.append((view, num_rows, ", ".join(columns)))
     return ["view", "rows", "columns"], listing
-
-
-def _view_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1").fetchall()
-    return [name for (name,) in rows]
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
@@ -233,9 +219,6 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, pa
         connection.sql(query).create_view("query_result")
         write_atomically(path, copy)
     except duckdb.Error as error:
-        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES):
-            if os.strerror(number) in str(error):
-                raise InputError(os_error_sentence(OSError(number, "", str(path))) or "") from error
         raise InputError(_sentence(error)) from error
     return num_rows
 
@@ -264,33 +247,24 @@ def main(arguments: argparse.Namespace) -> None:
     if sql is None:
         sys.stdout.write(as_table(*views(connection), widest_cell=None))
     elif _answer(connection, sql, arguments) == 0:
-        shown = named_in(sql, _view_names(connection))
-        rows = [connection.execute(f"SELECT DISTINCT model FROM {view}").fetchall() for view in shown]
-        models = sorted({model for of_view in rows for (model,) in of_view})
-        logger.warning("no rows; the models here are %s", ", ".join(models))
+        logger.warning("no rows")
         if file_format != "table":
             sys.exit(1)
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse.Namespace) -> int:
     """Print or write the rows of a query; returns how many, of a table at most one more than it shows."""
-    max_rows = arguments.max_rows
-    if arguments.format == "table":
-        names, rows = run_query(connection, sql, max_rows)
-        max_width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        sys.stdout.write(as_table(names, rows[:max_rows], max_width))
-        if len(rows) > max_rows:
-            sys.stdout.write(f"(the first {max_rows:,} rows; --max-rows shows more)\n")
-        else:
-            sys.stdout.write(f"({len(rows):,} row{'' if len(rows) == 1 else 's'})\n")
-        if note := partial_note():
-            sys.stdout.write(f"({note})\n")
-        return len(rows)
     if arguments.out is not None:
         return export(connection, sql, arguments.format, arguments.out)
-    with tempfile.TemporaryDirectory() as folder:  # an error half-way leaves standard output empty
-        path = Path(folder) / "rows"
-        num_rows = export(connection, sql, arguments.format, path)
-        with path.open("rb") as written:
-            shutil.copyfileobj(written, sys.stdout.buffer)
-    return num_rows
+    if arguments.format != "table":
+        with tempfile.TemporaryDirectory() as folder:  # an error half-way leaves standard output empty
+            path = Path(folder) / "rows"
+            num_rows = export(connection, sql, arguments.format, path)
+            with path.open("rb") as written:
+                shutil.copyfileobj(written, sys.stdout.buffer)
+        return num_rows
+    names, rows = run_query(connection, sql, arguments.max_rows)
+    shown = rows[: arguments.max_rows]
+    more = "the first " if len(shown) < len(rows) else ""
+    sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
+    return len(rows)

@@ -126,8 +126,7 @@ def test_no_space_left(
 
     monkeypatch.setattr(pq, "write_table", write_until_full)
     said = run_refused(stage, *flags)
-    assert "no space left on the device while writing" in said
-    assert "free some and run the same command again" in said
+    assert "error: No space left on device: " in said
     left = contents(folder / "results")
     assert left.items() < whole.items()  # and so no .part, and nothing that differs
     done = [path for path in left if path.endswith(".done")]
@@ -156,18 +155,16 @@ def test_what_the_system_refuses_is_one_sentence_wherever_it_is(
     monkeypatch.setattr(sys, "argv", ["program.py"])
     for error, sentence in (
         *((error, "the memory does not suffice; end other programs") for error in no_memory),
-        (OSError(errno.ENOSPC, "", "a"), "no space left on the device while writing a; free some and run"),
-        (OSError(errno.EIO, "", "a"), "a could not be read or written: its device reports an error"),
-        (OSError(errno.EIO, ""), "a file could not be read or written"),
-        (OSError(errno.EROFS, "", "a"), "a lies on a read-only file system"),
+        (OSError(errno.ENOSPC, "", "a"), "error: No space left on device: a"),
+        (OSError("no number"), "error: no number"),
         (InputError("bad\n input"), "bad input"),
-        (OSError(errno.EINVAL, "Invalid argument"), None),  # an error of ours is no sentence
+        (RuntimeError("a mistake of ours"), None),
     ):
 
         def fail(arguments: object, error: Exception = error) -> None:
             raise error
 
-        with pytest.raises(SystemExit if sentence else OSError) as stopped:
+        with pytest.raises(SystemExit if sentence else RuntimeError) as stopped:
             run_stage(stage_parser(""), fail)
         if isinstance(stopped.value, SystemExit):
             (line,) = capsys.readouterr().err.splitlines()
@@ -186,9 +183,6 @@ def test_a_file_size_limit_is_one_sentence_and_leaves_nothing(tmp_path: Path) ->
             ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", *words],
             cwd=Path(__file__).resolve().parents[1], capture_output=True, text=True,
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (
-            2,
-            f"query.py: error: {tmp_path}/out grew larger than a file may be here; raise `ulimit -f`, or name"
-            " another path\n",
-        )
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "File too large" in done.stderr
         assert list(tmp_path.iterdir()) == []

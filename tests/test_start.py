@@ -1,23 +1,20 @@
 """How programs begin and end, each in a process of its own: imports, signals, encodings, closed streams."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.cli import PROGRAMS, SECONDS, _remedy
+from pipeline.cli import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     "accelerate", "datasets", "matplotlib", "nbclient", "olmo", "pandas", "scipy", "statsmodels", "torch",
     "transformers",
 }  # fmt: skip
-INTERRUPTED = "probe: interrupted; run the same command again to go on\n"
 
 
 def python(*words: str, **options: object) -> "subprocess.CompletedProcess[bytes]":
@@ -68,23 +65,15 @@ def test_an_unknown_rule_is_refused_before_torch_is_loaded() -> None:
 def test_without_the_libraries_a_program_says_how_to_get_them(tmp_path: Path) -> None:
     for program in ("pipeline/query.py", "analysis/summary.py"):
         done = python("-I", "-S", str(ROOT / program), "--results", str(tmp_path))
-        assert done.returncode == 2
         (sentence,) = done.stderr.decode().splitlines()
+        assert (done.returncode, "`make install`" in sentence) == (2, True)
         assert sentence.startswith(f"{Path(program).name}: error: the library ")
-        assert "activate" in sentence or "install" in sentence
-    # Installed by pip, without the repository and its Makefile.
-    (tmp_path / "pipeline").mkdir()
-    for name in ("__init__.py", "cli.py", "query.py"):
-        shutil.copy(ROOT / "pipeline" / name, tmp_path / "pipeline")
-    done = python("-I", "-S", str(tmp_path / "pipeline" / "query.py"), "--results", str(tmp_path))
-    assert b"install this package again with all it depends on, as in pip install .\n" in done.stderr
-    assert "extra 'analysis': install again, as in pip install '.[analysis]'" in _remedy("matplotlib")
 
 
 PROBE = """
 import sys
 from pipeline.cli import prepare, run_module
-prepare("probe")
+prepare()
 run_module("probe_module", "probe")
 """
 
@@ -99,42 +88,17 @@ def probe(tmp_path: Path, body: str) -> "subprocess.Popen[bytes]":
 
 
 MAIN = "import argparse\ndef parser(): return argparse.ArgumentParser('probe')\ndef main(arguments):\n    {}"
-SWALLOWED = "while True:\n    try:\n        import time; time.sleep(30)\n    except KeyboardInterrupt: pass"
 
 
-def test_a_signal_ends_it_in_one_sentence(tmp_path: Path) -> None:
-    terminated = "probe: ended by SIGTERM; run the same command again to go on\n"
-    for case, body, number, ending in (
-        ("during its imports", "import time; time.sleep(30)", signal.SIGINT, (130, INTERRUPTED)),
-        ("while it runs", MAIN.format("import time; time.sleep(30)"), signal.SIGTERM, (143, terminated)),
-        ("where the exception is swallowed", SWALLOWED, signal.SIGTERM, (143, terminated)),
-    ):
-        with probe(tmp_path, body) as process:
+def test_a_signal_ends_it_at_once_in_native_code_too(tmp_path: Path) -> None:
+    # sleep() would be called again and again where Python had a handler to run.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with probe(tmp_path, "import ctypes; ctypes.CDLL(None).sleep(60)") as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(0 if case == "during its imports" else 0.5)  # until the program listens by its name
             process.send_signal(number)
-            process.send_signal(number)  # the impatient
-            _, errors = process.communicate(timeout=10)
-        assert (process.returncode, errors.decode()) == ending, case
-
-
-def test_native_code_that_does_not_listen_is_ended_in_time(tmp_path: Path) -> None:
-    # sleep() returns early when a handler has run, so it is called again and again without Python between.
-    body = (
-        "import ctypes, signal\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"  # of this thread: the other is woken
-        "ctypes.CDLL(None).sleep(30)"
-    )
-    with probe(tmp_path, body) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.2)
-        begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
-    assert (process.returncode, said.decode()) == (130, INTERRUPTED)
-    assert time.monotonic() - begun < SECONDS + 5  # and not 30; the 5 are for a busy machine
+            _, said = process.communicate(timeout=20)
+        assert (process.returncode, said) == (-number, b"")
 
 
 def test_what_nobody_reads_ends_it_in_silence(tmp_path: Path) -> None:
@@ -147,13 +111,6 @@ def test_what_nobody_reads_ends_it_in_silence(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
-def test_a_broken_pipe_of_its_own_is_a_mistake_of_ours(tmp_path: Path) -> None:
-    with probe(tmp_path, MAIN.format("raise BrokenPipeError")) as process:
-        _, said = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert b"Traceback" in said
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_output_onto_a_full_disk_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
@@ -162,14 +119,13 @@ def test_output_onto_a_full_disk_is_a_sentence() -> None:
             cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
         )  # fmt: skip
     assert said.returncode == 2
-    assert said.stderr.startswith(b"sparsity: error: no space left on the device")
+    assert said.stderr.startswith(b"sparsity: error: [Errno 28] No space left on device")
 
 
-def test_a_closed_standard_output_is_a_sentence() -> None:
+def test_a_closed_standard_output_is_no_error() -> None:
     command = f"exec '{sys.executable}' pipeline/query.py --help >&-"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, stderr=subprocess.PIPE)
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"query.py: error: standard output is closed")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows as text for a terminal: aligned columns, or a block a row where columns do not fit side by side."""
+"""Rows as text for a terminal: aligned columns of numbers, texts, None, lists and times."""
 
 import io
 import math
@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-NULL = "NULL"
 _WIDEST_CELL = 60  # characters; a list of token IDs would push everything else off the screen
 
 
 def as_table(
     names: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    max_width: int | None = None,
     widest_cell: int | None = _WIDEST_CELL,
     *,
     num_left_columns: int | None = None,
@@ -22,68 +20,35 @@ def as_table(
 
     Args:
         names: of the columns.
-        rows: their values, as a database returns them: numbers, texts, None, lists, times.
-        max_width: of the screen; a wider table becomes a block a row, a line a column. None: no limit.
+        rows: their values, as a database returns them.
         widest_cell: longer values are cut short, with "…"; None where none is.
         num_left_columns: texts of the columns behind these stand to the right too, as numbers that were
             rounded before do; None where no text does.
     """
-    columns = [[row[i] for row in rows] for i in range(len(names))]
-    specs = [_float_spec([value for value in column if isinstance(value, float)]) for column in columns]
-    is_right = [
-        (num_left_columns is not None and i >= num_left_columns)
-        or (bool(column) and all(value is None or _is_number(value) for value in column))
-        for i, column in enumerate(columns)
-    ]
-    cells = [
-        [_cut(_text(value, spec), widest_cell) for value, spec in zip(row, specs, strict=True)]
-        for row in rows
-    ]
-    table = _rendered([[printable(name) for name in names], *cells], is_right)
-    if max_width is None or not rows or max(_width(line) for line in table.splitlines()) <= max_width:
-        return table
-    widest_value = max(max_width - max(map(_width, names)) - 4, 12)
-    blocks = [
-        [
-            ["", printable(name), _cut(_text(value), widest_value)]
-            for name, value in zip(names, row, strict=True)
-        ]
-        for row in rows
-    ]
-    return "".join(
-        f"row {number}\n{_rendered(block, [False] * 3)}" for number, block in enumerate(blocks, start=1)
-    )
-
-
-def _rendered(lines: Sequence[Sequence[str]], is_right: Sequence[bool]) -> str:
     from rich.console import Console  # late, for a --help at once
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for right in is_right:
-        table.add_column(justify="right" if right else "left", no_wrap=True)
-    for line in lines:
+    cells = []
+    for index, name in enumerate(names):
+        column = [row[index] for row in rows]
+        is_right = num_left_columns is not None and index >= num_left_columns
+        is_right |= bool(column) and all(value is None or _is_number(value) for value in column)
+        table.add_column(justify="right" if is_right else "left", no_wrap=True)
+        spec = _float_spec([value for value in column if isinstance(value, float)])
+        texts = [_text(value, spec) for value in column]
+        cut = [
+            text if widest_cell is None or len(text) <= widest_cell else f"{text[: widest_cell - 1]}…"
+            for text in texts
+        ]
+        cells.append([printable(name), *cut])
+    for line in zip(*cells, strict=True):
         table.add_row(*map(Text, line))
     output = io.StringIO()
+    # Without an end of lines, and wide characters are two cells.
     Console(file=output, width=1_000_000, color_system=None, legacy_windows=False).print(table)
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
-
-
-def _cut(text: str, widest: int | None) -> str:
-    from rich.text import Text
-
-    shown = Text(text)
-    if widest is not None:
-        shown.truncate(widest, overflow="ellipsis")
-    return shown.plain
-
-
-def _width(text: str) -> int:
-    """Cells of a terminal that `text` takes: two for a wide character, none for a combining one."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def _is_number(value: Any) -> bool:
@@ -100,7 +65,7 @@ def _float_spec(values: Sequence[float]) -> str:
 
 def _text(value: Any, float_spec: str = ".4g") -> str:
     if value is None:
-        return NULL
+        return "NULL"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

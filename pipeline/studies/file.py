@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.cli import InputError, omegaconf_sentence, unknown_name
+from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
 from pipeline.measuring.rules import DEFAULT_RULES
 from pipeline.synthetic.dependencies import (
@@ -356,16 +356,22 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
     except (ConfigKeyError, ConfigAttributeError) as error:
         part = error.object_type
         if not is_dataclass(part) or error.full_key is None:
-            raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
+            raise InputError(f"{path}: {_sentence(error)}") from error
         prefix = error.full_key[: error.full_key.rfind(".") + 1]
         known = [prefix + known.name for known in fields(part)]
         raise unknown_name(f"field of {path}", error.full_key, known) from error
     except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {omegaconf_sentence(error)}") from error
+        raise InputError(f"{path}: {_sentence(error)}") from error
     except (YAMLError, TypeError, ValueError, AttributeError, RecursionError) as error:  # by what is merged
         raise InputError(f"{path} and the overrides given: {error}") from error
     assert isinstance(study, Study)
     return study
+
+
+def _sentence(error: OmegaConfBaseException) -> str:
+    """OmegaConf's message and the field it is about, without its dump of types."""
+    where = f" ({error.full_key})" if error.full_key else ""
+    return f"{str(error).splitlines()[0]}{where}"
 
 
 def _read(path: Path) -> DictConfig:

@@ -216,7 +216,7 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interruption_leaves_no_kernel(number: signal.Signals, tmp_path: Path) -> None:
     wait = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
     path = one_cell(tmp_path, f"{wait}\ntime.sleep(100)")
     program = tmp_path / "program.py"
@@ -229,7 +229,7 @@ def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Sig
         "    from analysis.notebooks import execute_all\n"
         f"    list(execute_all([Path({str(path)!r})], Path({str(tmp_path)!r}), {{}}))\n"
     )
-    begin = "from pipeline.cli import *; prepare('program.py'); run_module('program', 'program.py')"
+    begin = "from pipeline.cli import *; prepare(); run_module('program', 'program.py')"
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
     running = subprocess.Popen(
         [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
@@ -242,9 +242,7 @@ def test_an_interruption_is_one_sentence_and_leaves_no_kernel(number: signal.Sig
     running.send_signal(number)
     sent = time.monotonic()
     _, text = running.communicate(timeout=60)
-    assert time.monotonic() - sent < 4  # two on a machine that does nothing else
-    assert running.returncode == 128 + number
-    assert len(text.strip().splitlines()) == 1 and "run the same command again to go on" in text
+    assert (running.returncode, text) == (-number, "")
     while Path(f"/proc/{pid_file.read_text()}").exists():  # until whoever reaps it has done so
         assert time.monotonic() - sent < 10
         time.sleep(0.05)

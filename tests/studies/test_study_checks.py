@@ -40,7 +40,7 @@ StudyFile = Callable[..., Path]
         (["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
          "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok"),
         (["slurm.tokenize=2", "--slurm"], "tokenizer bpe:300 would train another tokenizer in every task"),
-        (["run=train.jsonl/run"], "train.jsonl/run/data lies below a file"),
+        (["run=train.jsonl/run"], "Not a directory: train.jsonl/run/data"),
     ],
 )  # fmt: skip
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(

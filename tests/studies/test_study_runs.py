@@ -56,7 +56,7 @@ START = """
 import sys
 from pipeline.cli import prepare, run_module
 sys.argv = ["study.py"]
-prepare("study.py")
+prepare()
 run_module("stub", "study.py")
 """
 STUDY = """
