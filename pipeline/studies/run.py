@@ -7,9 +7,6 @@ study, however the study ends. The documents of a measuring stage are shared by 
 How many at once (analysis/LOG.md): the networks of a laptop's study gain 1.1 times from a second thread, and
 twice from a second process. So a command has `threads` threads, which the study says and not the machine, as
 the last bits of its numbers depend on them; and there are as many commands as cores for them, or as GPUs.
-
-On a terminal each running command has a line that moves. Where the cursor cannot move, or there is hardly
-room, what each says is printed once a minute.
 """
 
 import ctypes
@@ -21,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,9 +26,7 @@ from pathlib import Path
 from typing import TextIO
 
 import psutil
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from tqdm import tqdm
 
 from pipeline.cli import InputError, duration
 from pipeline.measuring.flags import DOCUMENTS_PER_SHARD
@@ -41,12 +37,8 @@ GIBIBYTE = 1 << 30
 PROCESS_BYTES = 0.6 * GIBIBYTE
 """Of a command on a small model: Python and torch take 0.4 GiB, batches the rest."""
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
-_PATIENCE_SECONDS = 1.5
-"""That a command has to end, once it was told; a training has as long as its saving takes."""
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_DRAWINGS = 0.5
-_SECONDS_BETWEEN_PLAIN_LINES = 60
-_NARROWEST = 40
 _LAST_LINES, _TAIL_BYTES = 15, 8192
 _HEADING = "--- "
 _CGROUP = Path("/sys/fs/cgroup")
@@ -145,13 +137,11 @@ class Process:
         The terminal's Ctrl-C does not reach it; whoever started it decides what it is told.
         """
         logs.mkdir(parents=True, exist_ok=True)
-        self.command, self.place, self.started = command, place, time.monotonic()
+        self.command, self.place = command, place
         self.name = command.name if number == 1 else f"{command.name}-{index + 1}-of-{number}"
         self.log = logs / f"{self.name}.log"
-        self.code: int | None = None
-        """Its exit code, as a shell reports it; None while it runs."""
-        self.peak_bytes, self.output = 0, b""
-        """The most memory that it held, and its standard output; known once it has ended."""
+        self.output = b""
+        """Its standard output, once it has ended."""
         self._starter, words = os.getpid(), [sys.executable, *command.words()]
         # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
         shared = {} if number == 1 else {"RANK": str(index), "WORLD_SIZE": str(number)}
@@ -165,30 +155,23 @@ class Process:
             )  # fmt: skip
 
     def _before_it_begins(self) -> None:
-        """In the new process: end with its starter, even one that SIGKILL ends, and listen to Ctrl-C."""
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's `&` has switched off
+        """In the new process: end with its starter, even one that SIGKILL ends."""
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
             if os.getppid() != self._starter:
                 os._exit(1)  # it died before this line
 
-    def has_ended(self) -> bool:
-        """Whether it has; then `code`, `output` and `peak_bytes` are known."""
-        if self.code is not None:
-            return True
-        # os.wait4 and not poll(), for it tells the peak of this very process.
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        if not pid:
-            return False
-        self._process.returncode = code = os.waitstatus_to_exitcode(status)
-        self.code, self.peak_bytes = code if code >= 0 else 128 - code, usage.ru_maxrss * 1024  # Linux: KiB
-        self.tell(signal.SIGKILL)  # what it started and left behind
-        self._output.seek(0)
-        self.output = self._output.read()
-        self._output.close()
-        with self.log.open("ab") as file:
-            file.write(self.output)
-        return True
+    def code(self) -> int | None:
+        """Its exit code, as a shell reports it; None while it runs."""
+        code = self._process.poll()
+        if code is not None and not self._output.closed:
+            self.tell(signal.SIGKILL)  # what it started and left behind
+            self._output.seek(0)
+            self.output = self._output.read()
+            self._output.close()
+            with self.log.open("ab") as file:
+                file.write(self.output)
+        return code if code is None or code >= 0 else 128 - code
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it has started in its group."""
@@ -204,57 +187,6 @@ class Process:
         return [line for line in lines if line and not line.startswith(_HEADING)][-number:]
 
 
-class Progress:
-    """What a running study shows; what is said in the meantime stands above the lines that move."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        """Draw on `console`, standard error if not given."""
-        console = console or Console(stderr=True)
-        self.live: Live | None = None
-        if console.is_terminal and not console.is_dumb_terminal and console.width >= _NARROWEST:
-            self.live = Live(
-                console=console, auto_refresh=False, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self.live.start()
-        self._last = time.monotonic()
-
-    def draw(self, lines: Sequence[tuple[str, float, str]], state: str) -> None:
-        """Show name, seconds and last words of what runs; not more often than a reader can follow."""
-        pause = _SECONDS_BETWEEN_DRAWINGS if self.live else _SECONDS_BETWEEN_PLAIN_LINES
-        if time.monotonic() - self._last < pause:
-            return
-        self._last = time.monotonic()
-        width = max((len(name) for name, *_ in lines), default=0) if self.live else 0
-        texts = [f"{name:{width}}  {duration(seconds):>7}  {said}" for name, seconds, said in lines]
-        if self.live is None:
-            for text in texts:
-                self.say(text)
-            return
-        encoding = self.live.console.encoding  # a terminal may not know all letters
-        text = "\n".join([*texts, state]).encode(encoding, "replace").decode(encoding)
-        self.live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
-
-    def say(self, line: str) -> None:
-        """Print a line to standard error."""
-        self.print(f"study: {line}\n", sys.stderr)
-
-    def print(self, text: str, stream: TextIO) -> None:
-        """Print above what is drawn."""
-        if self.live:
-            self.live.update(Text(""), refresh=True)
-            self.live.stop()
-        stream.write(text)
-        stream.flush()
-        if self.live:
-            self.live.start()
-
-    def end(self) -> None:
-        """Draw no more."""
-        if self.live:
-            self.live.stop()
-
-
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
     """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
 
@@ -266,15 +198,11 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
         InputError: a training's configuration was edited while the study ran; likewise.
     """
     run = _Run(commands, finished, workers, logs)
-    try:
-        with run.listening():
-            try:
-                return run.to_its_end()
-            except BaseException:
-                run.stop(signal.SIGINT)
-                raise
-    finally:
-        run.progress.end()
+    with run.listening():
+        try:
+            return run.to_its_end()
+        finally:
+            run.stop()
 
 
 class _Run:
@@ -283,11 +211,11 @@ class _Run:
     def __init__(
         self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
-        self._workers, self._logs, self.progress = workers, logs, Progress()
-        self._commands, self._finished = commands, set(finished)
+        self._workers, self._logs = workers, logs
+        self._finished = {command.name for command in commands if command.name in finished}
         self._waiting = [command for command in commands if command.name not in finished]
         self._ready: list[tuple[Command, int, int]] = []
-        self._unended: dict[str, int] = {}
+        self._unended = Counter[str]()
         """Command -> its processes that are ready or run."""
         self._running: list[Process] = []
         self._started: dict[str, float] = {}
@@ -295,37 +223,47 @@ class _Run:
         self._configs = {name: Path(name).read_bytes() for name in configs if Path(name).is_file()}
         self._signal: signal.Signals | None = None
         self._is_stopping = self._waits_no_more = False
+        self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
+            total=len(commands), initial=len(self._finished), disable=None, dynamic_ncols=True,
+            bar_format="study: {n}/{total} commands, {elapsed}{postfix}",
+        )  # fmt: skip
 
     def to_its_end(self) -> int:
         """As `run_all`."""
-        if before := [command.name for command in self._commands if command.name in self._finished]:
-            self.progress.say(f"finished before: {', '.join(before)}")
-        while True:
-            if self._signal:
-                self.stop(self._signal)
-                self.progress.say("stopped by a signal; run the same again to go on")
-                return EXIT_STOPPED
+        if self._finished:
+            self._say(f"finished before: {', '.join(sorted(self._finished))}")
+        drawn = 0.0
+        while not self._signal:
             self._start()
             if not self._running:
                 return 0
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             for process in self._ended():
-                if process.code:
-                    return self._failed(process)
+                if code := process.code():
+                    return self._failed(process, code)
                 name = process.command.name
                 self._unended[name] -= 1
                 if not self._unended[name]:
                     self._finished.add(name)
-                    seconds = time.monotonic() - self._started[name]
-                    self.progress.say(f"{name} finished in {duration(seconds)}")
+                    self._bar.update()
+                    self._say(
+                        f"{name} finished in {timedelta(seconds=int(time.time() - self._started[name]))}"
+                    )
                 if process.output:
-                    self.progress.print(process.output.decode(errors="replace"), sys.stdout)
-            lines = [
-                (one.name, time.monotonic() - one.started, "".join(one.last_lines(1)))
-                for one in self._running
-            ]
-            state = f"{len(self._finished)} of {len(self._commands)} commands have finished"
-            self.progress.draw(lines, state)
+                    self._print(process.output.decode(errors="replace"), sys.stdout)
+            if not self._bar.disable and time.monotonic() - drawn > _SECONDS_BETWEEN_DRAWINGS:
+                drawn = time.monotonic()
+                said = [" ".join([one.name, *one.last_lines(1)]) for one in self._running]
+                self._bar.set_postfix_str("; ".join(said))
+        self._say("stopped by a signal; run the same again to go on")
+        return EXIT_STOPPED
+
+    def _say(self, line: str) -> None:
+        self._print(f"study: {line}\n", sys.stderr)
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        self._bar.write(text, stream, end="")
+        stream.flush()
 
     def _start(self) -> None:
         """Fill the places that are free with what does not wait for what runs."""
@@ -349,52 +287,40 @@ class _Run:
         self._waiting.remove(command)
         number = num_processes(command, self._workers.number)
         self._ready = [(command, index, number) for index in range(number)]
-        self._unended[command.name], self._started[command.name] = number, time.monotonic()
-        self.progress.print(f"{command}\n", sys.stdout)
+        self._unended[command.name], self._started[command.name] = number, time.time()
+        self._print(f"{command}\n", sys.stdout)
 
     def _ended(self) -> list[Process]:
         """Those that have ended since the last look; they run no more."""
-        ended = [one for one in self._running if one.has_ended()]
+        ended = [one for one in self._running if one.code() is not None]
         self._running = [one for one in self._running if one not in ended]
         return ended
 
-    def _failed(self, process: Process) -> int:
+    def _failed(self, process: Process, code: int) -> int:
         """Stop the others, and say what is known of it; its exit code."""
-        self.stop(signal.SIGTERM)
-        name, say = process.name, self.progress.say
-        assert process.code is not None
-        if process.code == 128 + signal.SIGKILL:
-            say(
-                f"{name} was killed, as the kernel does where memory runs out: it had"
-                f" {process.peak_bytes / GIBIBYTE:.2f} GiB, and {free_bytes() / GIBIBYTE:.2f} GiB are free"
-                " now; with fewer --jobs each has more"
-            )
-        say(f"the last lines of {process.log}:")
+        self.stop()
+        name = process.name
+        if code == 128 + signal.SIGKILL:
+            self._say(f"{name} was killed, as where memory runs out; with fewer --jobs each has more")
+        self._say(f"the last lines of {process.log}:")
         for line in process.last_lines(_LAST_LINES):
-            say(f"  {line}")
-        say(f"{name} ended with exit code {process.code}; run the same again to go on")
-        return process.code
+            self._say(f"  {line}")
+        self._say(f"{name} ended with exit code {code}; run the same again to go on")
+        return code
 
-    def stop(self, number: signal.Signals) -> None:
-        """Tell all that run to stop, and wait until none does; `number` is for those that save nothing."""
+    def stop(self) -> None:
+        """End all that run, and wait until none does; a training saves first, unless Ctrl-C comes again."""
         self._is_stopping = True
         for one in self._running:
-            one.tell(signal.SIGTERM if isinstance(one.command.about, Training) else number)
-        deadline, is_told = time.monotonic() + _PATIENCE_SECONDS, False
+            one.tell(signal.SIGTERM)
+        if saving := [one.name for one in self._running if isinstance(one.command.about, Training)]:
+            self._say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
         while self._running:
-            self._ended()
+            for one in self._running if self._waits_no_more else ():
+                one.tell(signal.SIGKILL)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            if time.monotonic() < deadline and not self._waits_no_more:
-                continue
-            trainings = [one for one in self._running if isinstance(one.command.about, Training)]
-            saving = [] if self._waits_no_more else trainings
-            for one in self._running:
-                if one not in saving:
-                    one.tell(signal.SIGKILL)
-            if saving and not is_told:
-                names = ", ".join(one.name for one in saving)
-                self.progress.say(f"waiting until {names} has saved; Ctrl-C ends it without")
-                is_told = True
+            self._ended()
+        self._bar.close()
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -233,13 +233,13 @@ def test_an_interruption_leaves_no_kernel(number: signal.Signals, tmp_path: Path
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
     running = subprocess.Popen(
         [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
-        text=True,
+        text=True, start_new_session=True,
     )  # fmt: skip
     pid_file, deadline = tmp_path / "pid", time.monotonic() + 120
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
-    running.send_signal(number)
+    os.killpg(running.pid, number)  # as a terminal and study.py do
     sent = time.monotonic()
     _, text = running.communicate(timeout=60)
     assert (running.returncode, text) == (-number, "")
