@@ -267,4 +267,6 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse
     shown = rows[: arguments.max_rows]
     more = "the first " if len(shown) < len(rows) else ""
     sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
+    if note := partial_note():
+        sys.stdout.write(f"({note})\n")
     return len(rows)

@@ -100,7 +100,7 @@ def test_models_measured_in_two_ways_are_refused_by_name(
     write(tmp_path, "b", [1.0], targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
     sql = "SELECT count(*) FROM length_losses"
     named = (
-        "alike: targets_per_chunk is 16 in model=a/00000-of-00001.parquet and 32 in model=b/00000.*parquet;"
+        "alike: targets_per_chunk is 16 in model=a of 00000-of-00001.parquet and 32 in model=b of 00000.*;"
     )
     with pytest.raises(InputError, match=named):
         query.connect(tmp_path, sql)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser, unknown_name
-from pipeline.results.files import MANIFEST, exported_name, file_record, write_json, write_small_parquet
+from pipeline.results.files import MANIFEST, file_record, write_json, write_small_parquet
 from pipeline.results.read import (
     MODELS,
     Source,
@@ -73,7 +73,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         schema = pa.schema(
             [pa.field("model", pa.string()), *SCHEMAS[artefact]], metadata={MODELS: json.dumps(metadata)}
         )
-        path = out / exported_name(artefact)
+        path = out / f"{artefact}.parquet"
         rows = pa.concat_tables(parts).cast(schema)
         write_small_parquet(path, rows)
         records[path.name] = file_record(path, rows.num_rows)
@@ -87,11 +87,11 @@ def _card(
     name: str, files: Mapping[str, Sequence[Source]], records: Mapping[str, Mapping[str, object]]
 ) -> str:
     """A dataset card: the hub's settings, by which its viewer shows each table, and what is in them."""
-    configs = [f"- config_name: {one}\n  data_files: {exported_name(one)}" for one in files]
+    configs = [f"- config_name: {one}\n  data_files: {one}.parquet" for one in files]
     rows = []
     for artefact, of_artefact in files.items():
         models = sorted({file.model for file in of_artefact})
-        num_rows = records[exported_name(artefact)]["rows"]
+        num_rows = records[f"{artefact}.parquet"]["rows"]
         rows.append(f"| `{artefact}` | {num_rows:,} | {', '.join(models)} |")
     return "\n".join([
         "---", "configs:", *configs, "tags: [length-generalization]", "---", f"# {name}", "",

@@ -37,7 +37,6 @@ from pipeline.results.versions import sha256_of_files
 
 MANIFEST = "exported.json"
 LOCK_FILE = "lock.json"
-ADVICE = "or say --allow-partial"
 _TEMPORARY = ".part"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DOOR = ".lock"  # held for a moment by whoever begins, or puts a shard in place
@@ -374,11 +373,6 @@ def damage(path: Path, sha256: str) -> str | None:
 @lru_cache(maxsize=100_000)
 def _sha256(path: Path, state: tuple[int, ...]) -> str:
     return sha256_of_files(path)
-
-
-def exported_name(artefact: str) -> str:
-    """What an export calls the one file that holds all models' rows of an artefact."""
-    return f"{artefact}.parquet"
 
 
 def read_manifest(results: Path) -> dict[str, str]:

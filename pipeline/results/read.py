@@ -21,21 +21,17 @@ import pyarrow as pa
 
 from pipeline.cli import InputError
 from pipeline.results.files import (
-    ADVICE,
     MANIFEST,
     Mark,
     as_ranges,
     damage,
-    exported_name,
     made_by_of,
-    partial_note,
     read_manifest,
     read_marks,
-    read_parquet,
     read_schema,
     refuse_unless_allowed,
 )
-from pipeline.results.schemas import ATTENTION_HEADS, SCHEMA_VERSION, SCHEMAS
+from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,15 +45,15 @@ logger = logging.getLogger("pipeline.results")
 
 
 def artefacts_in(results: Path) -> list[str]:
-    """Names of the artefacts that a results folder holds, or should hold by its marks."""
+    """Names of the artefacts that a results folder holds, by its marks or, of an export, its manifest."""
     named = {name.removesuffix(".parquet") for name in read_manifest(results)}
     named |= {artefact for mark in read_marks(results) for artefact in mark.sha256}
-    return [name for name in SCHEMAS if name in named or any((results / name).rglob("*.parquet"))]
+    return [name for name in SCHEMAS if name in named]
 
 
 def missing_artefact(results: Path, artefact: str) -> InputError:
     """The error for an artefact that a results folder lacks; lists those it holds."""
-    present = ", ".join(artefacts_in(results)) or "nothing"
+    present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
     return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
 
 
@@ -73,9 +69,9 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
         models: look at these only; at all where None.
 
     Raises:
-        InputError: names a file that is missing, damaged or unmarked, or the result that is not complete.
+        InputError: names a file that is missing or damaged, or the result that is not complete.
     """
-    exported = results / exported_name(artefact)
+    exported = results / f"{artefact}.parquet"
     if (sha256 := read_manifest(results).get(exported.name)) is not None:
         if wrong := damage(exported, sha256):
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
@@ -86,28 +82,18 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
     for mark in marks:
         if mark.stage in stages:
             by_model.setdefault(mark.model, []).append(mark)
-    for folder in sorted({path.parent for path in (results / artefact).rglob("*.parquet")}):
-        model = folder.name.removeprefix("model=")
-        if model not in by_model and (models is None or model in models):
-            refuse_unless_allowed(
-                f"no shard of {artefact} of model '{model}'",
-                f"{folder} holds Parquet files, and {results / '_stages'} no completion mark of them: they"
-                f" may be a part; copy the whole results folder, {_run_again(artefact)}, {ADVICE}",
-            )
-    stage_of_file, hashes = {}, []
+    sha256_of: dict[Path, str] = {}
     for model, of_model in by_model.items():
         _refuse_incomplete(results, artefact, model, of_model)
         for mark in of_model:
             path = mark.path(results, artefact)
             if artefact in mark.sha256 or path.exists():
-                stage_of_file[path] = mark.stage
-                hashes.append(mark.sha256.get(artefact, ""))
+                sha256_of[path] = mark.sha256.get(artefact, "")
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        wrongs = list(pool.map(damage, stage_of_file, hashes))
-    for stage, wrong in zip(stage_of_file.values(), wrongs, strict=True):
-        if wrong is not None:
-            raise InputError(f"{wrong}; {_run_again(stage)}, which measures it anew")
-    return sorted(stage_of_file)
+        wrongs = filter(None, pool.map(damage, sha256_of, sha256_of.values()))
+    for wrong in wrongs:
+        raise InputError(f"{wrong}; run {' or '.join(stages)} again, which measures it anew")
+    return sorted(sha256_of)
 
 
 def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence[Mark]) -> None:
@@ -121,14 +107,9 @@ def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence
         extent = f"{len(marks)} of {num_shards} shards of {artefact} of model '{model}'"
         refuse_unless_allowed(
             extent,
-            f"{results} holds {extent} (without {as_ranges(missing)});"
-            f" {_run_again(marks[0].stage)}, {ADVICE}",
+            f"{results} holds {extent} (without {as_ranges(missing)}); run {marks[0].stage} again with the"
+            " flags it was run with, or say --allow-partial",
         )
-
-
-def _run_again(stage: str) -> str:
-    program = "influential_tokens" if stage == ATTENTION_HEADS else stage
-    return f"run python pipeline/{program}.py again with the flags it was run with"
 
 
 @dataclass(frozen=True)
@@ -144,11 +125,6 @@ class Source:
     def is_export(self) -> bool:
         """Whether the file holds other models' rows too, which its column `model` distinguishes."""
         return self.path.parent.name != f"model={self.model}"
-
-    @property
-    def place(self) -> str:
-        """Where in the artefact these rows are, in words."""
-        return f"model={self.model}{' of ' if self.is_export else '/'}{self.path.name}"
 
     def facts(self) -> dict[str, str]:
         """Name -> value, as JSON, of everything that two files which are read together should agree in."""
@@ -170,7 +146,7 @@ def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> lis
         models: of these only; of all where None.
 
     Raises:
-        InputError: a file is not Parquet, or of another schema version.
+        InputError: a file is of another schema version.
     """
     found = []
     for path in paths:
@@ -196,10 +172,8 @@ def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> lis
 
 def differences_within_models(files: Sequence[Source]) -> list[str]:
     """A phrase for each fact in which files of one model disagree."""
-    by_model: dict[str, list[Source]] = {}
-    for file in files:
-        by_model.setdefault(file.model, []).append(file)
-    return [phrase for of_model in by_model.values() for phrase in _differences(of_model, set())]
+    of_models = [[file for file in files if file.model == model] for model in {file.model for file in files}]
+    return [phrase for of_model in of_models for phrase in _differences(of_model, set())]
 
 
 def differences_between_models(files: Sequence[Source]) -> list[str]:
@@ -214,22 +188,19 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
     distinct: dict[tuple[bytes, ...], Source] = {}  # files of one model are as a rule alike, and thousands
     for file in files:
         distinct.setdefault((file.metadata[b"settings"], file.metadata[b"inputs"]), file)
-    facts = [(file.place, file.facts()) for file in distinct.values()]
+    facts = [(file, file.facts()) for file in distinct.values()]
     phrases = []
     for name in sorted({name for _, of_file in facts for name in of_file} - ignored):
-        first_with: dict[str, str] = {}
-        for place, of_file in facts:
-            first_with.setdefault(of_file.get(name, "null"), place)
+        first_with: dict[str, Source] = {}
+        for file, of_file in facts:
+            first_with.setdefault(of_file.get(name, "null"), file)
         if len(first_with) > 1:
-            places = [f"{_short(value)} in {place}" for value, place in first_with.items()]
+            places = [
+                f"{value[:40]} in model={file.model} of {file.path.name}"
+                for value, file in first_with.items()
+            ]
             phrases.append(f"{name} is {' and '.join(places[:2])}")
     return phrases
-
-
-def _short(value_as_json: str) -> str:
-    """Of a SHA-256, as much as distinguishes it."""
-    is_hash = len(value_as_json) == 66 and value_as_json[1:-1].isalnum()
-    return f"{value_as_json[1:9]}…" if is_hash else value_as_json
 
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
@@ -244,7 +215,7 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
             artefact, sha256 = next(iter(mark.sha256.items()))
             files[mark.model] = mark.path(results, artefact)
             if wrong := damage(files[mark.model], sha256):
-                raise InputError(f"{wrong}; {_run_again(stage)}, which measures it anew")
+                raise InputError(f"{wrong}; run {stage} again, which measures it anew")
     of_export = [
         file
         for name in read_manifest(results)
@@ -264,14 +235,11 @@ def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
     """What a stage was run with for one model.
 
     Raises:
-        InputError: the folder does not say, as where Parquet files were copied without it.
+        InputError: the folder does not say.
     """
     settings = read_settings(results, stage)
     if model not in settings:
-        raise InputError(
-            f"{results / '_stages' / stage} does not say how '{model}' was measured; copy a results folder"
-            " with its _stages"
-        )
+        raise InputError(f"{results} holds no results of {stage} of model '{model}'")
     return settings[model]
 
 
@@ -303,14 +271,12 @@ def read_artefact(
 
     Raises:
         InputError: the folder has no such artefact (the message lists those present), no rows of it, or files
-            of one model of two configurations; a file is damaged, or unmarked; a result is not complete (see
+            of one model of two configurations; a file is damaged; a result is not complete (see
             `whole_files`). Models measured in two ways are read, with a warning.
     """
     models = (only or {}).get("model")
     files = sources(whole_files(results, artefact, models), models)
     if not files and models is None:
-        if partial_note():
-            raise InputError(f"{results} has no complete shard of {artefact}")
         raise missing_artefact(results, artefact)
     if mixture := differences_within_models(files):
         raise InputError(
@@ -344,20 +310,11 @@ def rows_of_files(
     paths = list(dict.fromkeys(str(file.path) for file in files))
     if not paths:
         return pa.schema([schema.field(name) for name in wanted]).empty_table()
-    is_export = files[0].is_export
-    dataset = ds.dataset(
-        paths, schema=schema,
-        # The model is that of the folder's name as it stands there, and no name=value above is a column.
-        partitioning=None if is_export else ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-        partition_base_dir=None if is_export else str(files[0].path.parents[1]),
-        format=ds.ParquetFileFormat(
-            default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        ),
-    )  # fmt: skip
+    # The model is that of the folder's name as it stands there, and no name=value above is a column.
+    of_folders = {} if files[0].is_export else {
+        "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
+        "partition_base_dir": str(files[0].path.parents[1]),
+    }  # fmt: skip
+    dataset = ds.dataset(paths, schema=schema, **of_folders)
     chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
-    try:
-        return dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
-    except (pa.ArrowException, OSError):
-        for path in paths:  # Arrow does not say which of them
-            read_parquet(Path(path))
-        raise
+    return dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)

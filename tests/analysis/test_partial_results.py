@@ -112,7 +112,7 @@ def test_rows_of_a_query(partial_results: Path, tmp_path: Path) -> None:
     """Where rows are for programs, the note goes to standard error and into the Parquet file's metadata."""
     refused = query(partial_results)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-    assert "; run python pipeline/loss_differences.py again" in refused.stderr
+    assert "; run loss_differences again" in refused.stderr
     table, rows = query(partial_results, "--allow-partial"), query(partial_results, *FLAGS, "json")
     out = tmp_path / "counts.parquet"
     written = query(partial_results, *FLAGS, "parquet", "--out", str(out))
