@@ -30,6 +30,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import logging
 import os
+import signal
 from typing import Any
 
 from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
@@ -82,6 +83,8 @@ def main(arguments: argparse.Namespace) -> None:
                 logger.info("%s.ipynb: %s, skipped", name, missing)
             else:
                 stale.append(paths[name])
+        for number in (signal.SIGINT, signal.SIGTERM):  # there are kernels to be ended first
+            signal.signal(number, signal.default_int_handler)
         how: dict[str, Any] = {"num_at_once": arguments.jobs, "allow_partial": arguments.allow_partial}
         executed = execute_all(stale, figures, parameters, made_from, **how)
         for _ in progress(executed, "notebooks", "notebook", len(stale)):

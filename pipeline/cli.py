@@ -2,8 +2,8 @@
 
 `python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
 mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once, whatever it
-does: what it has written is whole, and the same command goes on. Training, which saves first, listens to
-them itself (pipeline/training/loop.py), and so does study.py.
+does: what it has written is whole, and the same command goes on. Training, which saves first, study.py and
+run_notebooks.py, which have processes of their own to end, listen to them themselves.
 
 Only the standard library is imported here: this must run where nothing is installed.
 """
@@ -101,7 +101,7 @@ def endings(program: str) -> Iterator[None]:
             yield
         finally:
             _flush_output()
-    except KeyboardInterrupt:  # of study.py, once no process of it is left
+    except KeyboardInterrupt:  # of those who listen themselves
         sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads the output any more, as after `| head`
