@@ -136,7 +136,7 @@ def _sentence_of(error: Exception) -> str | None:
 def os_error_sentence(error: OSError) -> str:
     """What the system refused, and the path, such as "No space left on device: runs/a"."""
     path = error.filename if error.filename2 is None else error.filename2
-    return str(error) if path is None else f"{error.strerror or os.strerror(error.errno)}: {path}"
+    return str(error) if path is None else f"{error.strerror}: {path}"
 
 
 def _flush_output() -> None:

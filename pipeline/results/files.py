@@ -129,9 +129,9 @@ def write_parquet(path: Path, table: pa.Table, page_checksums: bool = True) -> N
 
 
 def write_small_parquet(path: Path, table: pa.Table) -> None:
-    """Write `table` as `write_parquet` does, in two thirds of the bytes or fewer: for version control.
+    """Write `table` in two thirds of the bytes or fewer, more slowly: for version control.
 
-    It is slower to write and as fast to read. Fields lose their metadata; that of the table is kept.
+    Fields lose their metadata; that of the table is kept.
     """
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.schema.names if name not in floats]
@@ -170,11 +170,8 @@ def read_schema(path: Path) -> pa.Schema:
     """
     if not path.is_file():
         raise InputError(f"{path} is no file")
-    try:
-        with _damage_in_words(path):
-            return pq.read_schema(path)
-    except MemoryError as error:  # a footer is small, unless a damaged one says otherwise
-        raise _damaged(path) from error
+    with _damage_in_words(path):
+        return pq.read_schema(path)
 
 
 @contextmanager
@@ -182,23 +179,18 @@ def _damage_in_words(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        # What the system refuses, memory or the file, no damage has caused.
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+        if getattr(error, "errno", None) is not None:  # what the system refuses, no damage has caused
             raise
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"{path} is damaged: it is no whole Parquet file")
+        raise InputError(f"{path} is damaged: it is no whole Parquet file") from error
 
 
 class FolderLock(ExitStack):
     """Held while entered; a second program that enters it for the same folder is refused.
 
     A lock of the kernel's on `<folder>/lock.json`, which says for the refusal who holds it, and since when.
-    It ends with its holder, SIGKILL and power loss included: nothing is ever stale, and the file's presence
-    or content decides nothing. A file system without such locks, as Lustre may be mounted, leaves the folder
-    unguarded, and the log says it: files are whole or absent all the same.
+    It ends with its holder, SIGKILL and power loss included: the file's presence or content decides nothing.
+    A file system without such locks, as Lustre may be mounted, leaves the folder unguarded, and the log says
+    it: files are whole or absent all the same.
 
     Tasks of one array job share a folder, each with a part of its own, `lock-<part>.json`: then one part is
     refused twice, parts of another division are refused, and so is the whole folder beside any part.
@@ -222,6 +214,10 @@ class FolderLock(ExitStack):
         Raises:
             InputError: another program holds it, or this one does already.
         """
+
+        def division(name: str) -> str:
+            return re.sub(r"\d+(?=-of-)", "", name)
+
         own = LOCK_FILE if self._part is None else f"lock-{self._part}.json"
         made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
         self.callback(_remove_empty, made)
@@ -229,7 +225,7 @@ class FolderLock(ExitStack):
             with self.alone():
                 for path in sorted(self._folder.glob("lock*.json")):
                     # Task 1 of 3 overlaps task 0 of 2.
-                    if self._part is None or _division(path.name) != _division(own):
+                    if self._part is None or division(path.name) != division(own):
                         with self._held(path.name):
                             pass  # its holder has died
                 self.enter_context(self._held(own))
@@ -261,8 +257,12 @@ class FolderLock(ExitStack):
             if name != _DOOR:
                 logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
         try:
+            holder = {
+                "host": socket.gethostname(), "pid": os.getpid(),
+                "slurm_job_id": os.environ.get("SLURM_JOB_ID"), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }  # fmt: skip
             with suppress(OSError):  # on a full disk, say: it is for refusals only
-                path.write_text(json.dumps(_this_process()))
+                path.write_text(json.dumps(holder))
             yield
         finally:
             with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
@@ -274,19 +274,6 @@ def _remove_empty(folders: Sequence[Path]) -> None:
     with suppress(OSError):  # not empty: then it stays
         for folder in folders:
             folder.rmdir()
-
-
-def _division(name: str) -> str:
-    return re.sub(r"\d+(?=-of-)", "", name)
-
-
-def _this_process() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
 
 
 def _holder(path: Path) -> str:
@@ -329,10 +316,8 @@ def file_record(path: Path, num_rows: int) -> dict[str, Any]:
 def read_marks(results: Path, stage: str = "*", model: str | None = None) -> list[Mark]:
     """The completion marks of a results folder, in order, without those that are damaged."""
     folders = f"{escape(stage) if stage != '*' else stage}/model={'*' if model is None else escape(model)}"
-    marks = []
-    for path in sorted((results / "_stages").glob(f"{folders}/*.done")):
-        marks.append(_read_mark(path, _state(path)))
-    return [mark for mark in marks if mark is not None]
+    paths = sorted((results / "_stages").glob(f"{folders}/*.done"))
+    return [mark for path in paths if (mark := _read_mark(path, _state(path))) is not None]
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -65,16 +65,9 @@ class StageOutput:
     """Where one stage writes the results of one model, shard by shard."""
 
     def __init__(
-        self,
-        results: Path,
-        stage: str,
-        model: str,
-        *,
-        settings: Mapping[str, Any],
-        inputs: Mapping[str, str],
-        num_shards: int,
-        num_tasks: int | None = None,
-    ) -> None:
+        self, results: Path, stage: str, model: str, *,
+        settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
+    ) -> None:  # fmt: skip
         """Open the output, or refuse it where it holds results of another configuration.
 
         Args:
@@ -169,11 +162,7 @@ class StageOutput:
         return not self.pending_shards(among)
 
     def state(self, of_shards: Sequence[int] | None = None) -> str:
-        """A line that says whether the result is complete; if not, which shards are missing, and whose.
-
-        Args:
-            of_shards: ask for these shards only; for all where None.
-        """
+        """A line that says whether the result is complete; if not, which of these shards are missing."""
         missing = self.pending_shards(of_shards)
         what = f"{self._stage} of model '{self._model}'"
         if not missing:

@@ -15,16 +15,15 @@ vocabulary, which is projected on at targets only. What several rules or k share
 is rather too much. Hours are FLOPs over the machine's peak, measured in the precision that it would compute
 in, times an assumed utilization.
 
-Synthetic tasks: a token of an example of S is counted at 6 N + 12 L D S FLOPs in training, and at a third
-where a model is only asked. An example takes S token-forwards in evaluate_synthetic, where what was read is
-kept; in found_dependencies the passes of the rules, those that leave a token out once for `remove`, and for
-`substitute` once for each substitute.
+Synthetic tasks: 6 N + 12 L D S FLOPs a token of an example of S in training. What is then asked of these
+small models is not counted.
 """
 
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,25 +35,21 @@ from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (
     DEFAULT_INTERVENTION,
     DEFAULT_KS,
-    SUBSTITUTE,
     RuleCosts,
-    find_rule,
     studied_numbers,
 )
 from pipeline.measuring.sparsity import Request, planned_tokens
-from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
-from pipeline.studies.file import DependencyTest, Evaluation, TaskTest, Text
+from pipeline.studies.commands import Command, Measuring, TaskTraining, Training
+from pipeline.studies.file import Evaluation, Text
 from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.evaluation import cells_of
-from pipeline.synthetic.tasks import ExampleBatch, draw_batch
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
 from pipeline.training.config import AssumedData, DataFacts, counts_epochs, load_config
-from pipeline.training.speed import GPUS, Device, estimate, flops_per_token, measured_peak_flops
+from pipeline.training.speed import GPUS, estimate, flops_per_token, measured_peak_flops
 
 
-@dataclass
+@dataclass(frozen=True)
 class Machine:
     """The device that would run the study, and how fast it is."""
 
@@ -63,10 +58,7 @@ class Machine:
     peak_flops: float | None = None
     """FLOPs a second in any dtype. None: those of `gpu`."""
     gpu: str | None = None
-    """Of training/speed.py, whose data sheet counts. None: measured, when first asked for, a dtype."""
-    _measured: dict[torch.dtype, float] = field(default_factory=dict)
-    _used: dict[torch.dtype, float] = field(default_factory=dict)
-    """Of those, what an estimate took: `auto` measures both and takes one."""
+    """Of training/speed.py, whose data sheet counts. None: measured."""
 
     def __post_init__(self) -> None:
         """Refuse a GPU without a data sheet, or with a peak beside it."""
@@ -75,44 +67,32 @@ class Machine:
         if self.gpu is not None and self.peak_flops is not None:
             raise InputError("--gpu and --peak-flops both say how fast the machine is; give one")
 
-    def device(self, precision: str | None) -> Device:
+    def flops_per_second(self, precision: str | None) -> float:
         """For a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
-        dtype = torch.bfloat16 if precision in ("amp_bf16", "bfloat16") else torch.float32
+        is_bfloat16 = precision in ("amp_bf16", "bfloat16")
+        peak = self._peak(torch.bfloat16 if is_bfloat16 else torch.float32)
         if precision == "auto":
-            dtype = max(torch.float32, torch.bfloat16, key=self._peak)
-        self._used[dtype] = self._peak(dtype)
-        return Device(self.gpu or _device_type(), self._used[dtype], self.utilization)
-
-    def seconds(self, flops: float, precision: str | None) -> float:
-        """That so many FLOPs take."""
-        device = self.device(precision)
-        return flops / (device.peak_flops * device.utilization)
+            peak = max(peak, self._peak(torch.bfloat16))
+        return peak * self.utilization
 
     def _peak(self, dtype: torch.dtype) -> float:
-        if self.peak_flops is not None:
-            return self.peak_flops
         if self.gpu is not None:
-            peaks = GPUS[self.gpu]
-            return peaks.bfloat16 if dtype == torch.bfloat16 else peaks.float32
-        if dtype not in self._measured:
-            self._measured[dtype] = measured_peak_flops(torch.device(_device_type()), dtype)
-        return self._measured[dtype]
+            return GPUS[self.gpu].bfloat16 if dtype == torch.bfloat16 else GPUS[self.gpu].float32
+        return self.peak_flops or _measured_peak(dtype)
 
     def __str__(self) -> str:
-        """The peaks that were used."""
+        """What the estimates assume."""
         use = f"of which {self.utilization:.0%} are assumed to be used"
+        if self.gpu is not None:
+            return f"the data sheet of the {self.gpu.upper()}, {use}"
         if self.peak_flops is not None:
             return f"{self.peak_flops / 1e9:,.0f} GFLOP/s, as given, {use}"
-        peaks = [
-            f"{peak / 1e9:,.0f} GFLOP/s in {str(dtype).removeprefix('torch.')}"
-            for dtype, peak in self._used.items()
-        ]
-        sheet = "" if self.gpu is None else f" by the data sheet of the {self.gpu.upper()}"
-        return f"{' and '.join(peaks)}{sheet}, {use}"
+        return f"the peak of this machine, {use}"
 
 
-def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+@cache
+def _measured_peak(dtype: torch.dtype) -> float:
+    return measured_peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"), dtype)
 
 
 class Cost(NamedTuple):
@@ -157,14 +137,12 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
     about = command.about
     if isinstance(about, TaskTraining):
         return _task_training_cost(checked.configs[about.name], machine)
-    if isinstance(about, TaskMeasuring):
-        return _task_measuring_cost(about, checked.configs, machine)
     if isinstance(about, Training):
         config, facts = checked.configs[about.name], checked.facts
         num_train_tokens = None if facts is None else facts.num_train_tokens
         if counts_epochs(config.max_duration) and num_train_tokens is None:
             return Cost(num_unknown=1)
-        run = estimate(config, machine.device(config.precision), num_train_tokens)
+        run = estimate(config, machine.flops_per_second(config.precision), num_train_tokens)
         return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
     if not isinstance(about, Measuring):
         return Cost()
@@ -176,7 +154,7 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
         vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
         of_a_token = flops_per_token(model, about.evaluation.long_context_length) / 3 - vocabulary
         flops += num_checkpoints * of_a_checkpoint * of_a_token
-    seconds = machine.seconds(flops, about.evaluation.dtype)
+    seconds = flops / machine.flops_per_second(about.evaluation.dtype)
     return Cost(token_forwards=of_a_checkpoint * len(about.trainings), flops=flops, seconds=seconds)
 
 
@@ -250,53 +228,17 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
     return sum(number if max_chunks is None else min(number, max_chunks) for number in long_enough)
 
 
-def token_forwards_of_example(batch: ExampleBatch, test: TaskTest) -> int:
-    """What a stage runs through the network for one example as long as those of the batch."""
-    num_tokens = batch.token_ids_BS.shape[1]
-    if not isinstance(test, DependencyTest):
-        return num_tokens
-    costs = RuleCosts(test.short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-    always = [name for name in test.rules if not find_rule(name).knows_interventions]
-    intervening = [find_rule(name) for name in test.rules if name not in always]
-    total = num_tokens + costs.token_forwards_together(always, test.largest_k)
-    for intervention in test.interventions:
-        of_it = [rule.name for rule in intervening if intervention in rule.interventions]
-        under_it = replace(costs, intervention=intervention, num_backgrounds=test.num_substitutes)
-        draws = test.num_substitutes if intervention == SUBSTITUTE else 1
-        total += draws * under_it.token_forwards_together(of_it, test.largest_k)
-    return total
-
-
 def _task_training_cost(config: TaskConfig, machine: Machine) -> Cost:
     """Of one run, where all training sizes are as frequent."""
     generator, draw = np.random.default_rng(0), config.distribution.draw_of_size
     lengths = [draw(size, 1, generator).token_ids_BS.shape[1] for size in config.distribution.sizes]
     num_examples = config.num_steps * config.batch_size
     # Long examples have the more of the tokens, and the more attention a token.
-    of_examples = [length * _task_flops_per_token(config, length) for length in lengths]
+    weights, attention = 6 * about_num_parameters(config), 12 * config.model.num_layers * config.model.width
+    of_examples = [length * (weights + attention * length) for length in lengths]
     flops = num_examples * float(np.mean(of_examples))
     num_tokens = round(num_examples * float(np.mean(lengths)))
-    return Cost(train_tokens=num_tokens, flops=flops, seconds=machine.seconds(flops, None))
-
-
-def _task_measuring_cost(
-    measuring: TaskMeasuring, configs: Mapping[str, TaskConfig], machine: Machine
-) -> Cost:
-    test, total = measuring.test, Cost()
-    task, cells = cells_of(measuring.task, test.sizes, test.sparsities)
-    for size, sparsity in cells:
-        batch = draw_batch(task, size, [sparsity], np.random.default_rng(0))
-        forwards = test.num_examples * token_forwards_of_example(batch, test)
-        for training in measuring.trainings:
-            of_token = _task_flops_per_token(configs[training.name], batch.token_ids_BS.shape[1])
-            flops = forwards * of_token / 3
-            total += Cost(0, forwards, flops, machine.seconds(flops, None))
-    return total
-
-
-def _task_flops_per_token(config: TaskConfig, num_tokens: int) -> int:
-    """FLOPs of training on one token of an example of so many."""
-    return 6 * about_num_parameters(config) + 12 * config.model.num_layers * config.model.width * num_tokens
+    return Cost(train_tokens=num_tokens, flops=flops, seconds=flops / machine.flops_per_second(None))
 
 
 def lines_of_plan(
@@ -322,7 +264,7 @@ def lines_of_plan(
 def need_of_run(path: Path, overrides: Sequence[str], vocabulary_size: int, machine: Machine) -> str:
     """What a training configuration needs, in one line: the words at the head of olmo_configs/*.yaml."""
     config = load_config(path, overrides, AssumedData(vocabulary_size))
-    run = estimate(config, machine.device(config.precision))
+    run = estimate(config, machine.flops_per_second(config.precision))
     return (
         f"{run.num_parameters / 1e6:,.1f} M parameters, Chinchilla-optimal at"
         f" {run.chinchilla_tokens / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"

@@ -246,9 +246,7 @@ class _Run:
                 if not self._unended[name]:
                     self._finished.add(name)
                     self._bar.update()
-                    self._say(
-                        f"{name} finished in {timedelta(seconds=int(time.time() - self._started[name]))}"
-                    )
+                    self._say(f"{name} finished in {duration(time.time() - self._started[name])}")
                 if process.output:
                     self._print(process.output.decode(errors="replace"), sys.stdout)
             if not self._bar.disable and time.monotonic() - drawn > _SECONDS_BETWEEN_DRAWINGS:

@@ -144,15 +144,6 @@ _BYTES_PER_PARAMETER = 18
 _BYTES_PER_LOGIT = 10
 
 
-class Device(NamedTuple):
-    """What a run is estimated for."""
-
-    name: str
-    peak_flops: float
-    utilization: float
-    """Assumed model-FLOPs utilization, a fraction."""
-
-
 class GPUPeaks(NamedTuple):
     """Multiplications and additions a second by NVIDIA's data sheet for the SXM board, without sparsity."""
 
@@ -163,7 +154,6 @@ class GPUPeaks(NamedTuple):
 
 _HOPPER = GPUPeaks(989e12, 67e12)
 GPUS = {"a100": GPUPeaks(312e12, 19.5e12), "h100": _HOPPER, "h200": _HOPPER}
-H100 = Device("H100", peak_flops=GPUS["h100"].bfloat16, utilization=0.40)
 
 
 @dataclass(frozen=True)
@@ -184,12 +174,15 @@ class Estimate:
         return TOKENS_PER_PARAMETER * self.num_parameters
 
 
-def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: int | None = None) -> Estimate:
-    """What the run of `config` needs on one `device`.
+def estimate(
+    config: PretrainConfig,
+    flops_per_second: float = 0.4 * _HOPPER.bfloat16,
+    num_train_tokens: int | None = None,
+) -> Estimate:
+    """What the run of `config` needs on one device, which does so many FLOPs a second: an H100 if not given.
 
     Memory is what the parameters take and, for each token of a micro-batch, what a backward pass keeps:
-    attention fused, nothing checkpointed. Hours are FLOPs over the device's peak times its assumed
-    utilization.
+    attention fused, nothing checkpointed.
 
     Raises:
         InputError: max_duration is not understood, or counts epochs and `num_train_tokens` are not known yet.
@@ -209,8 +202,7 @@ def estimate(config: PretrainConfig, device: Device = H100, num_train_tokens: in
     bytes_of_logits = _BYTES_PER_LOGIT * (config.model.embedding_size or config.model.vocab_size)
     activation_bytes = micro_batch_tokens * (layer_bytes_per_token(config) + bytes_of_logits)
     memory_bytes = _BYTES_PER_PARAMETER * num_parameters + activation_bytes
-    seconds = flops / (device.peak_flops * device.utilization)
-    return Estimate(num_parameters, num_tokens, num_steps, memory_bytes, flops, seconds)
+    return Estimate(num_parameters, num_tokens, num_steps, memory_bytes, flops, flops / flops_per_second)
 
 
 def layer_bytes_per_token(config: PretrainConfig) -> int:

@@ -144,33 +144,16 @@ def test_the_vocabulary_is_the_tokenizers_until_there_is_data(tmp_path: Path) ->
     assert data_facts(text, folder) == TokenizedData.open(folder)
 
 
-def test_a_machine_has_a_peak_a_precision_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_a_machine_has_a_peak_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for of_bfloat16 in (4e8, 2e11):  # emulated, and not
         peaks = {torch.float32: 4e10, torch.bfloat16: of_bfloat16}
-
-        def measure(_: object, dtype: torch.dtype, peaks: dict[torch.dtype, float] = peaks) -> float:
-            asked.append(dtype)
-            return peaks[dtype]
-
-        monkeypatch.setattr(costs_module, "measured_peak_flops", measure)
-        planned = [Machine(0.5).device(name).peak_flops for name in ("auto", "amp_bf16", "fp32")]
-        assert planned == [max(peaks.values()), of_bfloat16, 4e10]
-    machine = Machine(0.5)
-    asked.clear()
-    for name in ("bfloat16", "bfloat16"):
-        machine.device(name)
-    assert asked == [torch.bfloat16]
-    assert str(machine) == "200 GFLOP/s in bfloat16, of which 50% are assumed to be used"
-
-
-def test_a_gpus_data_sheet_tells_a_peak_a_dtype() -> None:
+        monkeypatch.setattr(costs_module, "_measured_peak", peaks.get)
+        planned = [Machine(0.5).flops_per_second(name) for name in ("auto", "amp_bf16", "fp32")]
+        assert planned == [0.5 * peak for peak in (max(peaks.values()), of_bfloat16, 4e10)]
     machine = Machine(utilization=0.4, gpu="h100")
-    assert machine.device("amp_bf16").peak_flops == machine.device("auto").peak_flops == 989e12
-    assert machine.device(None).peak_flops == 67e12
-    assert str(machine).endswith(
-        "67,000 GFLOP/s in float32 by the data sheet of the H100, of which 40% are assumed to be used"
-    )
+    assert machine.flops_per_second("amp_bf16") == machine.flops_per_second("auto") == 0.4 * 989e12
+    assert machine.flops_per_second(None) == 0.4 * 67e12
+    assert str(machine) == "the data sheet of the H100, of which 40% are assumed to be used"
     with pytest.raises(InputError, match="unknown GPU 'h10'; did you mean 'h100'"):
         Machine(0.4, gpu="h10")
     with pytest.raises(InputError, match="--gpu and --peak-flops both say how fast"):

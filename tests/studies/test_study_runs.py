@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.cli import InputError, duration
+from pipeline.cli import InputError
 from pipeline.studies import run as running
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.file import Evaluation

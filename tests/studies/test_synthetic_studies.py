@@ -4,17 +4,15 @@ import subprocess
 from pathlib import Path
 
 import forked_stages
-import numpy as np
 import pytest
 
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.studies.checks import check_settings
 from pipeline.studies.commands import TaskTraining, commands_of
-from pipeline.studies.costs import Machine, cost_of, need_of, token_forwards_of_example
-from pipeline.studies.file import DependencyTest, TaskTest, load_study
+from pipeline.studies.costs import Machine, cost_of, need_of
+from pipeline.studies.file import load_study
 from pipeline.study import main, parser
-from pipeline.synthetic.tasks import draw_batch, task_called
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -113,18 +111,6 @@ def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
     assert cost.flops == pytest.approx(6 * 8 * sum(of_examples) / 10)
     assert cost.seconds == pytest.approx(cost.flops / 0.5e9)
     assert need_of(commands[0].about, checked) == (num_weights, 16 * num_weights)
-
-
-def test_token_forwards_of_an_example_by_hand() -> None:
-    # copy of 4 letters: a prompt of 5 tokens, 4 targets; short context 2, so far contexts of 3 to 6 tokens.
-    batch = draw_batch(task_called("copy"), 4, [None], np.random.default_rng(0))
-    assert batch.token_ids_BS.shape == (1, 9) and batch.num_prompt_tokens == 5
-    assert token_forwards_of_example(batch, TaskTest(sizes=[4])) == 9
-    removals = 8 + (7 + 6 + 5 + 4 + 3 + 2)
-    added = (3 + 4 + 5 + 6) * 2 + 6  # the two beside each far token, which is read alone once
-    test = DependencyTest(sizes=[4], rules=["leave_one_out", "add_one_in", "random"], num_substitutes=2)
-    assert token_forwards_of_example(batch, test) == 9 + added + removals + 2 * (removals + 6)
-    assert token_forwards_of_example(batch, DependencyTest(sizes=[4], rules=["nearest"])) == 9
 
 
 def test_each_run_is_a_job_and_a_test_waits_for_its_models(

@@ -14,7 +14,6 @@ from pipeline.study import main, parser
 from pipeline.training import speed
 from pipeline.training.config import AssumedData, load_config
 from pipeline.training.speed import (
-    Device,
     estimate,
     flops_per_token,
     layer_bytes_per_token,
@@ -88,7 +87,7 @@ def test_an_estimate_by_hand() -> None:
     overrides = ["max_duration=10", "model.max_sequence_length=32", "global_train_batch_tokens=64",
                  "device_train_microbatch_tokens=64", "eval_context_lengths=null"]  # fmt: skip
     tiny = load_config(TINY, [*SHAPE, *overrides], AssumedData(128))
-    run = estimate(tiny, Device("slow", peak_flops=1e6, utilization=0.5))
+    run = estimate(tiny, 0.5e6)
     num_parameters = ROWS + LAYER
     assert (run.num_parameters, run.num_tokens, run.num_steps) == (num_parameters, 640, 10)
     assert run.chinchilla_tokens == 20 * num_parameters
