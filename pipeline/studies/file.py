@@ -16,7 +16,6 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
@@ -30,7 +29,7 @@ from pipeline.synthetic.dependencies import (
     SHORT_CONTEXT_LENGTH,
 )
 from pipeline.synthetic.evaluation import NUM_EXAMPLES
-from pipeline.training.settings import read_yaml
+from pipeline.training.settings import read_overrides, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
@@ -310,8 +309,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             f"{path} is the configuration of one training; a study names it as sizes.<name>.config, and"
             " --dry-run says what it needs"
         )
-    if wrong := [override for override in overrides if "=" not in override]:
-        raise InputError(f"override '{wrong[0]}' has no '='; write it as field=value, such as run=runs/c4")
     study = _read_study(path, overrides)
     if not study.run or study.threads < 1:
         raise InputError(f"{path}: run must name a folder, and threads be at least 1")
@@ -339,18 +336,17 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def _read_study(path: Path, overrides: Sequence[str]) -> Study:
-    """The fields of a file and its overrides, as they are given."""
+    """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
     try:
-        given: Any = OmegaConf.merge(_read(path), OmegaConf.from_dotlist(list(overrides)))
+        given: Any = OmegaConf.merge(_read(path), read_overrides(overrides))
         tests = [f"synthetic.{name}" for name in ("grids", "evaluate_synthetic", "found_dependencies")]
         for place in ("further_evaluations", *tests):
             named = OmegaConf.select(given, place)
             for name in list(named) if isinstance(named, DictConfig) else ():
                 if named[name] is None:
                     del named[name]
-        further = given.get("further_evaluations")
-        for name in list(further) if isinstance(further, DictConfig) else ():
-            further[name] = OmegaConf.merge(given.get("evaluation") or {}, further[name])
+                elif place == "further_evaluations":
+                    named[name] = OmegaConf.merge(given.get("evaluation") or {}, named[name])
         kind = SyntheticStudy if "synthetic" in given else TextStudy
         study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
     except (ConfigKeyError, ConfigAttributeError) as error:
@@ -362,7 +358,7 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
         raise unknown_name(f"field of {path}", error.full_key, known) from error
     except OmegaConfBaseException as error:
         raise InputError(f"{path}: {_sentence(error)}") from error
-    except (YAMLError, TypeError, ValueError, AttributeError, RecursionError) as error:  # by what is merged
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:  # by what is merged
         raise InputError(f"{path} and the overrides given: {error}") from error
     assert isinstance(study, Study)
     return study
@@ -395,12 +391,11 @@ def _refuse_names(study: TextStudy) -> None:
         if not getattr(study, kind) and kind != "further_evaluations":
             raise InputError(f"{kind} names none; a study has at least one")
         for name in getattr(study, kind):
-            if not _NAME.fullmatch(str(name)):
+            is_taken = kind == "further_evaluations" and name in _FOLDERS_OF_A_RUN
+            if is_taken or not _NAME.fullmatch(str(name)):
                 raise InputError(
-                    f"{kind} has the name '{name}', which becomes a folder's: choose letters and digits"
+                    f"{kind} has the name '{name}', which becomes a folder's: choose other letters and digits"
                 )
-    for name in set(_FOLDERS_OF_A_RUN).intersection(study.further_evaluations):
-        raise InputError(f"an evaluation cannot be named {name}: the study has a folder {name} itself")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
