@@ -66,7 +66,7 @@ def test_the_plan_is_a_script_with_estimates_and_says_last_that_its_text_is_miss
     assert [line.split(":")[0] for line in lines[:4:2]] == ["# tokenize_c4", "# tiny-short-seed0"]
     assert lines[2].startswith("# tiny-short-seed0: 0.4 M parameters, 0.1 GB, trains on 0.0 M tokens, ")
     assert all(line.startswith(f"python {ROOT}/") for line in lines[1::2])
-    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.05 M token")
+    assert lines[-1].startswith("# in all, of what has not finished: trains on 0.0 M tokens, 0.06 M token")
     assert lines[-1].endswith("at 1 GFLOP/s, as given, of which 40% are assumed to be used")
     assert not (path.parent / "run").exists()
     (path.parent / "train.jsonl").unlink()
