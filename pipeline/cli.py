@@ -39,7 +39,6 @@ PROGRAMS = (
     "analysis.explorer",
     "analysis.measures",
     "analysis.methods",
-    "analysis.planted_lengths",
     "analysis.outcomes",
     "pipeline.explain",
     "pipeline.query",

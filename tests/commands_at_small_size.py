@@ -32,7 +32,7 @@ OF_A_SHELL = (
 )  # fmt: skip
 """How the commands begin that a shell runs here as they stand."""
 AT_LENGTH = (
-    "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/", "runs/planted_lengths",
+    "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/",
     "runs/own", "runs/synthetic_parity",
 )  # fmt: skip
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
@@ -132,9 +132,6 @@ STUDIES = {
         "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
         "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
         "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
-    ],
-    "planted_lengths": [
-        *_OF_SIGNS, *_overrides("tiny", further=["answer_loss_weight=1"]), "evaluation.max_documents=4",
     ],
     "measures": [
         *_OF_SIGNS, *_overrides("tiny"), *_FEW,

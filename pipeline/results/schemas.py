@@ -280,15 +280,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                " that chose, needs for an interval of excess as narrow"),
         column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
     ]),
-    "planted_lengths": pa.schema([
-        column("model", pa.string(), "the model's name"),
-        column("num_planted", pa.int32(), "planted tokens that decide the answer"),
-        column("test_length", pa.int32(), "tokens of the document; the shortest is the trained length"),
-        column("num_targets", pa.int32(), "answers"),
-        column("num_documents", pa.int32(), "documents they are from, one a text"),
-        *with_interval("loss", "mean loss of the answer in the whole document, nats"),
-        *with_interval("right_share", "share of answers given more than half of the probability"),
-    ]),
     "outcomes": pa.schema([
         column("outcome", pa.string(), "'gap', L_short - L_long under the long context, nats; 'share of the"
                " stake', the same as a share of the judges' D(0); 'harm of length', of length_harm, nats"),
