@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.gap.gaps import BEYOND_NULL, sparsity_measures
 from analysis.gap.scale import compared_models
 from analysis.gap.slopes import gap_targets, slope_with_gain
-from analysis.gap.sparsity import BEYOND_NULL, sparsity_measures
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (

@@ -95,7 +95,7 @@ def test_the_notebook_runs(results: Path, tmp_path: Path) -> None:
     words = ["--results", results, "--figures", tmp_path, "--notebooks", "sparse_functional_attention"]
     done = forked_stages.run("analysis/run_notebooks.py", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "sparse_functional_attention-k2.png").exists()
+    assert (tmp_path / "sparse_functional_attention.png").exists()
 
 
 def test_an_error_that_is_no_number_is_refused() -> None:

@@ -17,8 +17,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from analysis.gap.gaps import generalization_gaps, shares_of_gaining_targets
-from analysis.gap.sparsity import read_sparsity_measures
+from analysis.gap.gaps import generalization_gaps, read_sparsity_measures, shares_of_gaining_targets
 from analysis.losses.token_worth import CRITERIA, effects_of_targets, token_effects
 from analysis.read import (
     TARGET,

@@ -5,17 +5,14 @@ be easy ones, so each slope stands beside those with controls: how frequent the 
 the chunk it stands, and its loss under the short context; and, as who gains much from the long context has
 much to lose, what it gains.
 
-Targets of one document are not independent. One estimate leaves the coefficients of least squares and makes
-their standard errors robust to that (documents are clusters); another gives every document an intercept of
-its own, drawn from a normal distribution (a random effect), and weighs the targets accordingly. Beside them
-stands a permutation test: how often sparsity shuffled at random goes with the gap as closely as it does.
+Targets of one document are not independent: standard errors are robust to that (documents are clusters).
+Beside them stands a permutation test: how often sparsity shuffled at random goes with the gap as closely as
+it does.
 
 Shapes: T targets, B permutations of a block, C controls, P parameters (intercept, sparsity, controls).
 """
 
-import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +22,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import drawing
-from analysis.gap.gaps import NO_GAIN, generalization_gaps
-from analysis.gap.sparsity import (
+from analysis.gap.gaps import (
     AMONG_REACHED,
     CODINGS,
+    NO_GAIN,
     coded_sparsity,
+    generalization_gaps,
     measure_text,
     measures_in_order,
 )
@@ -94,18 +92,6 @@ FEWEST_DOCUMENTS = 10
 _SPARSITY = 1  # its place among the parameters
 
 
-@dataclass(frozen=True)
-class RandomEffects:
-    """A regression in which every document has an intercept of its own."""
-
-    slope: Interval
-    """Of the gap on sparsity, nats a unit of sparsity; 95 %."""
-    document_variance: float
-    """Between the intercepts of documents, nats squared."""
-    residual_variance: float
-    """Within documents, nats squared."""
-
-
 def cluster_robust_slope(
     gaps_T: np.ndarray, sparsity_T: np.ndarray, controls_TC: np.ndarray, documents_T: np.ndarray
 ) -> Interval:
@@ -121,7 +107,7 @@ def cluster_robust_slope(
         controls. The interval is Student's with as many degrees of freedom as documents less one, the
         covariance Liang and Zeger's (1986) with the correction G / (G - 1) · (T - 1) / (T - P).
     """
-    # Imported late, here and below: statsmodels takes seconds, and few who read figures fit a regression.
+    # Imported late: statsmodels takes seconds, and few who read figures fit a regression.
     from statsmodels.regression.linear_model import OLS
 
     design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
@@ -130,33 +116,6 @@ def cluster_robust_slope(
     fit = OLS(gaps_T, design_TP).fit(cov_type="cluster", cov_kwds={"groups": clusters_T}, use_t=True)
     low, high = fit.conf_int()[_SPARSITY]
     return Interval(float(fit.params[_SPARSITY]), float(low), float(high))
-
-
-def random_effects_slope(
-    gaps_T: np.ndarray, sparsity_T: np.ndarray, controls_TC: np.ndarray, documents_T: np.ndarray
-) -> RandomEffects:
-    """Slope of the gap on sparsity where every document has a random intercept, by restricted likelihood.
-
-    NaN where `cluster_robust_slope` is, and where the likelihood's maximum was not found. A document variance
-    of 0 is a result: the documents differ no more than their targets do.
-    """
-    from statsmodels.regression.mixed_linear_model import MixedLM
-    from statsmodels.tools.sm_exceptions import ConvergenceWarning
-
-    design_TP, clusters_T = _design(sparsity_T, controls_TC), _codes(documents_T)
-    if not _is_estimable(design_TP, clusters_T):
-        return RandomEffects(NO_INTERVAL, np.nan, np.nan)
-    with warnings.catch_warnings():
-        # A variance at its bound, 0, is no failure; whether the maximum was found is asked below.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.filterwarnings("ignore", message="Random effects covariance is singular")
-        # Powell's method takes no gradient: statsmodels' own fails where a variance is at its bound.
-        fit = MixedLM(gaps_T, design_TP, groups=clusters_T).fit(reml=True, method=["powell"])
-    low, high = fit.conf_int()[_SPARSITY]
-    if not (fit.converged and np.isfinite(low)):
-        return RandomEffects(NO_INTERVAL, np.nan, np.nan)
-    slope = Interval(float(fit.params[_SPARSITY]), float(low), float(high))
-    return RandomEffects(slope, float(fit.cov_re[0, 0]), float(fit.scale))
 
 
 def _design(sparsity_T: np.ndarray, controls_TC: np.ndarray) -> np.ndarray:
@@ -180,7 +139,6 @@ def _codes(labels_T: np.ndarray) -> np.ndarray:
 FREQUENCY, POSITION, DIFFICULTY = "log_token_count", "num_long_context_tokens", "short_context_loss"
 NO_CONTROLS, SURFACE, ALL_CONTROLS = "no controls", "frequency, position", "frequency, position, short loss"
 WITH_GAIN = "the same, gain"
-RANDOM_EFFECTS = "the same without gain, document effects"
 GAIN = "loss_difference"
 CALIBRATION = "calibration_slope"
 ADJUSTMENTS = {
@@ -189,7 +147,7 @@ ADJUSTMENTS = {
     ALL_CONTROLS: (FREQUENCY, POSITION, DIFFICULTY),
     WITH_GAIN: (FREQUENCY, POSITION, DIFFICULTY, GAIN),
 }
-"""Name -> the columns held constant. `RANDOM_EFFECTS`: as `ALL_CONTROLS`, and an intercept a document."""
+"""Name -> the columns held constant."""
 NUM_DIFFICULTY_STRATA = 3
 """Equal parts by L_short within which, and within a document, k* is permuted."""
 
@@ -258,7 +216,7 @@ def few_and_many(targets: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         targets: of `gap_targets`.
-        measured: of `gap.sparsity.sparsity_measures`, one measure.
+        measured: of `gap.gaps.sparsity_measures`, one measure.
 
     Returns:
         A row a model: model, num_few and num_many (targets that have a k*, and that need more), then with
@@ -286,13 +244,12 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
 
     Args:
         targets: of `gap_targets`.
-        measured: of `gap.sparsity.sparsity_measures`, from another long-trained model than the gap.
+        measured: of `gap.gaps.sparsity_measures`, from another long-trained model than the gap.
         largest_k: the largest studied k.
 
     Returns:
-        model, measure, coding, adjustment (of `ADJUSTMENTS`, cluster-robust; then `RANDOM_EFFECTS`),
-        num_targets, num_documents, slope with its interval (nats a doubling; NaN where it cannot be
-        estimated), document_variance (nats squared, of `RANDOM_EFFECTS` only).
+        model, measure, coding, adjustment (of `ADJUSTMENTS`), num_targets, num_documents, slope with its
+        interval (nats a doubling; NaN where it cannot be estimated).
     """
     rows = []
     for labels, chosen in _regressions(targets, measured, largest_k):
@@ -300,9 +257,6 @@ def gap_slopes(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) ->
         for adjustment, names in ADJUSTMENTS.items():
             slope = cluster_robust_slope(*_variables(chosen, names))
             rows.append({**labels, "adjustment": adjustment, **interval_columns("slope", slope)})
-        found = random_effects_slope(*_variables(chosen, ADJUSTMENTS[ALL_CONTROLS]))
-        columns = {**interval_columns("slope", found.slope), "document_variance": found.document_variance}
-        rows.append({**labels, "adjustment": RANDOM_EFFECTS, **columns})
     return pd.DataFrame(rows)
 
 

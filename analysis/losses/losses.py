@@ -1,11 +1,19 @@
-"""Mean losses of models under the short, the long and every studied context, in nats; loss against length."""
+"""Mean losses of models under the short, the long and every studied context, in nats; calibration.
+
+A divergence KL(p(.|long) || p(.|less)) is the gain that the long context would have over less of it if the
+next token were drawn from the model's own prediction; it does not see that token. Over targets expected to
+gain so much the mean actual gain is as large if the model is calibrated: actual gains rise with expected
+ones by slope 1. Where they do not, divergences are no nats of loss, whatever else they say.
+"""
 
 from collections.abc import Hashable, Iterable, Mapping
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
+from analysis.gap.slopes import cluster_robust_slope
 from analysis.read import (
     NO_INTERVAL,
     interval_columns,
@@ -40,22 +48,62 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
     return summarized(loss_differences, ["model"], numbers)
 
 
+EXPECTED_AND_ACTUAL = {
+    "short_context_divergence": "loss_difference",
+    "foreign_context_divergence": "specific_gain",
+}
+"""Expected gain -> actual gain, columns of loss_differences: over the short context alone, and over the short
+context with another document's far context."""
+
+
+def measured_expectations(loss_differences: pd.DataFrame) -> list[str]:
+    """The expected gains that results have, of those in `EXPECTED_AND_ACTUAL`; earlier results have none."""
+    present = loss_differences.columns[loss_differences.notna().any()]
+    return [name for name, actual in EXPECTED_AND_ACTUAL.items() if {name, actual} <= set(present)]
+
+
+def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
+    """How actual gains follow expected ones: a row a model and expected gain that results have.
+
+    Returns:
+        model, expected (the column's name), num_targets, num_documents, then with intervals expected_gain
+        and actual_gain (means, nats), ratio (actual / expected, of sums) and slope (of actual on expected by
+        least squares, robust to dependence within documents; NaN for fewer than ten). Both are 1 where the
+        model is calibrated; the few targets of large expected gain decide the slope.
+    """
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, float]:
+        expected, actual, documents = (
+            targets[name] for name in ("expected_gain", "actual_gain", "document_id")
+        )
+        slope = cluster_robust_slope(
+            actual.to_numpy(), expected.to_numpy(), np.empty((len(targets), 0)), documents.to_numpy()
+        )
+        return {
+            **mean_columns(targets, "expected_gain", "actual_gain"),
+            **interval_columns("ratio", interval_over_documents(documents, actual, expected)),
+            **interval_columns("slope", slope),
+        }
+
+    tables = [
+        summarized(_gains(loss_differences, expected), ["model", "expected"], numbers)
+        for expected in measured_expectations(loss_differences)
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _gains(loss_differences: pd.DataFrame, expected: str) -> pd.DataFrame:
+    columns = {expected: "expected_gain", EXPECTED_AND_ACTUAL[expected]: "actual_gain"}
+    targets = loss_differences.dropna(subset=list(columns)).rename(columns=columns)
+    return targets.astype(dict.fromkeys(columns.values(), "float64")).assign(expected=expected)
+
+
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
     """Mean loss at each context length: a row a model and length.
 
-    The change from the model's own loss at the shortest length is paired by chunk: documents differ
-    far more from each other in loss than lengths do, and that difference cancels there.
-
-    Returns:
-        model, context_length (tokens), num_targets, num_documents, then with intervals loss and
-        loss_change (loss - loss at the shortest length; negative = the added context helps), nats.
+    Columns model, context_length (tokens), num_targets, num_documents, loss with its interval (nats).
     """
-    shortest = length_losses[length_losses["context_length"] == length_losses["context_length"].min()]
-    keys, what = ["model", *_CHUNK], "chunks at the shortest length"
-    shortest = shortest[[*keys, "mean_loss"]]
-    paired = joined_on_common(length_losses, shortest, keys, what, ("", "_shortest"))
-    paired["loss_change"] = paired["mean_loss"] - paired["mean_loss_shortest"]
-    return _weighed_means(paired, {"loss": "mean_loss", "loss_change": "loss_change"})
+    return _weighed_means(length_losses, "loss", "mean_loss")
 
 
 def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortest: int) -> pd.DataFrame:
@@ -74,19 +122,16 @@ def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortes
     what = f"chunks that {reference} was measured on at {shortest} tokens"
     paired = joined_on_common(longer, of_reference, _CHUNK, what, ("", "_reference"))
     paired["difference"] = paired["mean_loss"] - paired["mean_loss_reference"]
-    return _weighed_means(paired, {"difference": "difference"})
+    return _weighed_means(paired, "difference", "difference")
 
 
-def _weighed_means(chunks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row a model and context length: means of columns, weighed by a chunk's targets, as `names` are."""
+def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame:
+    """A row a model and context length: the mean of a column, weighed by a chunk's targets, called `name`."""
 
     def numbers(chunks: pd.DataFrame) -> dict[Hashable, float]:
-        documents, weights = chunks["document_id"], chunks["num_targets"]
-        columns: dict[Hashable, float] = {"num_targets": int(weights.sum())}
-        for name, column in names.items():
-            interval = interval_over_documents(documents, chunks[column] * weights, weights)
-            columns |= interval_columns(name, interval)
-        return columns
+        weights = chunks["num_targets"]
+        mean = interval_over_documents(chunks["document_id"], chunks[column] * weights, weights)
+        return {"num_targets": int(weights.sum()), **interval_columns(name, mean)}
 
     return summarized(chunks, ["model", "context_length"], numbers)
 

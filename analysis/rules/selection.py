@@ -14,7 +14,6 @@ from analysis import drawing
 from analysis.losses.token_worth import effects_of_targets, token_effects
 from analysis.read import (
     TARGET,
-    interval_of,
     joined_on_common,
     mean_columns,
     needs_null,
@@ -103,33 +102,6 @@ def differences_between_rules(
         paired[f"{name}_difference"] = paired[name] - paired[f"{name}_of_reference"]
     names = "recovered_difference", "excess_difference"
     return summarized(paired, ["model", "rule", "k"], lambda targets: mean_columns(targets, *names))
-
-
-def markdown_table(table: pd.DataFrame) -> str:
-    """The table for a page: a row a rule, recovered nats (the null's) at each k, what it means, and the cost.
-
-    The column before the cost is at the largest k: the excess over the null of rules that fit the answer or
-    the prediction, and the own recovery of others, since another document's tokens hurt and would flatter
-    them.
-
-    Args:
-        table: `rules_table`, one model.
-    """
-    ks = sorted(table["k"].unique())
-    header = ["rule", *(f"k = {k}" for k in ks), f"k = {ks[-1]}, beyond the null", "token-forwards a target"]
-    lines = [header]
-    for rule, rows in table.groupby("rule", sort=False):
-        of_k = {row["k"]: row for row in rows.to_dict("records")}
-        sizes = [f"{of_k[k]['recovered_loss']:.3f} ({of_k[k]['null_recovered_loss']:.3f})" for k in ks]
-        last = of_k[ks[-1]]
-        own, excess = interval_of(last, "recovered_loss"), interval_of(last, "excess_loss")
-        effect = str(excess) if needs_null(str(rule)) else f"own: {own}"
-        cost = f"{last['token_forwards_per_target']:,.0f}"
-        if last["backward_tokens_per_target"]:
-            cost += f", and {last['backward_tokens_per_target']:,.0f} backward"
-        lines.append([f"`{rule}`" + ("" if last["sees_answer"] else " (blind)"), *sizes, effect, cost])
-    head, *body = (f"| {' | '.join(line)} |" for line in lines)
-    return "\n".join([head, "|---" * len(header) + "|", *body])
 
 
 _ROW_HEIGHT = 0.32  # inches

@@ -121,9 +121,8 @@ CASES = {
     "halves_trained_keys": ("far apart\nand uncoupled", drawing.POSITION_STYLES["contiguous"]),
 }
 """Where the deciding tokens stand, in words: the two cases of the theorems, and one that they leave out."""
-_TITLE = "Do answers hold beyond the training length where the theorems ask for it, and elsewhere?"
 _GUESSED = 0.5  # of labels -1 and 1
-_HEIGHT, _HEIGHT_OF_ROW = 2.8, 2.1  # inches
+_HEIGHT_OF_ROW = 2.1  # inches
 
 
 def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, drawing.Style]]:
@@ -137,49 +136,29 @@ def drawn_cases(by_length: pd.DataFrame) -> dict[str, tuple[str, drawing.Style]]
     return named or others
 
 
-def bound_scaling_figure(by_length: pd.DataFrame, seeds: str, num_sequences: int) -> Figure:
-    """Two panels: wrong answers, and the squared error beside the bound, against the test length."""
-    figure, (rate_ax, error_ax) = drawing.panels(2, _HEIGHT)
-    rate_ends, error_ends = _draw(by_length, rate_ax, error_ax)
-    rate_ax.set_ylabel("wrong answers (share)")
-    error_ax.set_ylabel("squared error (1: always saying 0)")
-    drawing.label_line_ends(rate_ax, rate_ends)
-    drawing.label_line_ends(error_ax, error_ends)
-    sample = f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length"
-    told = "lines: medians; bands: range of seeds; grey: trained"
-    drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
-    return figure
-
-
-def by_sparsity_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
+def bounds_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequences: int) -> Figure:
     """A column a k: above wrong answers, below the squared error and the bound, against the test length."""
     figure, axes = drawing.panels(len(by_length_of), 2 * _HEIGHT_OF_ROW, num_rows=2)
-    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.reshape(2, -1).T, strict=True):
-        rate_ends, error_ends = _draw(by_length, rate_ax, error_ax)
-        rate_ax.set(title=f"k = {k}", xlabel="")
     axes = axes.reshape(2, -1)
+    for (k, by_length), (rate_ax, error_ax) in zip(by_length_of.items(), axes.T, strict=True):
+        rate_ends = against_length(by_length, "error_rate", rate_ax)
+        rate_ax.set_ylim(-0.02, 0.62)
+        drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
+        error_ends = against_length(by_length, "squared_error", error_ax)
+        error_ends += bound_against_length(by_length, error_ax)
+        error_ax.set_yscale("log")
+        rate_ax.set(title=f"k = {k}", xlabel="")
     axes[0, 0].set_ylabel("wrong answers (share)")
     axes[1, 0].set_ylabel("squared error")
     drawing.share_scale(axes[1])
     drawing.label_line_ends(axes[0, -1], rate_ends)
     drawing.label_line_ends(axes[1, -1], error_ends)
-    sample = f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length"
-    told = "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1"
-    drawing.put_title(figure, _TITLE, "Sparse functional attention", sample, told)
+    drawing.put_title(
+        figure, "Do answers hold beyond the training length where the theorems ask for it, and elsewhere?",
+        "Sparse functional attention", f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} a length",
+        "lines: medians; bands: range of seeds; grey: trained; saying 0 has error 1",
+    )  # fmt: skip
     return figure
-
-
-def _draw(
-    by_length: pd.DataFrame, rate_ax: Axes, error_ax: Axes
-) -> tuple[list[drawing.LineEnd], list[drawing.LineEnd]]:
-    """Wrong answers, and the squared error beside the bound; what their lines are called."""
-    rate_ends = against_length(by_length, "error_rate", rate_ax)
-    rate_ax.set_ylim(-0.02, 0.62)
-    drawing.name_level(rate_ax, _GUESSED, "guessing", side="left")
-    error_ends = against_length(by_length, "squared_error", error_ax)
-    error_ends += bound_against_length(by_length, error_ax)
-    error_ax.set_yscale("log")
-    return rate_ends, error_ends
 
 
 def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[drawing.LineEnd]:

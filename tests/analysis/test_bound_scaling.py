@@ -58,27 +58,17 @@ def lengths_of(error_rates: dict[str, float]) -> pd.DataFrame:
 THREE_CASES = {"local": 0.0, "halves_coupled": 0.0, "halves_trained_keys": 0.5}
 
 
-def test_the_figure_draws_the_table() -> None:
-    by_length = lengths_of(THREE_CASES)
-    figure = theory_bounds.bound_scaling_figure(by_length, "3 seeds", 500)
-    rate_ax, error_ax = figure.axes
-    drawn = by_length[by_length["model"] == "local-k2"]
-    assert list(error_ax.lines[0].get_ydata()) == drawn["squared_error"].tolist()
-    bound = error_ax.lines[3]
-    assert list(bound.get_xdata()) == [8, 16, 64]
-    assert list(bound.get_ydata()) == drawn["improved_bound"].tolist()[2:]
-    assert [max(line.get_ydata()) for line in rate_ax.lines[:3]] == [0, 0, 0.5]
-    assert_legible(figure)
-
-
 def test_the_figure_of_every_k_draws_the_tables() -> None:
     kept_at_1 = dict.fromkeys(THREE_CASES, 0.0)
     by_length_of = {1: lengths_of(kept_at_1), 2: lengths_of(THREE_CASES), 3: lengths_of(THREE_CASES)}
-    figure = theory_bounds.by_sparsity_figure(by_length_of, "3 to 6 seeds", 500)
+    figure = theory_bounds.bounds_figure(by_length_of, "3 to 6 seeds", 500)
     assert [ax.get_title() for ax in figure.axes[:3]] == ["k = 1", "k = 2", "k = 3"]
     uncoupled = [max(ax.lines[2].get_ydata()) for ax in figure.axes[:3]]
     assert uncoupled == [0, 0.5, 0.5]
-    drawn = by_length_of[2].query("model == 'local-k2'")["squared_error"].tolist()
-    assert list(figure.axes[4].lines[0].get_ydata()) == drawn
+    drawn = by_length_of[2].query("model == 'local-k2'")
+    assert list(figure.axes[4].lines[0].get_ydata()) == drawn["squared_error"].tolist()
+    bound = figure.axes[4].lines[3]
+    assert list(bound.get_xdata()) == [8, 16, 64]
+    assert list(bound.get_ydata()) == drawn["improved_bound"].tolist()[2:]
     assert len({ax.get_ylim() for ax in figure.axes[3:]}) == 1
     assert_legible(figure)

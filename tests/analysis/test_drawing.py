@@ -18,7 +18,7 @@ from synthetic_results import KS, SHORT_MODELS
 from analysis import drawing
 from analysis.drawing import FEWEST_TARGETS, ModelLabel, Style, model_labels
 from analysis.gap import gaps, slopes
-from analysis.gap.sparsity import read_sparsity_measures, sparsity_figure
+from analysis.gap.gaps import read_sparsity_measures, sparsity_figure
 from analysis.losses import losses, token_worth
 from analysis.read import read_sparse_losses
 from analysis.rules import selection

@@ -11,7 +11,6 @@ from analysis.gap.slopes import (
     FEWEST_DOCUMENTS,
     cluster_robust_slope,
     permutation_p_value,
-    random_effects_slope,
 )
 
 SLOPE, DOCUMENT_DEVIATION, RESIDUAL_DEVIATION = 0.3, 0.8, 1.0
@@ -88,32 +87,6 @@ def test_the_interval_covers_the_planted_slope_where_the_naive_one_does_not() ->
     assert naively_covered / num_studies < 0.90
 
 
-def test_random_effects_of_a_balanced_design_are_those_of_the_analysis_of_variance() -> None:
-    # Every document has the same sparsities: the slope is least squares', the variances the mean squares'.
-    generator = np.random.default_rng(3)
-    labels, sparsity = np.repeat(np.arange(40), 6), np.tile(np.arange(6.0), 40)
-    gaps = 0.2 * sparsity + generator.normal(size=40)[labels] + generator.normal(size=240)
-    found = random_effects_slope(gaps, sparsity, np.empty((240, 0)), labels)
-    slope = scipy.stats.linregress(sparsity, gaps).slope
-    table = (gaps - slope * sparsity).reshape(40, 6)
-    within = ((table - table.mean(axis=1, keepdims=True)) ** 2).sum() / (40 * 5 - 1)
-    between = 6 * table.mean(axis=1).var(ddof=1)
-    assert found.slope.estimate == pytest.approx(slope, rel=1e-6)
-    assert found.residual_variance == pytest.approx(within, rel=1e-4)
-    assert found.document_variance == pytest.approx((between - within) / 6, rel=1e-3)
-    error = np.sqrt(within / (40 * ((np.arange(6) - 2.5) ** 2).sum()))
-    assert found.slope.high - found.slope.low == pytest.approx(2 * 1.959964 * error, rel=1e-4)
-
-
-def test_random_effects_recover_the_planted_variances_and_slope() -> None:
-    found = random_effects_slope(*Documents.simulate(seed=2, num_documents=600).arguments)
-    error = (found.slope.high - found.slope.low) / (2 * 1.959964)
-    assert found.slope.estimate == pytest.approx(SLOPE, abs=4 * error)
-    assert error < 0.02
-    assert found.document_variance == pytest.approx(DOCUMENT_DEVIATION**2, rel=0.1)
-    assert found.residual_variance == pytest.approx(RESIDUAL_DEVIATION**2, rel=0.1)
-
-
 def test_what_cannot_be_estimated_is_not_a_number() -> None:
     documents = Documents.simulate(seed=0, num_documents=FEWEST_DOCUMENTS)
     assert np.isfinite(cluster_robust_slope(*documents.arguments).low)
@@ -122,7 +95,6 @@ def test_what_cannot_be_estimated_is_not_a_number() -> None:
     none = tuple(values[:0] for values in documents.arguments)
     for arguments in (few, same_as_control, none):
         assert np.isnan(cluster_robust_slope(*arguments).estimate)
-        assert np.isnan(random_effects_slope(*arguments).slope.estimate)
 
 
 def exact_p_value(gaps: np.ndarray, sparsity: np.ndarray, strata: np.ndarray) -> float:

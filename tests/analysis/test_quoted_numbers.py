@@ -29,9 +29,9 @@ from quoted import (
 )
 from shown_commands import commands_of
 
+from analysis.gap.gaps import ALL_TARGETS, read_sparsity_measures
 from analysis.gap.scale import compared_models, sparsity_by_scale
 from analysis.gap.slopes import WITH_GAIN, gap_slopes, gap_targets
-from analysis.gap.sparsity import ALL_TARGETS, read_sparsity_measures
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import loss_curves, token_effects
 from analysis.read import interval_columns, interval_over_documents, read_sparse_losses

@@ -33,11 +33,10 @@ from quoted import (
 )
 from shown_commands import commands_of
 
-from analysis.gap.gaps import expected_gaps, shares_of_gaining_targets
+from analysis.gap.gaps import JUDGED as JUDGED_BY_ANOTHER
+from analysis.gap.gaps import expected_gaps, read_sparsity_measures, shares_of_gaining_targets
 from analysis.gap.scale import carried_by_scale, changes_with_scale, compared_models, gaps_by_scale
 from analysis.gap.slopes import CALIBRATION, few_and_many, gap_targets, mean_gaps
-from analysis.gap.sparsity import JUDGED as JUDGED_BY_ANOTHER
-from analysis.gap.sparsity import read_sparsity_measures
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import loss_curves, token_effects
 from analysis.read import TARGET, of_targets, read_sparse_losses

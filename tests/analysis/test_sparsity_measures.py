@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from synthetic_results import CENSORED_K, KS, NO_GAIN_K, Truth
 
-from analysis.gap import sparsity as measures
+from analysis.gap import gaps as measures
 from analysis.read import TARGET
 
 SETTINGS = {"recovery_fraction": 0.9, "minimum_gain": 0.1}
