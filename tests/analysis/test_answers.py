@@ -7,7 +7,7 @@ import forked_stages
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_results import LONG_MODELS, Truth, write_results
+from synthetic_results import Truth
 from written_results import write_rows
 
 from analysis import answers
@@ -102,17 +102,6 @@ def test_short_models_and_a_rule_that_sees_the_answer(
         assert sentence.startswith(
             f"{model}: with every doubling of k* and the same gain the loss changes by"
         )
-
-
-def test_what_is_missing_for_the_last_answer_is_said(results: Path, tmp_path: Path) -> None:
-    assert "the results do not say how the models were trained" in list(answers.answers(results))[-1]
-    for models, sentence in (
-        (["short-pose", LONG_MODELS[0]], "a second long-trained seed is needed"),
-        (LONG_MODELS, "it needs models trained at a short context"),
-    ):
-        folder = tmp_path / models[0]
-        write_results(folder, models=models, scale=(1000, 50), num_documents=4)
-        assert sentence in list(answers.answers(folder))[-1]
 
 
 def cells(text: str, model: str, k: str) -> list[str]:

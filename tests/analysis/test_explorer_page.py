@@ -3,8 +3,6 @@
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
-import csv
-import io
 import shutil
 import sys
 from collections.abc import Iterator
@@ -100,11 +98,6 @@ def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
 def view(page: "sync_api.Page") -> dict[str, str]:
     """What the address says."""
     return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
-
-
-def numbers_of(page: "sync_api.Page") -> dict[str, str]:
-    names, values = (page.locator(f"#numbers {tag}").all_inner_texts() for tag in ("dt", "dd"))
-    return dict(zip(names, values, strict=True))
 
 
 def open_document(page: "sync_api.Page", start: str) -> str:
@@ -220,27 +213,6 @@ def test_a_link_opens_the_same_view(
         assert [again.locator(part).inner_text() for part in told] == shown and again.url == page.url
 
 
-def test_in_a_background_the_curve_starts_at_its_loss(page: "sync_api.Page", explorable: Path) -> None:
-    said = view(page)
-    where = {"model": MODELS[0], "document_id": said["document"], "target_position": int(said["position"])}
-    rows = read(explorable, "sparse_context_losses", **where, rule=RULES[0], far_context="own")
-    losses = rows.sort_values("k")
-    numbers = numbers_of(page)
-    background = losses["background_loss"].iloc[0]
-    assert float(numbers["Loss, foreign far context"]) == pytest.approx(background, abs=6e-4)
-    label = page.locator("#chart").get_attribute("aria-label")
-    assert label.startswith(f"In nats. Foreign far context: {background:.2f}"[:-1])
-    points = page.locator("#chart polyline.own").get_attribute("points").split()
-    heights = [float(point.split(",")[1]) for point in points]
-    values = [background, *losses["sparse_context_loss"], losses["long_context_loss"].iloc[0]]
-    # A lower loss stands further down: the heights are a falling line of the losses.
-    low, high = values.index(min(values)), values.index(max(values))
-    scale = (heights[high] - heights[low]) / (values[high] - values[low])
-    assert heights == pytest.approx(
-        [heights[low] + scale * (value - values[low]) for value in values], abs=0.2
-    )
-
-
 def test_another_rule_stands_beside(page: "sync_api.Page", explorable: Path) -> None:
     page.get_by_role("slider").press("End")
     page.get_by_role("combobox", name="Beside it").select_option(label=f"{MODELS[1]}: {RULES[1]}")
@@ -291,39 +263,6 @@ def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page",
     assert view(page)["document"] == row["document_id"]
     assert view(page)["position"] == str(row["target_position"])
     assert page.locator("#targets [aria-current=true]").count() == 1
-
-
-def test_the_target_as_csv(page: "sync_api.Page", explorable: Path) -> None:
-    open_document(page, "=naïve")
-    said = view(page)
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="Target as CSV").click()
-    content = Path(waiting.value.path()).read_text(encoding="utf-8")
-    rows = pd.DataFrame(csv.DictReader(io.StringIO(content)))
-    where = {"document_id": said["document"], "target_position": int(said["position"])}
-    keys = ["model", "rule", "far_context", "rank"]
-    expected = read(explorable, "influential_tokens", **where).sort_values(keys)
-    shown = rows.astype({"rank": int}).sort_values(keys)
-    assert shown[keys].to_numpy().tolist() == expected[keys].to_numpy().tolist()
-    assert shown["distance"].astype(int).tolist() == expected["distance"].tolist()
-    assert not shown["token"].str.match(r"[=+\-@]").any()
-
-
-def test_a_screen_reader_finds_everything_by_name(page: "sync_api.Page") -> None:
-    page.get_by_role("radio", name="null: another document's").check()
-    for selector in ("button", "input", "select", "svg[role=img]", "[role=tabpanel]", "[role=tab]"):
-        for found in page.locator(selector).all():
-            name = found.evaluate(
-                "e => e.ariaLabel || e.labels?.[0]?.textContent || e.textContent"
-                " || document.getElementById(e.getAttribute('aria-labelledby'))?.textContent"
-            )
-            assert name and name.strip(), found.evaluate("e => e.outerHTML")
-    ids = page.locator("[id]").evaluate_all("elements => elements.map(element => element.id)")
-    assert len(ids) == len(set(ids))
-    page.get_by_role("tab", name="Documents").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.get_by_role("tab", name="All targets").get_attribute("aria-selected") == "true"
-    assert page.get_by_role("tabpanel", name="All targets").is_visible()
 
 
 @pytest.fixture(scope="module")
@@ -386,11 +325,3 @@ def test_the_page_of_a_text_shows_what_the_frame_says(
     shown = explained_page.frame_locator("iframe")
     shown.locator("#text .target").last.dispatch_event("click")
     assert f"{frame['short_context_loss'].iloc[-1]:.3f}"[:-1] in shown.locator("#numbers").inner_text()
-
-
-def test_a_rule_without_a_null_offers_none(explained_page: "sync_api.Page") -> None:
-    assert explained_page.get_by_role("radio", name="null: another document's").is_disabled()
-    assert "measured without its null" in explained_page.locator("#note").inner_text()
-    explained_page.keyboard.press("n")
-    assert explained_page.get_by_role("radio", name="own").is_checked()
-    assert not explained_page.get_by_role("combobox", name="Beside it").is_visible()

@@ -1,16 +1,11 @@
 """What the explorer's page holds: the Parquet's numbers, within the limit; and what it refuses."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
 from exported_results import mark_as_whole
@@ -133,19 +128,6 @@ def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
     assert page["left_out"][0].startswith("2 of 3 documents")
 
 
-def test_documents_that_one_stage_alone_has_measured_are_counted(explorable: Path, copied: Path) -> None:
-    first, *others = [document["id"] for document in embedded(run_explorer(explorable))["documents"]]
-    for path in (copied / "results" / "dependency_sparsity").rglob("*.parquet"):
-        table = pq.read_table(path)
-        pq.write_table(table.filter(pc.not_equal(table["document_id"], first)), path)
-    mark_as_whole(copied / "results")
-    page = embedded(run_explorer(copied))
-    assert [document["id"] for document in page["documents"]] == others
-    assert page["left_out"][0] == (
-        "1 of 3 documents, which only one of the stages loss_differences and influential_tokens has measured."
-    )
-
-
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
     record = {
@@ -174,21 +156,3 @@ def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, co
     mark_as_whole(copied / "results")
     with pytest.raises(InputError, match="holds no influential_tokens; it holds .*sparse_context_losses"):
         run_explorer(copied)
-
-
-def test_runs_as_a_file_and_refuses_with_exit_code_2(explorable: Path, tmp_path: Path) -> None:
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, ROOT / "analysis" / "explorer.py", *arguments]
-        environment = os.environ | {"PYTHONPATH": ""}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    done = run(explorable / "results", "--out", "new/explorer.html")
-    assert done.returncode == 0, done.stderr
-    assert "3 documents" in done.stderr and "Left out:" in done.stderr
-    assert embedded(tmp_path / "new" / "explorer.html")["models"] == [*MODELS, LOSSES_ONLY]
-    refused = run(tmp_path / "nothing", "--out", "none.html")
-    assert refused.returncode == 2
-    assert "holds no loss_differences" in refused.stderr and "it holds no results" in refused.stderr
-    assert not (tmp_path / "none.html").exists()
-    refused = run(explorable / "results", "--out", tmp_path)
-    assert refused.returncode == 2 and "is a folder" in refused.stderr

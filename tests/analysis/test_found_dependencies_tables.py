@@ -52,16 +52,6 @@ def test_precision_and_recall_are_ratios_of_sums(rows: pd.DataFrame) -> None:
     assert (random["recall"], random["chance_recall"], random["num_seeds"]) == (0.0, 0.25, 1)
 
 
-def test_the_range_is_over_seeds(rows: pd.DataFrame) -> None:
-    better = rows[rows["model"] == "b"].assign(
-        is_dependency=lambda of_b: of_b["rank"] <= of_b["num_dependencies"]
-    )
-    cells = dependencies.by_k(pd.concat([rows[rows["model"] == "a"], better]))
-    at_2 = cells[(cells["k"] == 2) & (cells["rule"] == "leave_one_out")].iloc[0]
-    assert (at_2["recall_lowest"], at_2["recall_highest"]) == (pytest.approx(2 / 3), 1.0)
-    assert (at_2["precision_lowest"], at_2["precision_highest"]) == (0.5, 0.75)
-
-
 def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFrame) -> None:
     """Two marked bits a target, two bits and two marks; a misses one mark, b one bit."""
     selections = [

@@ -108,23 +108,6 @@ def test_edges_belong_to_the_bin_above() -> None:
         gaps.gain_bins(frame, "n")
 
 
-def test_another_seeds_gain_falls_back_in_the_outer_bins() -> None:
-    # Gains of two seeds: a common part of variance 1 and luck of variance 1 each; half of a deviation stays.
-    generator = np.random.default_rng(0)
-    common, luck = generator.normal(size=20_000), generator.normal(size=(2, 20_000))
-    keys = {"document_id": np.arange(20_000) // 20, "chunk_index": 0, "target_position": np.arange(20_000)}
-    frame = pd.concat(
-        [pd.DataFrame({**keys, "model": f"seed{i}", "loss_difference": common + luck[i]}) for i in (0, 1)]
-    )
-    bins = gaps.gain_bins(frame, "seed1", [-np.inf, -1, 1, np.inf])
-    table = gaps.gains_by_bin(frame, bins, "seed0").set_index("gain_bin")
-    for gain_bin in ("below -1", "1 and more"):
-        row = table.loc[gain_bin]
-        assert row["loss_difference"] == pytest.approx(row["binning_gain"] / 2, rel=0.05)
-        assert row["loss_difference_low"] < row["loss_difference"] < row["loss_difference_high"]
-    assert table["num_targets"].sum() == 20_000
-
-
 def test_effects_of_a_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, truth: Truth) -> None:
     losses = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
     table = gaps.effects_by_bin(losses, bins).set_index(["rule", "gain_bin", "k"])

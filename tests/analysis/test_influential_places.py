@@ -65,13 +65,6 @@ def test_relations_are_the_literal_rule_on_random_tokens() -> None:
     assert seen == set(RELATIONS)
 
 
-def test_bins_hold_every_far_distance_once() -> None:
-    assert distance_bins(8, 256) == [9, 18, 36, 72, 144, 256]
-    bins = distance_bins(4, 32)
-    held = [d for low, high in zip(bins, bins[1:], strict=False) for d in range(low, high)]
-    assert held == list(range(5, 32))
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_explorable(tmp_path_factory.mktemp("places"), TEXTS)[0]

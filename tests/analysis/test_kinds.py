@@ -37,7 +37,6 @@ from analysis.tokens.kinds import (
 )
 from pipeline.cli import InputError
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.tokenizer import train_bpe
 
 TEXTS = [
     "The old house of Mary stood by the old house of John, and the naïve café 😀 had 42 seats in 1990. " * 3,
@@ -138,17 +137,6 @@ def test_hanta_on_a_sentence_that_anyone_can_tag() -> None:
 )  # fmt: skip
 def test_words_by_example(pieces: list[str], expected: list) -> None:
     assert word_categories(pieces) == expected
-
-
-def test_a_byte_level_tokenizer_with_a_token_a_byte() -> None:
-    tokenizer = train_bpe(["x"], 257)
-    (token_ids,) = tokenizer.encode(["of él 5"])
-    letters = {
-        (WORD_START, FUNCTION_WORD): "F", (CONTINUATION, FUNCTION_WORD): "f", (NO_WORD, WHITE_SPACE): " ",
-        (WORD_START, CONTENT_WORD): "C", (CONTINUATION, CONTENT_WORD): "c", (WORD_START, NUMBER): "1",
-    }  # fmt: skip
-    categories = word_categories(tokenizer.pieces(token_ids.tolist()))
-    assert "".join(letters[category] for category in categories) == "Ff Ccc 1"
 
 
 def test_repetition_at_the_border_of_the_far_context() -> None:

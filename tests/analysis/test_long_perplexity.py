@@ -83,13 +83,6 @@ def test_windowing_differences_by_hand(by_hand: pd.DataFrame) -> None:
     assert row["mean_absolute_difference"] == pytest.approx(5 / 6)
 
 
-def test_key_tokens_of_a_single_document_give_no_interval(by_hand: pd.DataFrame) -> None:
-    row = long_perplexity.long_perplexities(by_hand, alphas=[2.5], betas=[-0.5]).to_dict("records")[0]
-    assert row["num_key_tokens"] == 1
-    assert row["long_perplexity"] == 1
-    assert row["long_perplexity_low"] is None
-
-
 def test_another_model_may_choose_the_key_tokens(by_hand: pd.DataFrame) -> None:
     other = targets(
         "other", document_id=by_hand["document_id"], long_context_loss=[5.0, 0.0, 0.0, 4.0, 0.0, 0.0],
@@ -106,13 +99,6 @@ def test_another_model_may_choose_the_key_tokens(by_hand: pd.DataFrame) -> None:
     elsewhere = pd.concat([by_hand, other.assign(chunk_index=1)])
     with pytest.raises(InputError, match="'other' and the evaluator 'm' have no target in common"):
         long_perplexity.long_perplexities(elsewhere, evaluator="m")
-
-
-def test_without_shared_windows_there_is_nothing_to_compare(by_hand: pd.DataFrame) -> None:
-    exact_only = by_hand.assign(windowed_short_context_loss=np.nan)
-    assert long_perplexity.long_perplexities(exact_only)["short_context"].tolist() == ["exact"]
-    assert long_perplexity.windowing_differences(exact_only).empty
-    assert long_perplexity.key_token_agreement(exact_only).empty
 
 
 def published_key_tokens(

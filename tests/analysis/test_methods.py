@@ -14,9 +14,7 @@ from written_results import write_tables
 
 from analysis import methods as program
 from analysis.rules.benchmark import methods_figure, methods_table
-from analysis.rules.trial import OTHER
 from pipeline import influential_tokens
-from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 
 SETTINGS = {
@@ -114,13 +112,6 @@ def test_how_far_behind_the_first_is_paired_by_target(text: Path) -> None:
     }  # fmt: skip
     for key, nats in expected.items():
         assert behind.loc[key].tolist() == pytest.approx([nats, nats], abs=1e-6)
-
-
-def test_another_judge(text: Path) -> None:
-    of_4 = methods_table([text], judge=OTHER).query("k == 4").set_index("rule")
-    assert of_4.loc["add_one_in_divergence", "divergence_effect"] == pytest.approx(0.35, abs=1e-6)
-    with pytest.raises(InputError, match="no tokens were tried by nobody in"):
-        methods_table([text], judge="nobody")
 
 
 def test_what_is_found_of_the_truth_and_what_it_takes(text: Path, synthetic: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from explorable_results import write_explorable
 from needle_results import write_needle_results
-from synthetic_results import LONG_MODELS, Truth, write_results
+from synthetic_results import Truth
 
 from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
 from analysis.read import write_derived_table
@@ -72,21 +72,6 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     again = run(relative, Path("figures"), tmp_path, *also)
     assert again.stderr.count("nothing has changed, skipped") == len(executed)
     assert {path: path.stat().st_mtime_ns for path in figures.iterdir()} == before
-
-
-@pytest.mark.slow
-def test_notebooks_without_short_trained_models(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
-    results, figures = scales[0] / "early", tmp_path / "figures"
-    write_results(tmp_path / "large", models=LONG_MODELS, scale=(3_000_000, 100), num_documents=12)
-    done = run(
-        results, figures, tmp_path, "--also-results", tmp_path / "large",
-        "--notebooks", "model_scale", "dependency_sparsity",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert {path.stem for path in figures.glob("*.png")} == {"dependency_sparsity"}
-    sentence = "sparsity_and_generalization.ipynb: no model was trained at a short context"
-    named = run(results, figures, tmp_path, "--notebooks", "sparsity_and_generalization")
-    assert (named.returncode, sentence in named.stderr) == (2, True)
 
 
 @pytest.mark.slow

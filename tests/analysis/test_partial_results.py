@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from explorable_results import write_explorable
 
-from analysis import drawing, explorer, summary
+from analysis import explorer, summary
 from analysis.notebooks import NOTEBOOKS, execute_all
 from analysis.read import write_derived_table
 from pipeline.cli import InputError
@@ -50,15 +50,6 @@ def test_the_closing_page(partial_results: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == ""
     summary.main(summary.parser().parse_args([*flags, "--allow-partial", "--rule", "leave_one_out"]))
     assert capsys.readouterr().out.splitlines()[0] == f"({NOTE})"
-
-
-def test_a_figure(partial_results: Path, tmp_path: Path) -> None:
-    allow_partial()
-    read_artefact(partial_results, "loss_differences", ["document_id"])
-    figure, _ = drawing.panels(1, 2.0)
-    for path in drawing.save(figure, tmp_path, "figure"):
-        assert path.stat().st_size > 0
-    assert [text.get_text() for text in figure.texts] == [NOTE]
 
 
 @pytest.mark.slow

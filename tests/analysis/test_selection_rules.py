@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import forked_stages
-import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.drawing import TRAINED_LONG, ModelLabel
 from analysis.rules import selection
 from pipeline.results.write import StageOutput
 
@@ -105,25 +103,6 @@ def test_differences_are_paired(losses: pd.DataFrame) -> None:
         "leave_one_out",
         "random",
     ]
-
-
-def test_the_figure_draws_the_table(table: pd.DataFrame) -> None:
-    figure = selection.rules_figure(table, ModelLabel("trained at 256", TRAINED_LONG, None, 256))
-    recovered, effect = figure.axes
-    rows = table[table["k"] == table["k"].max()].iloc[::-1]
-    points = [bar[0].get_xdata()[0] for bar in recovered.containers]
-    np.testing.assert_allclose(points, [*rows["null_recovered_loss"], *rows["recovered_loss"]])
-    is_blind = rows["rule"] == "random"
-    expected = rows["recovered_loss"].where(is_blind, rows["excess_loss"])
-    np.testing.assert_allclose([bar[0].get_xdata()[0] for bar in effect.containers], expected)
-    names = [label.get_text() for label in recovered.get_yticklabels()]
-    assert names == ["random tokens", "greedy (171)", f"leave one out ({_cost(table, 'leave_one_out')})"]
-    assert recovered.get_ylim() == effect.get_ylim()
-    plt.close(figure)
-
-
-def _cost(table: pd.DataFrame, rule: str) -> str:
-    return f"{table.loc[table['rule'] == rule, 'token_forwards_per_target'].iloc[-1]:,.0f}"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from legible_figures import assert_legible
@@ -51,31 +50,6 @@ def test_a_size_is_solved_where_all_smaller_ones_are(cells: pd.DataFrame) -> Non
     assert solved["largest_solved_size"].fillna(-1).tolist() == [40, 10, -1]
 
 
-def parity(lowest: list[float], highest: list[float], within: list[float]) -> pd.DataFrame:
-    """Three trainings: at size 40 the ranges of each at its most bits, and of the last one at fewer bits."""
-    tables = []
-    for most in (1, 2, 3):
-        for bits in range(1, most + 1):
-            low, high = (lowest[most - 1], highest[most - 1])
-            if most == 3 and bits < 3:
-                low = high = within[bits - 1]
-            row = {"lowest": [1, 1, low], "highest": [1, 1, high], "exact_match": [1, 1, (low + high) / 2]}
-            tables.append(rows(0, bits, [1.0] * 3).assign(largest_train_sparsity=most, num_seeds=3, **row))
-    return pd.concat(tables, ignore_index=True)
-
-
-def test_the_figure_of_sparsity_draws_both_comparisons(cells: pd.DataFrame) -> None:
-    figure = synthetic_accuracy.sparsity_figure(parity([1.0, 0.8, 0.6], [1.0, 1.0, 0.8], [0.7, 0.7]), 500)
-    across, within = ([list(line.get_ydata()) for line in ax.lines[:3]] for ax in figure.axes)
-    assert across == [[1, 1, 1], [1, 1, pytest.approx(0.9)], [1, 1, pytest.approx(0.7)]]
-    assert within == [[1, 1, pytest.approx(0.7)]] * 3
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    assert_legible(figure)
-    (alone,) = synthetic_accuracy.sparsity_figure(cells[cells["sparsity"] <= 2], 500).axes  # one training
-    assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
-    plt.close("all")
-
-
 def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
     of_scheme = [
@@ -87,7 +61,10 @@ def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     return synthetic_accuracy.over_seeds(without_k)
 
 
-def test_the_figure_of_positions_can_be_read() -> None:
+def test_the_figures_can_be_read(cells: pd.DataFrame) -> None:
+    (alone,) = (figure := synthetic_accuracy.sparsity_figure(cells[cells["sparsity"] <= 2], 500)).axes
+    assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
+    assert_legible(figure)
     figure = synthetic_accuracy.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=True), 500)
     assert [ax.get_title() for ax in figure.axes] == [synthetic_accuracy.POSITION_WORDS["predicted"]]
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
