@@ -48,16 +48,15 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
     return None
 
 
-def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
     """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
     changes = []
     for key in sorted(earlier.keys() | now.keys()):
         old, new = earlier.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += differences(old, new, f"{key} " if prefix == "" and key == "inputs" else prefix)
+            changes += differences(old, new, f"{above}{key}.")
         elif old != new:
-            name = f"{prefix}{key}"
-            changes.append(f"{name} differs" if prefix else f"{name} was {old!r}, now {new!r}")
+            changes.append(f"{above}{key} was {old!r}, now {new!r}")
     return changes
 
 
@@ -105,11 +104,13 @@ class StageOutput:
                 f"{self._results} is an export of results ({MANIFEST}); choose another --results folder"
             )
         earlier = what_made(self._results, self._stage, self._model)
-        if earlier is not None and (changes := differences(earlier, self._made_by)):
-            raise InputError(
-                f"{held} made with other settings: {'; '.join(changes)}; choose another --results folder, or"
-                " repeat the earlier settings"
-            )
+        if earlier is not None:
+            then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
+            if changes := differences(then, now):
+                raise InputError(
+                    f"{held} made with other settings: {'; '.join(changes)}; choose another --results folder,"
+                    " or repeat the earlier settings"
+                )
         # Task 3 of 4 and task 3 of 8 are different documents: whoever starts one for the other would think
         # that the result is whole.
         if self._num_tasks is not None and self._earlier_num_tasks not in (None, self._num_tasks):

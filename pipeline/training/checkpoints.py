@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from pipeline.cli import InputError, is_out_of_memory
 from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import write_atomically
+from pipeline.results.write import differences
 from pipeline.training.settings import plain_values, read_yaml
 
 logger = logging.getLogger("pipeline")
@@ -163,22 +164,13 @@ def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
     if not earlier:
         raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
     # A field that is newer than the record had what is its default now.
-    complete = OmegaConf.merge(plain_values(type(config)), earlier)
-    if changes := _differences(OmegaConf.to_container(complete), plain_values(config)):
+    complete = OmegaConf.to_container(OmegaConf.merge(plain_values(type(config)), earlier))
+    then, now = (
+        {name: value for name, value in settings.items() if name not in _CHANGEABLE}
+        for settings in (cast(dict[str, Any], complete), plain_values(config))
+    )
+    if changes := differences(then, now):
         raise InputError(
             f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
             " choose another --save-folder, or repeat the earlier settings"
         )
-
-
-def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
-    """One phrase for every leaf in which two nested configurations differ."""
-    if name in _CHANGEABLE or earlier == now:
-        return []
-    if isinstance(earlier, dict) and isinstance(now, dict):
-        names = sorted(earlier.keys() | now.keys())
-        prefix = f"{name}." if name else ""
-        return [
-            phrase for key in names for phrase in _differences(earlier.get(key), now.get(key), prefix + key)
-        ]
-    return [f"{name} was {earlier}, now {now}"]

@@ -13,8 +13,8 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, progress
-from pipeline.text.folder import TokenizedData, damages, read_manifest, refuse_damage
+from pipeline.cli import InputError
+from pipeline.text.folder import TokenizedData, read_manifest, refuse_damage
 from pipeline.training.config import PretrainConfig
 from pipeline.training.positions import PositionScheme, position_scheme
 
@@ -87,14 +87,7 @@ def refuse_damaged_tokens(data: TokenizedData, rank: int = 0, num_ranks: int = 1
     manifest = read_manifest(data.folder)
     assert manifest is not None
     names = [path.relative_to(data.folder).as_posix() for path in data.train_paths][rank::num_ranks]
-
-    def is_damaged(name: str) -> bool:
-        return any(damages(data.folder, {name: manifest["files"][name]}, verify=True))
-
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        checked = progress(pool.map(is_damaged, names), "training tokens: SHA-256", "file", len(names))
-        wrong = [name for name, is_wrong in zip(names, checked, strict=True) if is_wrong]
-    files = {name: manifest["files"][name] for name in wrong}
+    files = {name: manifest["files"][name] for name in names}
     refuse_damage(data.folder, {**manifest, "files": files}, verify=True)
 
 

@@ -24,7 +24,6 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 
-from pipeline.cli import InputError
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
@@ -228,9 +227,8 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     )
     if config.compile is not None:
         # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
-        with _refusing_failed_compilation(config):
-            for block in blocks_of(model):
-                block.compile(**config.compile.asdict())
+        for block in blocks_of(model):
+            block.compile(**config.compile.asdict())
     if not is_sharded:
         return accelerator.prepare_model(model)
     model.to(accelerator.device)
@@ -251,21 +249,6 @@ def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
         like_others = {**optimizer.param_groups[0], "weight_decay": 0.0, "param_names": [*scales]}
         optimizer.add_param_group(like_others | {"params": [*scales.values()]})
     return optimizer
-
-
-@contextmanager
-def _refusing_failed_compilation(config: PretrainConfig) -> Iterator[None]:
-    """Turn the failure of torch.compile, which may show only in the first step, into a sentence."""
-    if config.compile is None:
-        yield
-        return
-    from torch._dynamo.exc import TorchDynamoException  # late: slow to import
-
-    try:
-        yield
-    except TorchDynamoException as error:
-        reason = " ".join(str(error).split("\n")[:2])  # torch's message goes on for pages
-        raise InputError(f"compile: torch.compile failed ({reason}); set compile to null") from error
 
 
 class Trainer(TrainingLoop):
@@ -336,8 +319,7 @@ class Trainer(TrainingLoop):
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
-        with _refusing_failed_compilation(self._config):
-            rank_loss, rank_answer_loss = self._accumulate_gradients(step)
+        rank_loss, rank_answer_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
         loss, answer_loss, share_asked = self._accelerator.reduce(

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from olmo.model import OLMo
-from torch._dynamo import register_backend
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
@@ -91,7 +90,7 @@ def test_scaled_attention_is_trained_goes_on_and_is_measured(
     assert torch.allclose(found, resumed._olmo.eval()(token_ids).logits, atol=1e-5)
     for other in ("none", "log_length", "learnt"):
         if other != scaling:
-            with pytest.raises(InputError, match=f"attention_scaling was {scaling}, now {other}"):
+            with pytest.raises(InputError, match=f"attention_scaling was '{scaling}', now '{other}'"):
                 refuse_another_run(tmp_path / "half", replace(resumed._config, attention_scaling=other))
 
 
@@ -305,17 +304,6 @@ def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTraine
     compiled, plain = make_trainer(tmp_path, "compile.backend=aot_eager"), make_trainer(tmp_path)
     assert two_losses(compiled) == pytest.approx(two_losses(plain), rel=1e-6)
     assert compiled._olmo.state_dict().keys() == plain._olmo.state_dict().keys()
-
-
-def test_a_failed_compilation_is_refused_in_a_sentence(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError("no kernel for this\nand much more")
-
-    register_backend(fail, name="failing_backend")
-    trainer = make_trainer(tmp_path, "compile.backend=failing_backend")
-    with pytest.raises(InputError, match=r"compile: torch.compile failed \(.*no kernel for this") as error:
-        trainer._train_step(1)
-    assert "\n" not in str(error.value)
 
 
 def test_adamw_is_fused_unless_olmos_own_step_is_asked_for(make_trainer: MakeTrainer, tmp_path: Path) -> None:
