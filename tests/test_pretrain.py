@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -185,20 +184,6 @@ def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_pa
     assert f"saved: {run}" in ranks[0].communicate()[1]
 
 
-@pytest.mark.slow  # three processes that import torch
-def test_torchrun_ends_the_ranks_that_one_signal_stops(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    stage = [str(ROOT / "pipeline" / "pretrain.py"), *command_line(data, run, *UNTIL_ASKED)]
-    process = subprocess.Popen([*launcher, *stage], stderr=subprocess.PIPE, text=True)
-    ask_a_rank_to_stop(run, process)
-    _, said = process.communicate(timeout=120)
-    # torchrun's code for any failure. Where it sees one rank gone it ends the other, which by then is done.
-    assert process.returncode == 1
-    assert "exitcode  : 75" in said, said
-    assert has_saved_its_last_step(run)
-
-
 def test_a_finished_run_says_so_and_another_is_refused(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,16 +229,3 @@ def test_tokens_of_another_content_are_refused_at_a_start_and_when_going_on(
     with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256 of its manifest"):
         run_here(damaged, tmp_path / "run", *SHORT)
     assert contents(tmp_path / "run") == before
-
-
-def test_overrides_may_stand_before_and_after_flags() -> None:
-    words = ["tiny.yaml", "seed=1", "--data", "d", "precision=fp32", "--save-folder", "s", "max_duration=9"]
-    assert parser().parse_args(words).overrides == ["seed=1", "precision=fp32", "max_duration=9"]
-
-
-def test_a_bad_override_ends_with_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> None:
-    process = start(data, tmp_path / "run", "optimizer.lr=1")
-    _, said = process.communicate(timeout=120)
-    assert (process.returncode, said.count("\n")) == (2, 1)
-    assert "optimizer.lr: Key 'lr' not in" in said
-    assert not (tmp_path / "run").exists()

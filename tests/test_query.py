@@ -14,8 +14,6 @@ import pytest
 
 from pipeline import query
 from pipeline.cli import InputError, run_stage
-from pipeline.results import files
-from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,26 +115,6 @@ def test_only_the_partition_asked_for_is_read(tmp_path: Path) -> None:
         sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
         ((_, plan),) = query.connect(tmp_path).execute(sql).fetchall()
         assert sum(map(int, re.findall(r"Total Files Read: (\d+)", plan))) == num_files
-
-
-def test_every_file_that_is_read_was_compared_with_its_mark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for index in range(3):
-        write(tmp_path, f"m{index}", [1.0], num_shards=2)
-    written = set(map(str, tmp_path.glob("length_losses/*/*.parquet")))
-    compared = set()
-
-    def sha256(*paths: Path) -> str:
-        compared.update(map(str, paths))
-        return sha256_of_files(*paths)
-
-    monkeypatch.setattr(files, "sha256_of_files", sha256)
-    files._sha256.cache_clear()
-    connection = query.connect(tmp_path, "SELECT * FROM length_losses")
-    assert compared == written and len(written) == 6
-    ((view,),) = connection.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
-    assert set(re.findall(r"'([^']+\.parquet)'", view)) == written
 
 
 def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from measured_documents import contents
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
 from pipeline.results import files, write
-from pipeline.results.files import allow_partial, as_ranges, partial_note, write_atomically
+from pipeline.results.files import allow_partial, partial_note, write_atomically
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts, read_settings
 from pipeline.results.schemas import SCHEMAS, results_page
 from pipeline.results.write import StageOutput
@@ -286,15 +286,6 @@ def test_no_flipped_byte_gives_another_number(results: Path) -> None:
     assert num_refused > 100
 
 
-def test_pages_have_checksums_for_readers_that_know_no_marks(results: Path) -> None:
-    path = shards(results) / f"{FIRST}.parquet"
-    whole = path.read_bytes()
-    place = whole.index(b"\x28\xb5\x2f\xfd") + 12  # inside the first zstd frame of a page
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(InputError, match=rf"{FIRST}.parquet is damaged: it is no whole Parquet"):
-        files.read_parquet(path)
-
-
 def test_partial_results_are_refused_or_read_with_a_note(results: Path) -> None:
     (marks(results) / f"{SECOND}.done").unlink()
     refused = refused_by_all(results)
@@ -371,10 +362,6 @@ def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(tmp_
     assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
     sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"
     assert run_query(connect(tmp_path), sql, 9)[1] == [("older", None), ("newer", 2.5)]
-
-
-def test_ranges_as_sbatch_takes_them() -> None:
-    assert [as_ranges(indices) for indices in ([], [4], [9, 3, 7, 8], {0, 1, 2})] == ["", "4", "3,7-9", "0-2"]
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:

@@ -1,20 +1,14 @@
 """What study.py asks the programs before it runs them: what they would refuse, and what is done already."""
 
 import json
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.results.files import FolderLock
 from pipeline.results.versions import git_commit
 from pipeline.studies.checks import warn_of_other_code
-from pipeline.studies.commands import commands_of
-from pipeline.studies.file import load_study
 from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,56 +67,6 @@ def test_the_plan_is_a_script_with_estimates_and_says_last_that_its_text_is_miss
     with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
         main(parser().parse_args(words))
     assert capsys.readouterr().out == plan
-
-
-def test_two_studies_in_one_folder_are_refused(
-    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    with FolderLock(Path("run"), "run"), pytest.raises(InputError, match="run is in use by process .* run=F"):
-        main(parser().parse_args([str(path)]))
-
-
-def test_text_is_read_again_only_where_it_is_newer_than_the_data(
-    study_file: StudyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    documents = [
-        json.dumps({"text": f"document {n} tells of " + " ".join("abcdefgh"[: n % 8])}) for n in range(40)
-    ]
-    Path("train.jsonl").write_text("\n".join(documents))
-    arguments = tokenize_c4.parser().parse_args(commands_of(load_study(path))[0].arguments)
-    assert not tokenize_c4.is_done(arguments)
-    tokenize_c4.main(arguments)
-    read = tokenize_c4.fingerprints
-
-    def refuse_to_read(*_: object) -> None:
-        raise AssertionError("the text was read")
-
-    monkeypatch.setattr(tokenize_c4, "fingerprints", refuse_to_read)
-    assert tokenize_c4.is_done(arguments)
-    stat = Path("train.jsonl").stat()
-    time.sleep(0.05)
-    Path("train.jsonl").write_text("\n".join(documents).replace("tells", "TELLS"))
-    os.utime("train.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as copying tools do
-    with pytest.raises(AssertionError, match="was read"):
-        tokenize_c4.is_done(arguments)
-    monkeypatch.setattr(tokenize_c4, "fingerprints", read)
-    with pytest.raises(InputError, match=r"source train.jsonl is new or has changed"):
-        tokenize_c4.is_done(arguments)
-    Path("train.jsonl").unlink()  # text may be put away
-    assert tokenize_c4.is_done(arguments)
-    arguments.max_tokens = 5
-    with pytest.raises(InputError, match="max_tokens was None, now 5"):
-        tokenize_c4.is_done(arguments)
-    Path("train.jsonl").touch()
-    words = [str(path), "data.max_tokens=5"]
-    with pytest.raises(InputError, match="tokenize_c4: run/data holds data made otherwise: max_tokens was"):
-        main(parser().parse_args(words))
-    main(parser().parse_args([*words, "--dry-run", "--peak-flops", "1e9"]))  # a plan only says so
-    assert "max_tokens was None, now 5" in caplog.text
 
 
 def test_other_code_is_said_once(

@@ -24,14 +24,6 @@ def typed(path: Path, *overrides: str) -> dict[str, str]:
     return {command.name: str(command) for command in commands_of(load_study(path, overrides))}
 
 
-def test_elsewhere_than_in_the_root_programs_are_named_by_their_whole_paths(
-    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tokenize = typed(study_file())["tokenize_c4"]
-    assert tokenize.startswith(f"python {ROOT}/pipeline/tokenize_c4.py --out run/data ")
-
-
 def test_a_text_of_its_own_gets_its_own_data(study_file: Callable[..., Path]) -> None:
     novels = (
         "  novels: {stages: [length_losses], data: {source: [n], tokenizer: '${run}/data/tokenizer.json'}}\n"

@@ -20,12 +20,11 @@ from pipeline.studies.costs import (
     Cost,
     Machine,
     cost_of,
-    data_facts,
     lines_of_plan,
     num_chunks,
     token_forwards_of_chunk,
 )
-from pipeline.studies.file import Evaluation, Text, load_study
+from pipeline.studies.file import Evaluation, load_study
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import AssumedData
@@ -134,14 +133,6 @@ def test_what_only_the_data_tells_is_said_and_not_guessed(study_file: Callable[.
     assert cost_of(long, known, machine).train_tokens == 2 * 3 * 4096
     line, *_ = lines_of_plan([long], set(), known, machine)
     assert line.endswith(", reads the text 2.0 times")
-
-
-def test_the_vocabulary_is_the_tokenizers_until_there_is_data(tmp_path: Path) -> None:
-    text = Text(source=["x"], tokenizer="bpe:777")
-    assert data_facts(text, tmp_path / "data").vocabulary_size == 777
-    assert data_facts(Text(source=["x"], tokenizer="olmo"), tmp_path).vocabulary_size > 50_000
-    folder = write_data(tmp_path / "data")
-    assert data_facts(text, folder) == TokenizedData.open(folder)
 
 
 def test_a_machine_has_a_peak_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,24 +69,6 @@ def test_files_by_pattern_and_those_that_are_nice_to_have(study_file: StudyFile,
     assert (study.data.source, study.data.further_source) == (["train.jsonl", patterns[0]], None)
 
 
-def test_a_configuration_is_found_from_any_folder(
-    study_file: StudyFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def config_of(name: str, path: Path) -> str:
-        return load_study(path, [f"sizes.tiny.config={name}"]).sizes["tiny"].config
-
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    path = study_file()
-    assert config_of("olmo_configs/tiny.yaml", path) == str(ROOT / "olmo_configs" / "tiny.yaml")
-    (tmp_path / "own.yaml").touch()
-    assert config_of("own.yaml", path) == str(tmp_path / "own.yaml")
-    (elsewhere / "own.yaml").touch()
-    assert config_of("own.yaml", path) == "own.yaml"
-    assert load_study(Path("olmo_configs/studies/demo.yaml")).run == "runs/demo"
-
-
 def test_a_further_evaluation_inherits_what_it_does_not_say(study_file: StudyFile) -> None:
     study = load_study(
         study_file(), ["evaluation.k=[2]", "further_evaluations.along_training.dtype=bfloat16"]
@@ -97,11 +79,3 @@ def test_a_further_evaluation_inherits_what_it_does_not_say(study_file: StudyFil
     assert (study.evaluation.max_documents, study.evaluation.steps, study.evaluation.dtype) == (6, None, None)
     without = load_study(study_file(), ["further_evaluations.along_training=null"])
     assert list(without.evaluations) == [""]
-
-
-def test_an_override_wins_before_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("C4", raising=False)
-    path = ROOT / "olmo_configs" / "studies" / "reference.yaml"
-    with pytest.raises(InputError, match=r"variable 'C4' not found"):
-        load_study(path)
-    assert load_study(path, ["text_folder=/c4"]).data.source == ["/c4/c4-train*.json*"]

@@ -136,29 +136,6 @@ def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_runs_are_trained_once_and_not_on_another_configuration(study_file: Path) -> None:
-    config = study_file.parent / "small.yaml"
-    config.write_text(CONFIG.read_text())
-    words = [*TWO_RUNS, *NOTHING_MEASURED, "synthetic.config=small.yaml", "--jobs", "1"]
-    one = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
-    assert one.returncode == 0, one.stderr
-    models = study_file.parent / "run" / "models"
-    assert (models / "copy-pose-seed5" / "step6-unsharded").is_dir()
-    assert [folder.name for folder in models.iterdir()] == ["copy-pose-seed5"]
-    # What another task is told changes nothing here; what this one is told does.
-    config.write_text(
-        config.read_text().replace("addition: {smallest_size: 1", "addition: {smallest_size: 2")
-    )
-    again = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
-    assert (again.returncode, again.stdout) == (0, ""), again.stderr
-    config.write_text(config.read_text().replace("copy: {smallest_size: 1", "copy: {smallest_size: 2"))
-    refused = run(study_file, *words, "synthetic.grids.both.seeds=[5]")
-    assert refused.returncode == 2
-    assert "copy-pose-seed5: run/models/copy-pose-seed5 holds a run with other settings" in refused.stderr
-    assert "smallest_size was 1, now 2" in refused.stderr
-
-
-@pytest.mark.slow
 def test_a_whole_study_to_its_figures(study_file: Path) -> None:
     whole = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", "synthetic.grids.both.seeds=[0]")
     assert whole.returncode == 0, whole.stderr

@@ -1,13 +1,10 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
-from pipeline.cli import InputError
 from pipeline.training.positions import (
     contiguous_position_ids,
     pose_position_ids,
-    position_scheme,
     randomized_position_ids,
 )
 
@@ -50,8 +47,3 @@ def test_randomized_ids_are_every_subset_equally_often() -> None:
     assert subsets.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert np.abs(counts - 2000).max() < 4.5 * 41
     assert ids_BS.dtype == np.int64
-
-
-def test_a_target_length_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(InputError, match="'contiguous' would ignore the target length"):
-        position_scheme("contiguous", 64)

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,14 +18,13 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError
 from pipeline.models.load import load_olmo
 from pipeline.models.olmo import blocks_of
-from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.text.folder import EvaluationDocument
 from pipeline.training import speed
 from pipeline.training import trainer as trainer_module
 from pipeline.training.checkpoints import refuse_another_run
-from pipeline.training.config import load_config
-from pipeline.training.loop import StopRequest, train
+from pipeline.training.loop import train
 from pipeline.training.speed import mixed_precision_of
-from pipeline.training.trainer import HeldOutLoss, Trainer, held_out_loss_of, next_token_loss
+from pipeline.training.trainer import HeldOutLoss, Trainer, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
@@ -253,21 +250,6 @@ def test_metrics_lead_to_the_checkpoint_that_is_gone_on_from(
             make_trainer(tmp_path).run()
 
 
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        handler_before, folder = signal.getsignal(number), tmp_path / number.name
-        with StopRequest() as stop_request:
-            trainer = make_trainer(folder, "save_interval=100", stop_request=stop_request)
-            assert stop_request.signal_name is None
-            os.kill(os.getpid(), number)
-            assert trainer.run() == folder / "step1-unsharded"
-        assert stop_request.signal_name == number.name
-        assert (folder / "step1-unsharded" / "model.pt").exists()
-        assert signal.getsignal(number) == handler_before
-
-
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush them")
 def test_a_training_flushes_denormal_numbers_and_ends_with_the_same_weights(
     tmp_path: Path, make_trainer: MakeTrainer
@@ -304,21 +286,6 @@ def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTraine
     compiled, plain = make_trainer(tmp_path, "compile.backend=aot_eager"), make_trainer(tmp_path)
     assert two_losses(compiled) == pytest.approx(two_losses(plain), rel=1e-6)
     assert compiled._olmo.state_dict().keys() == plain._olmo.state_dict().keys()
-
-
-def test_adamw_is_fused_unless_olmos_own_step_is_asked_for(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    groups = make_trainer(tmp_path)._optimizer.param_groups
-    assert groups and all(group["fused"] for group in groups)
-    own = make_trainer(tmp_path, "optimizer.selective_updates=true")._optimizer.param_groups
-    assert not any(group["fused"] for group in own)
-
-
-def test_a_tracker_that_is_not_installed_is_refused(
-    data: TokenizedData, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.training.config.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="wandb, which is not installed: pip install wandb"):
-        load_config(TINY, ["trackers=[wandb]"], data)
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
@@ -367,18 +334,6 @@ def test_the_held_out_loss_is_that_of_one_target_at_a_time() -> None:
     }
     for tokens_per_batch in (1, 20, 1000):
         assert HeldOutLoss(texts, [4, 12], 3, tokens_per_batch)(logits_at, CPU) == expected
-
-
-def test_documents_too_short_are_said_and_the_run_goes_on(
-    data: TokenizedData, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = load_config(TINY, [], data)
-    monkeypatch.setattr(TokenizedData, "evaluation_documents", lambda self: documents(255, 3))
-    with caplog.at_level("INFO", logger="pipeline"):
-        assert held_out_loss_of(config, data) is None
-    assert "no evaluation document has 256 tokens" in caplog.text
-    monkeypatch.setattr(TokenizedData, "evaluation_documents", lambda self: documents(256, 3))
-    assert held_out_loss_of(config, data) is not None
 
 
 def test_the_held_out_loss_is_logged_when_due_without_dropout_and_leaves_the_training_as_it_is(
