@@ -2,7 +2,7 @@
 
 What k tokens are worth is said by the measure that is fooled least, of those that the results have
 (`PREFERRED_RULES`), beyond its null where it needs one, as another model judges where one did. No share is
-told of what may be near nothing, and no slope from few documents: the next seed would tell another.
+told of what may be near nothing.
 """
 
 import textwrap
@@ -13,9 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gap.gaps import BEYOND_NULL, sparsity_measures
+from analysis.gap.gaps import generalization_gaps
 from analysis.gap.scale import compared_models
-from analysis.gap.slopes import gap_targets, slope_with_gain
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (
@@ -24,23 +23,18 @@ from analysis.read import (
     interval_cell,
     interval_of,
     interval_over_documents,
-    needs_null,
     read_sparse_losses,
-    read_sparsity,
 )
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS
-from pipeline.results.statistics import Interval
 from pipeline.results.table import as_table
 
-_UNKNOWN = "Whether short-trained models lose more where more tokens are needed cannot be told:"
+_UNKNOWN = "What short-trained models lose cannot be told:"
 _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
-_FEWEST_DOCUMENTS = 100
-"""Fewer tell no slope that another seed would repeat."""
 _WIDTH = 155  # the table is as wide
 _ABSENT, _NO_GAIN = "-", "no gain"
 _NOTES = f"""\
@@ -92,7 +86,7 @@ def answers(results: Path) -> Iterator[str]:
     else:
         yield carried_by(results, chosen)
         yield from tokens_needed(results, chosen)
-    yield from short_models_answers(results, losses, chosen)
+    yield short_models_answer(results, losses, chosen)
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
@@ -148,59 +142,24 @@ def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
     yield f"{text}."
 
 
-def short_models_answers(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> Iterator[str]:
-    """What short-trained models lose, and whether more where more tokens are needed: or what lacks.
-
-    The gain is held constant, as who gains much from the far context has much to lose; and as single losses
-    are noisy, k* and the gap come from two long-trained seeds.
-    """
-    if chosen is None or "dependency_sparsity" not in artefacts_in(results):
-        yield f"{_UNKNOWN} how many tokens each prediction needs was not measured."
-        return
+def short_models_answer(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> str:
+    """What short-trained models lose beyond a long-trained one, of the size that chose tokens."""
     try:
         compared = compared_models([results])
     except InputError:
-        yield f"{_UNKNOWN} the results do not say how the models were trained."
-        return
-    group = next((group for group in compared if chosen.model in group.long_models), None)
-    if group is None or not group.short_models:
-        yield f"{_UNKNOWN} it needs models trained at a short context beside {chosen.model}."
-        return
-    *_, reference = ["", *(model for model in group.long_models if model != chosen.model)]
-    if not reference:
-        yield f"{_UNKNOWN} a second long-trained seed is needed, or one seed's luck would tie both together."
-        return
-    targets = gap_targets(
-        losses, short_models=group.short_models, reference_model=reference, difficulty_model=reference,
-        gain_model=chosen.model, token_counts_V=None,
-    )  # fmt: skip
-    of_models = list(targets.groupby("model", sort=False))
-    gaps = [
+        return f"{_UNKNOWN} the results do not say how the models were trained."
+    choosers = set() if chosen is None else set(chosen.model.split("+"))
+    group = next((group for group in compared if choosers & {*group.long_models}), compared[-1])
+    if not (group.short_models and group.long_models):
+        return f"{_UNKNOWN} it needs models trained at a short context and at the long one."
+    reference = group.long_models[-1]
+    gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
+    means = [
         f"{model} {interval_over_documents(of_model['document_id'], of_model['generalization_gap'])}"
-        for model, of_model in of_models
+        for model, of_model in gaps.groupby("model", sort=False)
     ]
-    yield f"Nats lost beyond {reference} under the long context: {', '.join(gaps)}."
-    only = {"model": [chosen.model], "rule": [chosen.rule]}
-    sparse = read_sparse_losses(results, only=only)
-    num_documents = sparse["document_id"].nunique()
-    if num_documents < _FEWEST_DOCUMENTS:
-        at_least = f"it takes {_FEWEST_DOCUMENTS} documents or more, and here are {num_documents}"
-        yield f"{_UNKNOWN} {at_least}."
-        return
-    measured = sparsity_measures(read_sparsity(results, only=only), sparse, chosen.settings)
-    measure = chosen.rule + (BEYOND_NULL if needs_null(chosen.rule) else "")
-    measured = measured[measured["measure"] == measure]
-    for model, of_model in of_models:
-        slope = slope_with_gain(of_model, measured, int(sparse["k"].max()))
-        yield f"{model}: {_change(slope)}."
-
-
-def _change(slope: Interval) -> str:
-    if pd.isna(slope.low):
-        return "too few predictions tell whether it loses more where more tokens are needed"
-    clear = "no clear change" if slope.low <= 0 <= slope.high else "more" if slope.low > 0 else "less"
-    where = "" if clear.startswith("no") else " where more are needed"
-    return f"with every doubling of k* and the same gain the loss changes by {slope} nats, {clear}{where}"
+    text = f"Nats lost beyond {reference} under the long context: {', '.join(means)}"
+    return f"{text}; whether more where more tokens are needed, analysis/outcomes.py tells."
 
 
 def models_table(results: Path) -> str:

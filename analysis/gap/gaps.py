@@ -10,16 +10,11 @@ The second term, the seed-to-seed floor, takes off that two seeds of one trainin
 gap says which model resembles the reference more. It stands for the drawn gap only where the drawn gap rises
 by one nat for each of its own: so it is never told without that slope (`analysis.gap.slopes.mean_gaps`).
 
-Where targets are binned by their gain, L_short - L_long, it is another seed's gain: binned by its own, the
-top bin would hold the targets on which the measured model was lucky. For the same reason the measured seed's
-gain falls back there (regression to the mean): both are shown.
-
 A k* of a rule that sees the answer is mostly selection noise where gains are small. Beside it stand a k* that
 requires the same recovery beyond the null, and those of rules that never see the answer.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.losses.token_worth import effects_of_targets, token_effects
+from analysis.losses.token_worth import effects_of_targets
 from analysis.read import (
     TARGET,
     interval_columns,
@@ -42,7 +37,6 @@ from analysis.read import (
     rows_of,
     sample_counts,
     shown_rule,
-    summarized,
 )
 from analysis.rules.selection import compared_rules
 from pipeline.cli import InputError
@@ -296,72 +290,19 @@ def expected_gaps(
     return joined_on_common(drawn, both, _KEYS, "targets with a drawn and an expected gap")
 
 
-GAIN_EDGES = (-np.inf, 0.0, 0.1, 0.5, 1.0, np.inf)
-"""Nats; a bin holds its lower edge. 0.1 is the least gain that the stage gives a k* to."""
-
-
-def gain_bins(
-    loss_differences: pd.DataFrame, binning_model: str, edges: Sequence[float] = GAIN_EDGES
-) -> pd.DataFrame:
-    """The bin of every target, by the gain of another model than is measured in the bins.
-
-    Returns:
-        document_id, chunk_index, target_position, gain_bin (ordered categorical), binning_gain (nats).
-    """
-
-    def name(low: float, high: float) -> str:
-        if np.isinf(low):
-            return f"below {high:g}"
-        return f"{low:g} and more" if np.isinf(high) else f"{low:g} to {high:g}"
-
-    targets = rows_of(loss_differences, binning_model)
-    gains = targets["loss_difference"].astype("float64")
-    bins = pd.cut(gains, list(edges), right=False, labels=[name(*ends) for ends in pairwise(edges)])
-    return targets[TARGET].assign(gain_bin=bins, binning_gain=gains)
-
-
-def gains_by_bin(loss_differences: pd.DataFrame, bins: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Mean gain in each bin, of the seed that binned and of the one measured: how far the latter falls back.
-
-    Returns:
-        gain_bin, num_targets, num_documents, then with intervals binning_gain and loss_difference (nats).
-    """
-    measured = rows_of(loss_differences, model)[[*TARGET, "loss_difference"]]
-    targets = joined_on_common(measured, bins, TARGET, f"targets of {model} and of the bins")
-    return summarized(targets, ["gain_bin"], lambda of: mean_columns(of, "binning_gain", "loss_difference"))
-
-
-def effects_by_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame) -> pd.DataFrame:
-    """`token_effects` in each bin, `gain_bin`, by the loss."""
-    of_target = bins[[*TARGET, "gain_bin"]]
-    losses = joined_on_common(sparse_context_losses, of_target, TARGET, "targets of k tokens and of the bins")
-    tables = [
-        token_effects(of_bin.drop(columns="gain_bin")).assign(gain_bin=str(gain_bin))
-        for gain_bin, of_bin in losses.groupby("gain_bin", observed=True)
-    ]
-    effects = pd.concat(tables, ignore_index=True)
-    return effects[effects["criterion"] == LOSS]
-
-
-def sparsity_distribution(
-    measured: pd.DataFrame, studied_ks: Sequence[int], bins: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def sparsity_distribution(measured: pd.DataFrame, studied_ks: Sequence[int]) -> pd.DataFrame:
     """Share of the targets in each class of k*, censored targets and those without a gain among them.
 
     Returns:
-        measure, gain_bin ("all" without bins), category (see `sparsity_categories`), num_targets and
-        num_documents (of the measure and bin), share with its interval.
+        measure, category (see `sparsity_categories`), num_targets and num_documents (of the measure), share
+        with its interval.
     """
-    targets = measured.assign(category=sparsity_category(measured, studied_ks), gain_bin="all")
-    if bins is not None:
-        targets = targets.drop(columns="gain_bin")
-        targets = joined_on_common(targets, bins, TARGET, "targets with k* and with a bin")
+    categories = sparsity_category(measured, studied_ks)
     rows = []
-    for measure, of_measure in targets.groupby("measure", sort=False):
-        for gain_bin, of_bin in of_measure.groupby("gain_bin", observed=True):
-            for category in sparsity_categories(studied_ks):
-                key = {"measure": measure, "gain_bin": str(gain_bin), "category": category}
-                rows.append(key | _share(of_bin, of_bin["category"] == category))
+    for measure, targets in measured.groupby("measure", sort=False):
+        for category in sparsity_categories(studied_ks):
+            is_category = categories[targets.index] == category
+            rows.append({"measure": measure, "category": category, **_share(targets, is_category)})
     return pd.DataFrame(rows)
 
 

@@ -294,13 +294,6 @@ def permutation_tests(
     return pd.DataFrame(rows)
 
 
-def slope_with_gain(targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int) -> Interval:
-    """The slope of `gap_slopes` with all controls and the gain: one model, measure and the first coding."""
-    sparsity = measured[TARGET].assign(sparsity=coded_sparsity(measured, CODINGS[0], largest_k))
-    chosen = targets.merge(sparsity.dropna(), on=TARGET)
-    return cluster_robust_slope(*_variables(chosen, ADJUSTMENTS[WITH_GAIN]))
-
-
 def _regressions(
     targets: pd.DataFrame, measured: pd.DataFrame, largest_k: int
 ) -> Iterator[tuple[dict[Hashable, Any], pd.DataFrame]]:

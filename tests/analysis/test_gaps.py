@@ -9,7 +9,6 @@ from synthetic_results import CENSORED_K, KS, MEAN_GAP, NO_GAIN_K, SHORT_MODELS,
 
 from analysis.gap import gaps, slopes
 from analysis.read import TARGET
-from pipeline.cli import InputError
 
 NAMES = {**{k: str(k) for k in KS}, CENSORED_K: "more than 16", NO_GAIN_K: "no gain"}
 
@@ -87,53 +86,16 @@ def test_drawn_from_the_reference_the_gaps_agree() -> None:
 
 
 @pytest.fixture(scope="module")
-def bins(loss_differences: pd.DataFrame) -> pd.DataFrame:
-    return gaps.gain_bins(loss_differences, "long-seed1")
-
-
-@pytest.fixture(scope="module")
 def measured(dependency_sparsity: pd.DataFrame) -> pd.DataFrame:
     of_model = dependency_sparsity[dependency_sparsity["model"] == "long-seed0"]
     return of_model.rename(columns={"rule": "measure"})
 
 
-def test_edges_belong_to_the_bin_above() -> None:
-    gains = [-0.5, -1e-9, 0.0, 0.1, 0.49, 0.5, 1.0, 7.0]
-    of_target = {"model": "m", "document_id": "a", "chunk_index": 0, "target_position": range(8)}
-    frame = pd.DataFrame(of_target | {"loss_difference": gains})
-    assert list(gaps.gain_bins(frame, "m")["gain_bin"].astype(str)) == [
-        "below 0", "below 0", "0 to 0.1", "0.1 to 0.5", "0.1 to 0.5", "0.5 to 1", "1 and more", "1 and more",
-    ]  # fmt: skip
-    with pytest.raises(InputError, match="unknown model 'n'"):
-        gaps.gain_bins(frame, "n")
-
-
-def test_effects_of_a_bin(sparse_context_losses: pd.DataFrame, bins: pd.DataFrame, truth: Truth) -> None:
-    losses = sparse_context_losses[sparse_context_losses["model"] == "long-seed0"]
-    table = gaps.effects_by_bin(losses, bins).set_index(["rule", "gain_bin", "k"])
-    top = truth.targets["gain"] >= 1
-    for rule, k in (("leave_one_out", 4), ("random", 16), ("nearest", 1)):
-        row = table.loc[(rule, "1 and more", k)]
-        assert row["num_targets"] == top.sum()
-        # A rule that needs no null is shown as it is, its small planted bonus included.
-        bonus = 0.01 * np.log2(k + 1) if rule == "nearest" else 0.0
-        assert row["effect"] == pytest.approx(truth.recovered_gain(rule, k)[top].mean() + bonus, abs=0.02)
-        assert row["gain"] == pytest.approx(truth.targets["gain"][top].mean(), abs=1e-4)
-    assert table.loc[("leave_one_out", "1 and more", 16), "share"] == pytest.approx(
-        truth.recovered_gain("leave_one_out", 16)[top].sum() / truth.targets["gain"][top].sum(), abs=0.02
-    )
-
-
-def test_every_target_is_counted_once(measured: pd.DataFrame, truth: Truth, bins: pd.DataFrame) -> None:
+def test_every_target_is_counted_once(measured: pd.DataFrame, truth: Truth) -> None:
     table = gaps.sparsity_distribution(measured, KS).set_index("category")
     planted = truth.targets["needed_k"].map(NAMES).value_counts(normalize=True)
     assert table["share"].to_dict() == pytest.approx(planted.reindex(table.index).to_dict())
     assert (table["num_targets"] == 384).all()
-    in_bins = gaps.sparsity_distribution(measured, KS, bins)
-    np.testing.assert_allclose(in_bins.groupby("gain_bin")["share"].sum(), 1)
-    assert in_bins.groupby("gain_bin")["num_targets"].first().sum() == 384
-    none = in_bins[(in_bins["gain_bin"] == "1 and more") & (in_bins["category"] == gaps.NO_GAIN)]
-    assert none["share"].item() == 0
 
 
 def test_shares_of_gaining_targets_rise(measured: pd.DataFrame, truth: Truth) -> None:
