@@ -31,7 +31,7 @@ _NEEDED_ARTEFACTS = {
     "long_perplexity": ["loss_differences"],
     "length_losses": ["length_losses"],
     "influential_tokens": ["sparse_context_losses"],
-    "dependency_sparsity": ["dependency_sparsity"],
+    "dependency_sparsity": ["dependency_sparsity", "loss_differences"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
     "selection_rules": ["sparse_context_losses"],
     "sparse_functional_attention": ["sparse_functional_attention"],

@@ -56,12 +56,6 @@ EXPECTED_AND_ACTUAL = {
 context with another document's far context."""
 
 
-def measured_expectations(loss_differences: pd.DataFrame) -> list[str]:
-    """The expected gains that results have, of those in `EXPECTED_AND_ACTUAL`; earlier results have none."""
-    present = loss_differences.columns[loss_differences.notna().any()]
-    return [name for name, actual in EXPECTED_AND_ACTUAL.items() if {name, actual} <= set(present)]
-
-
 def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
     """How actual gains follow expected ones: a row a model and expected gain that results have.
 
@@ -85,17 +79,14 @@ def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
             **interval_columns("slope", slope),
         }
 
-    tables = [
-        summarized(_gains(loss_differences, expected), ["model", "expected"], numbers)
-        for expected in measured_expectations(loss_differences)
-    ]
+    tables = []
+    for columns in EXPECTED_AND_ACTUAL.items():
+        if {*columns} <= {*loss_differences}:  # earlier results have none
+            targets = loss_differences.dropna(subset=columns).astype(dict.fromkeys(columns, "float64"))
+            names = dict(zip(columns, ("expected_gain", "actual_gain"), strict=True))
+            targets = targets.rename(columns=names).assign(expected=columns[0])
+            tables.append(summarized(targets, ["model", "expected"], numbers))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def _gains(loss_differences: pd.DataFrame, expected: str) -> pd.DataFrame:
-    columns = {expected: "expected_gain", EXPECTED_AND_ACTUAL[expected]: "actual_gain"}
-    targets = loss_differences.dropna(subset=list(columns)).rename(columns=columns)
-    return targets.astype(dict.fromkeys(columns.values(), "float64")).assign(expected=expected)
 
 
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:

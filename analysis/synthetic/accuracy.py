@@ -15,7 +15,6 @@ from analysis import drawing
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
-SOLVED = 0.9
 
 
 def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
@@ -30,21 +29,6 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
         exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
         num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
     ).reset_index()  # fmt: skip
-
-
-def largest_solved_sizes(cells: pd.DataFrame, threshold: float = SOLVED) -> pd.DataFrame:
-    """The largest tested size up to which every tested size is solved, for each training and k.
-
-    Returns:
-        A row a training and k with `largest_solved_size`; null where the smallest is not solved.
-    """
-    rows = []
-    for names, of_one in cells.groupby([*TRAINING, "sparsity"], dropna=False):
-        ascending = of_one.sort_values("size")
-        is_solved = (ascending["exact_match"] >= threshold).cummin()
-        rows.append([*names, ascending["size"][is_solved].max()])
-    table = pd.DataFrame(rows, columns=[*TRAINING, "sparsity", "largest_solved_size"])
-    return table.astype({"largest_solved_size": "Int64"})
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:

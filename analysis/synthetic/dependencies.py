@@ -1,12 +1,11 @@
 """How well the selection rules find the tokens that truly decide: tables and figures of found dependencies.
 
-Precision at k is the share of true dependencies among the k tokens selected, recall at k the share of the
-true dependencies that are selected; over targets, sums are divided by sums. Each is computed model by model;
-three seeds bear no interval, so the range over the seeds stands beside the mean.
+Found is what stands among the first as many tokens as a target has true dependencies, where precision and
+recall are one number. It is computed model by model; three seeds bear no interval, so the range over the
+seeds stands beside the mean.
 
 Of predicted position IDs: beside the token before it, which the short context holds, one far token decides an
-ID, that of the prompt which has it. Found is what is among the first as many tokens as a target has far
-dependencies.
+ID, that of the prompt which has it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,38 +33,6 @@ PARTS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
     },
 }
 """Task -> the parts that its dependencies play: of a marked bit, of an assignment that is followed."""
-
-
-def by_k(rows: pd.DataFrame) -> pd.DataFrame:
-    """Precision and recall at every k, over seeds.
-
-    Returns:
-        A row a condition, rule, intervention and k, with `precision` and `recall`, each with `_lowest` and
-        `_highest` over the seeds, `chance_precision`, `chance_recall` (k tokens drawn uniformly), `num_seeds`
-        and `num_targets` (of a seed).
-    """
-    rows = rows.assign(expected_hits=rows["num_dependencies"] / rows["num_far_tokens"])
-    ranks = rows.groupby([*CONDITION, *SELECTION, "model", "rank"], dropna=False).agg(
-        hits=("is_dependency", "sum"), expected_hits=("expected_hits", "sum"),
-        num_dependencies=("num_dependencies", "sum"), num_targets=("is_dependency", "size"),
-    )  # fmt: skip
-    of_selection = ranks.groupby([*CONDITION, *SELECTION, "model"], dropna=False)
-    k = ranks.index.get_level_values("rank").to_numpy()
-    hits, expected = of_selection["hits"].cumsum(), of_selection["expected_hits"].cumsum()
-    models = ranks.assign(
-        precision=hits / (k * ranks["num_targets"]),
-        recall=hits / ranks["num_dependencies"],
-        chance_precision=expected / (k * ranks["num_targets"]),
-        chance_recall=expected / ranks["num_dependencies"],
-    ).reset_index(names=[*CONDITION, *SELECTION, "model", "k"])
-    over_seeds = models.groupby([*CONDITION, *SELECTION, "k"], dropna=False)
-    return over_seeds.agg(
-        precision=("precision", "mean"), precision_lowest=("precision", "min"),
-        precision_highest=("precision", "max"), recall=("recall", "mean"), recall_lowest=("recall", "min"),
-        recall_highest=("recall", "max"), chance_precision=("chance_precision", "mean"),
-        chance_recall=("chance_recall", "mean"), num_seeds=("model", "nunique"),
-        num_targets=("num_targets", "min"),
-    ).reset_index()  # fmt: skip
 
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +78,7 @@ def _over_seeds(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def sample_size(cells: pd.DataFrame) -> str:
-    """Of how many seeds and targets the numbers of `by_k` are, for a caption."""
+    """Of how many seeds and targets the numbers are, for a caption."""
     return f"n = {drawing.counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"
 
 

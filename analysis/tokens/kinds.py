@@ -47,8 +47,6 @@ from analysis import drawing
 from analysis.gap.gaps import (
     generalization_gaps,
 )
-from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import token_effects
 from analysis.read import (
     TARGET,
     MeasuredText,
@@ -352,21 +350,11 @@ def by_category(
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["aspect", "category"])
 
 
-def loss_differences_by_category(loss_differences: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
-    """How much the long context helps: a row a category and model, the columns of `summarize_models`."""
-    return by_category(loss_differences, categories, summarize_models)
-
-
 def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.DataFrame:
     """What part of the targets and of their whole gain a category is: `share_of_targets`, `share_of_gain`."""
     share_of_targets = differences["num_targets"] / overall["num_targets"]
     share_of_gain = share_of_targets * differences["loss_difference"] / overall["loss_difference"]
     return differences.assign(share_of_targets=share_of_targets, share_of_gain=share_of_gain)
-
-
-def effects_by_category(sparse_context_losses: pd.DataFrame, categories: pd.DataFrame) -> pd.DataFrame:
-    """What k tokens are worth: the columns of `token_effects`, a row a category and row of it."""
-    return by_category(sparse_context_losses, categories, token_effects)
 
 
 def gaps_by_category(

@@ -28,7 +28,6 @@ from pipeline.text.chunks import Chunk
 INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
 PREDECESSOR, BESIDE_COPY, OTHER = "predecessor", "beside a copy", "other"
 RELATIONS = [INDUCTION, COPY, AFTER_PREDECESSOR, PREDECESSOR, BESIDE_COPY, OTHER]
-ANY_COPY = "any copy"
 CHOSEN, AVAILABLE = "chosen", "available"
 
 
@@ -139,18 +138,6 @@ def relation_shares(selected: pd.DataFrame, available: pd.DataFrame, ks: Iterabl
         available (shares of the k tokens and of all far positions) and chosen_beyond_available.
     """
     return _shares(selected, available, [("k", k, selected["rank"] <= k) for k in ks], "relation", RELATIONS)
-
-
-def copies_by_rank(selected: pd.DataFrame, available: pd.DataFrame) -> pd.DataFrame:
-    """Share of copies of the target, whatever stands before them, among the tokens at each rank alone.
-
-    The columns of `relation_shares`, with `rank` where that has k and "any copy" as the relation.
-    """
-    both = [INDUCTION, COPY]
-    selected = selected.assign(relation=selected["relation"].replace(dict.fromkeys(both, ANY_COPY)))
-    available = available.assign(**{ANY_COPY: available[both].sum(axis=1)})
-    groups = [("rank", rank, selected["rank"] == rank) for rank in sorted(selected["rank"].unique())]
-    return _shares(selected, available, groups, "relation", [ANY_COPY])
 
 
 def distance_shares(

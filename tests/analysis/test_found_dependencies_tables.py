@@ -38,20 +38,6 @@ def rows() -> pd.DataFrame:
     ])  # fmt: skip
 
 
-def test_precision_and_recall_are_ratios_of_sums(rows: pd.DataFrame) -> None:
-    cells = dependencies.by_k(rows)
-    removed = cells[cells["rule"] == "leave_one_out"].set_index("k")
-    # Of three true dependencies of each model, 1, 2 and 3 are among the first 1, 2 and 3.
-    assert removed["recall"].round(4).tolist() == [0.3333, 0.6667, 1.0]
-    assert removed["precision"].tolist() == [0.5, 0.5, 0.5]
-    assert removed["num_seeds"].tolist() == [2, 2, 2] and removed["num_targets"].tolist() == [2, 2, 2]
-    # A uniform draw hits with 2/3 and 1/3.
-    assert removed["chance_precision"].tolist() == [0.5, 0.5, 0.5]
-    assert removed["chance_recall"].round(4).tolist() == [0.3333, 0.6667, 1.0]
-    random = cells[cells["rule"] == "random"].iloc[0]
-    assert (random["recall"], random["chance_recall"], random["num_seeds"]) == (0.0, 0.25, 1)
-
-
 def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFrame) -> None:
     """Two marked bits a target, two bits and two marks; a misses one mark, b one bit."""
     selections = [

@@ -135,10 +135,6 @@ def test_shares_by_hand(tokens: pd.DataFrame, text: MeasuredText) -> None:
             one = one[(one["k"] == k) & (one["relation"] == relation)]
             assert one["chosen"].tolist() == pytest.approx([(first["relation"] == relation).mean()])
             assert one["num_targets"].tolist() == [len(first[TARGET].drop_duplicates())]
-    by_rank = places.copies_by_rank(selected, available)
-    second = by_rank[(by_rank[list(key)] == pd.Series(key)).all(axis=1) & (by_rank["rank"] == 2)]
-    copies = rows.loc[rows["rank"] == 2, "relation"].isin([COPY, INDUCTION]).mean()
-    assert second["chosen"].tolist() == pytest.approx([copies])
 
 
 def test_tokens_of_other_data_are_refused(results: Path, tokens: pd.DataFrame, text: MeasuredText) -> None:

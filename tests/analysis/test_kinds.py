@@ -12,6 +12,7 @@ from legible_figures import assert_legible
 
 from analysis.drawing import model_labels
 from analysis.losses.losses import summarize_models
+from analysis.losses.token_worth import token_effects
 from analysis.read import MeasuredText, write_derived_table
 from analysis.tokens import kinds
 from analysis.tokens.kinds import (
@@ -308,13 +309,13 @@ def test_means_by_hand(
     loss_differences: pd.DataFrame, sparse_context_losses: pd.DataFrame, categories: pd.DataFrame
 ) -> None:
     long = loss_differences[loss_differences["model"] == "long"]
-    gains = kinds.loss_differences_by_category(long, categories)
+    gains = kinds.by_category(long, categories, summarize_models)
     assert gains["category"].tolist() == ["word start", "content word", "number", "new", "none"]
     assert of(gains, "number", "loss_difference") == [0.5]
     assert of(gains, "content word", "loss_difference") == [(0.25 - 0.5) / 2]
     assert of(gains, "content word", "num_targets") == [6]
     assert of(gains, "content word", "num_documents") == [3]
-    effects = kinds.effects_by_category(sparse_context_losses, categories)
+    effects = kinds.by_category(sparse_context_losses, categories, token_effects)
     assert of(effects, "number", "excess") == of(effects, "content word", "excess") == [0.125]
     gaps = kinds.gaps_by_category(
         loss_differences, categories, short_models=["short"], reference_model="long"
@@ -327,7 +328,7 @@ def test_shares_of_targets_and_of_the_gain_by_hand(
     loss_differences: pd.DataFrame, categories: pd.DataFrame
 ) -> None:
     long = loss_differences[loss_differences["model"] == "long"]
-    gains = kinds.loss_differences_by_category(long, categories)
+    gains = kinds.by_category(long, categories, summarize_models)
     table = kinds.with_shares(gains, summarize_models(long).iloc[0])
     # Gains of 0.5, 0.25 and -0.5 sum to 0.25 a document; the number has 0.5 of them.
     assert of(table, "number", "share_of_targets") == pytest.approx([1 / 3])

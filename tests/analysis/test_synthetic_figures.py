@@ -44,12 +44,6 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
-def test_a_size_is_solved_where_all_smaller_ones_are(cells: pd.DataFrame) -> None:
-    # k = 2 is above 0.9 at 40 again, and that does not count; k = 3 is nowhere.
-    solved = synthetic_accuracy.largest_solved_sizes(cells)
-    assert solved["largest_solved_size"].fillna(-1).tolist() == [40, 10, -1]
-
-
 def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
     of_scheme = [
@@ -84,4 +78,3 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
         "synthetic_positions",
         "sparse_parity-pose",
     }
-    assert "largest_solved_size" in (tmp_path / NOTEBOOK.name).read_text()
