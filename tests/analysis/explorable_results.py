@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from written_results import write_tables
 
-from pipeline.results.write import StageOutput
 from pipeline.text.folder import (
     EVALUATION_FILE,
     TOKENIZER_FILE,
@@ -71,15 +71,14 @@ def write_explorable(
         if model != LOSSES_ONLY:
             stages["influential_tokens"] = (of_selections, selections)
         for stage, (settings, tables) in stages.items():
-            output = StageOutput(results, stage, model, settings=settings, inputs=inputs, num_shards=1)
-            output.write_shard(0, tables)
+            write_tables(results, stage, model, settings, tables, inputs)
     return results, data
 
 
 def _tables(
     documents: Sequence[EvaluationDocument], lengths: tuple[int, int, int], intervention: str, model: str,
     generator: np.random.Generator,
-) -> tuple[dict[str, list], dict[str, dict[str, list]]]:  # fmt: skip
+) -> tuple[list[dict], dict[str, list[dict]]]:  # fmt: skip
     short_length, long_length, num_targets = lengths
     with_background = intervention == "background"
     losses: list[dict] = []
@@ -135,8 +134,4 @@ def _tables(
                             }
                             for rank, place in enumerate(far)
                         ]  # fmt: skip
-    return _columns(losses), {name: _columns(rows) for name, rows in tables.items()}
-
-
-def _columns(rows: list[dict]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    return losses, tables

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from pipeline.results.write import StageOutput
+from written_results import write_tables
+
 from pipeline.text.planting import write_needles
 
 LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]
@@ -66,10 +67,6 @@ def selected(row: dict, length: int) -> list[dict]:
     return rows
 
 
-def columns(rows: list[dict]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 def write_needle_results(folder: Path) -> Path:
     """What plant_signs --needles and the measuring stages leave, for every length."""
     for length in LENGTHS:
@@ -78,7 +75,5 @@ def write_needle_results(folder: Path) -> Path:
         for stage, measure in (("loss_differences", losses), ("influential_tokens", selected)):
             rows = [target for row in truth for target in measure(row, length)]
             settings = {"short_context_length": SHORT, "long_context_length": length}
-            StageOutput(
-                here / "results", stage, "copier", settings=settings, inputs={"checkpoint": "0"}, num_shards=1
-            ).write_shard(0, {stage: columns(rows)})
+            write_tables(here / "results", stage, "copier", settings, {stage: rows})
     return folder

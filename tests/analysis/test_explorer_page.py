@@ -213,32 +213,6 @@ def test_a_link_opens_the_same_view(
         assert [again.locator(part).inner_text() for part in told] == shown and again.url == page.url
 
 
-def test_another_rule_stands_beside(page: "sync_api.Page", explorable: Path) -> None:
-    page.get_by_role("slider").press("End")
-    page.get_by_role("combobox", name="Beside it").select_option(label=f"{MODELS[1]}: {RULES[1]}")
-    said = view(page)
-    where = {"document_id": said["document"], "target_position": int(said["position"]), "far_context": "own"}
-    places = [
-        list(
-            read(explorable, "influential_tokens", **where, model=model, rule=rule).sort_values("rank")[
-                "distance"
-            ]
-        )
-        for model, rule in ((MODELS[0], RULES[0]), (MODELS[1], RULES[1]))
-    ]
-    ranks = {int(distance): (rank, beside) for rank, beside, _, distance, *_ in cells(page)}
-    own, other = ({distance: str(rank + 1) for rank, distance in enumerate(of)} for of in places)
-    assert ranks == {
-        distance: (own.get(distance, "–"), other.get(distance, "–")) for distance in [*own, *other]
-    }
-    assert (
-        f"{len(own.keys() & other.keys())} of {max(KS)} tokens are shared"
-        in page.locator("#shared").inner_text()
-    )
-    assert page.locator("#text .beside").count() == max(KS)
-    assert page.locator("#chart polyline.beside").get_attribute("points") != ""
-
-
 def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page", explorable: Path) -> None:
     page.get_by_role("tab", name="All targets").click()
     losses = read(explorable, "loss_differences", model=MODELS[0])

@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import answers
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
 from pipeline.results.export import export, main, parser
@@ -53,12 +52,6 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
         assert run_query(connect(exported, sql), sql, 10**6) == run_query(connect(results, sql), sql, 10**6)
     for stage in ("loss_differences", "influential_tokens", "length_losses"):
         assert read_made_by(exported, stage) == read_made_by(results, stage)
-
-
-def test_the_closing_summary_of_an_export_tells_the_same(results: Path, exported: Path) -> None:
-    pages = [answers.page(folder, folder, "nearest") for folder in (results, exported)]
-    assert pages[1].split("Figures")[0] == pages[0].split("Figures")[0]
-    assert f"Data: {exported} " in pages[1]
 
 
 def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:

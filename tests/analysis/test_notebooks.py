@@ -10,14 +10,12 @@ from pathlib import Path
 
 import forked_stages
 import nbformat
-import numpy as np
 import pytest
 from explorable_results import write_explorable
 from needle_results import write_needle_results
 from synthetic_results import Truth
 
 from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
-from analysis.read import write_derived_table
 from analysis.run_notebooks import parser
 from pipeline.cli import InputError
 from pipeline.results.files import FolderLock, read_parquet
@@ -122,21 +120,6 @@ def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
     assert "No model was trained at a short context" in text and "copy after predecessor" in text
     table = read_parquet(figures / "token_categories.parquet", SCHEMAS["token_categories"].names)
     assert table.num_rows > 0
-
-
-@pytest.mark.slow
-def test_ends_of_repeats_are_told_from_others(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
-    folder, truth, _ = scales
-    kinds = np.where(truth.targets["target_position"] % 4 == 0, "repeated bigram", "new")
-    columns = {"word_part": "word start", "word_kind": "number", "follows": "none", "part_of_speech": None}
-    table = truth.targets.assign(repetition=kinds, **columns)
-    write_derived_table(table, "token_categories", tmp_path / "data")
-    parameters = {
-        "results": str(folder / "large"), "also_results": [str(folder / "small")],
-        "figures_folder": str(tmp_path / "figures"), "data": str(tmp_path / "data"),
-    }  # fmt: skip
-    assert list(execute_all([NOTEBOOKS / "model_scale.ipynb"], tmp_path / "figures", parameters))
-    assert "all other tokens:" in printed(tmp_path / "figures")
 
 
 def test_what_a_notebook_is_made_from(tmp_path: Path) -> None:

@@ -9,18 +9,14 @@ from pathlib import Path
 import forked_stages
 import matplotlib.pyplot as plt
 import nbformat
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from explorable_results import write_explorable
 
 from analysis import explorer, summary
 from analysis.notebooks import NOTEBOOKS, execute_all
-from analysis.read import write_derived_table
 from pipeline.cli import InputError
 from pipeline.results.files import allow_partial
-from pipeline.results.read import read_artefact
-from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "partial: 1 of 2 shards of loss_differences of model 'long-seed0'"
@@ -66,15 +62,6 @@ def test_a_notebook_says_so_below_every_cell(partial_results: Path, tmp_path: Pa
     first = next(i for i, cell in enumerate(code) if "read_artefact(" in cell.source)
     assert noted == [i >= first for i in range(len(code))]
     assert len(noted) - first >= 3  # a table, a figure and sentences
-
-
-def test_the_tables_that_notebooks_write(partial_results: Path, results: Path, tmp_path: Path) -> None:
-    empty = pd.DataFrame(columns=SCHEMAS["selection_rules"].names)
-    for read, note in ((partial_results, NOTE.encode()), (results, None)):
-        allow_partial()
-        read_artefact(read, "loss_differences", ["document_id"])
-        path = write_derived_table(empty, "selection_rules", tmp_path)
-        assert (pq.read_schema(path).metadata or {}).get(b"note") == note
 
 
 def test_the_page_of_targets_in_their_text(tmp_path: Path) -> None:

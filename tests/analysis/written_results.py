@@ -25,10 +25,10 @@ def write_rows(results: Path, stage: str, artefact: str, rows: pd.DataFrame) -> 
 
 def write_tables(
     results: Path, stage: str, model: str, settings: dict[str, Any],
-    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]], inputs: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
     """Write rows of several artefacts of one model; columns that a row lacks are null."""
-    output = StageOutput(results, stage, model, settings=settings, inputs={}, num_shards=1)
+    output = StageOutput(results, stage, model, settings=settings, inputs=inputs or {}, num_shards=1)
     columns = {
         artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
         for artefact, rows in tables.items()
