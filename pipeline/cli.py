@@ -57,6 +57,7 @@ LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of 
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
+Number = TypeVar("Number", int, float)
 logger = logging.getLogger("pipeline")
 
 
@@ -90,11 +91,7 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
 
 @contextmanager
 def endings(program: str) -> Iterator[None]:
-    """Turn what ends the block, where it is no mistake of ours, into one sentence and an exit code.
-
-    Raises:
-        SystemExit: with that exit code; 2 for what the user can mend.
-    """
+    """What ends the block, where it is no mistake of ours, becomes one sentence and an exit code."""
     try:
         try:
             yield
@@ -212,45 +209,35 @@ def progress_bar(
     )  # fmt: skip
 
 
+def _number(
+    wanted: str, is_right: Callable[[float], bool], kind: Callable[[str], Number]
+) -> Callable[[str], Number]:
+    """An argparse type: a finite number that `is_right`."""
+
+    def parsed(text: str) -> Number:
+        try:
+            number = kind(text)
+            if math.isfinite(number) and is_right(number):
+                return number
+        except (ValueError, OverflowError):
+            pass
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+
+    return parsed
+
+
 def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
     """An argparse type: a whole number from `least` to `most`; to what 64 bits hold by default."""
     wanted = f"of at least {least}, within 64 bits" if most == LARGEST_INT else f"from {least} to {most}"
-
-    def parsed(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number {wanted}")
-        return number
-
-    return parsed
+    return _number(f"a whole number {wanted}", lambda number: least <= number <= most, int)
 
 
 positive_int = whole_number(1)
 random_seed = whole_number(0)
-
-
-def _number(wanted: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
-    """An argparse type: a finite number that `is_right`."""
-
-    def parsed(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and is_right(number)):
-            raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
-        return number
-
-    return parsed
-
-
-finite_float = _number("a finite number", lambda _: True)
-positive_float = _number("a finite number above 0", lambda number: number > 0)
-positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 < number <= 1)
-fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1)
+finite_float = _number("a finite number", lambda _: True, float)
+positive_float = _number("a finite number above 0", lambda number: number > 0, float)
+positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 < number <= 1, float)
+fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1, float)
 
 
 def folder_path(text: str) -> Path:
@@ -328,12 +315,7 @@ def prepare() -> None:
 
 
 def run_module(module_name: str, program: str) -> NoReturn:
-    """Import a module, run its `main(arguments)` on the command line, and end the process.
-
-    Args:
-        module_name: of a module with `parser()` and `main(arguments)`.
-        program: the program's name, as it was typed.
-    """
+    """Import a module that has `parser()` and `main(arguments)`, run it as `program`, and end the process."""
     with endings(program):
         module = importlib.import_module(module_name)
         run_stage(module.parser(), module.main)

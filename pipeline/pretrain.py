@@ -68,11 +68,7 @@ logger = logging.getLogger("pipeline")
 
 
 def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
-    """The run's configuration, complete and checked as far as it can be without the data itself.
-
-    Raises:
-        InputError: names the field and what would be right.
-    """
+    """The run's configuration, checked as far as it can be without the data itself, or an InputError."""
     from pipeline.training.config import Schedule, counts_epochs, load_config
 
     config = load_config(arguments.config, arguments.overrides, data)

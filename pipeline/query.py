@@ -153,11 +153,7 @@ def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
-    """The one statement of the SQL, which only reads.
-
-    Raises:
-        InputError: it is none, several, or one that could write.
-    """
+    """The SQL's one statement, which only reads; an InputError where it is any other."""
     statements = connection.extract_statements(sql)
     if not statements:
         raise InputError("the SQL is empty; leave it out to list the views")
@@ -173,11 +169,7 @@ def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statemen
 def run_query(
     connection: duckdb.DuckDBPyConnection, sql: str, max_rows: int
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and at most `max_rows` + 1 rows of a query; the one too many tells that there are more.
-
-    Raises:
-        InputError: the SQL is wrong, or no query; says what, in one sentence.
-    """
+    """Column names and at most `max_rows` + 1 rows of a query; an InputError where it is wrong."""
     try:
         cursor = connection.execute(_checked(connection, sql))
         rows = cursor.fetchmany(max_rows + 1)
@@ -192,17 +184,7 @@ def _sentence(error: duckdb.Error) -> str:
 
 
 def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, path: Path) -> int:
-    """Write all rows of a query to a file, whole or not at all; returns how many they are.
-
-    Args:
-        connection: of `connect`.
-        sql: the query.
-        file_format: a name of `EXPORTS`.
-        path: replaced where it exists.
-
-    Raises:
-        InputError: the SQL is wrong, or no query; or the rows cannot be written there.
-    """
+    """Write all rows of a query to a file, in a format of `EXPORTS`, whole or not at all; how many."""
     num_rows = 0
 
     def copy(temporary: Path) -> None:

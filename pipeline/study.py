@@ -92,12 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Run, print or submit the study.
-
-    Raises:
-        InputError: the study cannot run as it says.
-        SystemExit: a command failed; with its exit code.
-    """
+    """Run, print or submit the study; exits with the code of the first command that failed."""
     speed = arguments.utilization, arguments.peak_flops, arguments.gpu
     if arguments.dry_run and is_training_configuration(arguments.study):
         from pipeline.studies.costs import Machine, need_of_run

@@ -45,11 +45,7 @@ logger = logging.getLogger("pipeline.results")
 
 
 def refuse_folder(path: Path) -> None:
-    """Refuse to replace a folder, a device or a pipe by a file; for whoever wants to know before the work.
-
-    Raises:
-        InputError: one is there.
-    """
+    """An InputError where a file would replace a folder, a device or a pipe."""
     if path.exists() and not path.is_file():
         kind = "folder" if path.is_dir() else "device or a pipe"
         raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
@@ -149,11 +145,7 @@ def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Ta
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The named columns, or all, of one Parquet file, its pages checked where they have checksums.
-
-    Raises:
-        InputError: it is not Parquet, not all of it, damaged inside, or lacks a column.
-    """
+    """The named columns, or all, of one Parquet file; an InputError where it is damaged, or lacks one."""
     present = read_schema(path).names
     missing = [name for name in columns or () if name not in present]
     if missing:
@@ -163,11 +155,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """The schema and metadata at the end of one Parquet file; no row is read.
-
-    Raises:
-        InputError: it is not Parquet, or not all of it.
-    """
+    """The schema and metadata of one Parquet file; an InputError where it is not Parquet, or not whole."""
     if not path.is_file():
         raise InputError(f"{path} is no file")
     with _damage_in_words(path):
@@ -209,11 +197,7 @@ class FolderLock(ExitStack):
         self._folder, self._flag, self._part = folder, flag, part
 
     def __enter__(self) -> Self:
-        """Take the lock, and remove what killed writers left in the folder itself.
-
-        Raises:
-            InputError: another program holds it, or this one does already.
-        """
+        """Take the lock, and remove what killed writers left; an InputError where it is held."""
 
         def division(name: str) -> str:
             return re.sub(r"\d+(?=-of-)", "", name)
@@ -361,11 +345,7 @@ def _sha256(path: Path, state: tuple[int, ...]) -> str:
 
 
 def read_manifest(results: Path) -> dict[str, str]:
-    """File -> SHA-256 of an exported folder; empty where there is no manifest.
-
-    Raises:
-        InputError: the manifest is damaged.
-    """
+    """File -> SHA-256 of an exported folder, none where it is no export; an InputError of a damaged one."""
     path = results / MANIFEST
     if not path.exists():
         return {}
@@ -406,15 +386,7 @@ def add_partial_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unless_allowed(note: str, sentence: str) -> None:
-    """Refuse results that are not complete; or remember what is read in part, where that is allowed.
-
-    Args:
-        note: such as "3 of 4 shards of loss_differences of model 'a'".
-        sentence: of the refusal.
-
-    Raises:
-        InputError: it is not allowed.
-    """
+    """An InputError of this sentence; or, where partial results are allowed, the note is remembered."""
     if not _allowed:
         raise InputError(sentence)
     _notes[note] = None

@@ -139,14 +139,9 @@ class Source:
 
 
 def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> list[Source]:
-    """The source of each model's rows in files of one artefact; no row is read.
+    """The source of each model's rows in files of one artefact, of these models or all; no row is read.
 
-    Args:
-        paths: of `whole_files`.
-        models: of these only; of all where None.
-
-    Raises:
-        InputError: a file is of another schema version.
+    An InputError where a file is of another schema version.
     """
     found = []
     for path in paths:
@@ -204,11 +199,7 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
 
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What made a stage's results, for each model: "settings", "inputs" (SHA-256), "schema_version", "stage".
-
-    Raises:
-        InputError: the file that says it is damaged.
-    """
+    """What made a stage's results, by model: "settings", "inputs" (SHA-256), "schema_version", "stage"."""
     files = {}
     for mark in read_marks(results, stage):
         if mark.model not in files and mark.sha256:
@@ -232,11 +223,7 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 
 def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
-    """What a stage was run with for one model.
-
-    Raises:
-        InputError: the folder does not say.
-    """
+    """What a stage was run with for one model; an InputError where the folder does not say."""
     settings = read_settings(results, stage)
     if model not in settings:
         raise InputError(f"{results} holds no results of {stage} of model '{model}'")
@@ -244,11 +231,7 @@ def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
 
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
-    """What the files of one artefact say of each model, its size and training; empty where they are older.
-
-    Raises:
-        InputError: the artefact's files are damaged or not complete.
-    """
+    """What the files of one artefact say of each model, its size and training; empty where they are older."""
     facts: dict[str, dict[str, Any]] = {}
     for file in sources(whole_files(results, artefact)):
         facts.setdefault(file.model, json.loads(file.metadata.get(b"model_facts", b"{}")))

@@ -29,11 +29,7 @@ class Interval:
 
 
 def ratio_of_sums(
-    numerators_D: np.ndarray,
-    denominators_D: np.ndarray,
-    *,
-    seed: int = 0,
-    num_resamples: int = NUM_RESAMPLES,
+    numerators_D: np.ndarray, denominators_D: np.ndarray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
 ) -> Interval:
     """Interval of sum(numerators) / sum(denominators) over documents.
 
@@ -47,41 +43,23 @@ def ratio_of_sums(
 
     Args:
         numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
-        seed: of the resampling, if any; the same seed draws the same documents, whatever is measured on them.
+        seed: of the resampling; the same seed draws the same documents, whatever is measured on them.
         num_resamples: bootstrap resamples.
 
     Returns:
-        The ends are NaN for a single document, which says nothing about others, and where leaving one out
-        leaves no denominator.
-
-    Raises:
-        ValueError: no documents, or arrays of different shape.
+        The ends are NaN where documents say nothing about others: one alone, or no denominator without one.
     """
     return _interval_over_documents([numerators_D, denominators_D], _ratio, seed, num_resamples)
 
 
 def difference_of_ratios(
-    first: tuple[np.ndarray, np.ndarray],
-    second: tuple[np.ndarray, np.ndarray],
-    *,
-    seed: int = 0,
-    num_resamples: int = NUM_RESAMPLES,
+    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
 ) -> Interval:
-    """Interval of the second ratio of sums less the first, measured on the same documents.
+    """Interval of the second ratio of sums less the first, each a pair of numerators and denominators.
 
     Both are of the same resampled documents, so what a document does to both is no part of the interval.
-
-    Args:
-        first, second: numerators and denominators, as of `ratio_of_sums`, one value a document in one order.
-        seed, num_resamples: as of `ratio_of_sums`.
-
-    Returns:
-        As `ratio_of_sums`.
-
-    Raises:
-        ValueError: no documents, or arrays of different shape.
     """
-    return _interval_over_documents([*first, *second], _difference, seed, num_resamples)
+    return _interval_over_documents([*first, *second], _difference, 0, NUM_RESAMPLES)
 
 
 def _ratio(sums_X2: np.ndarray) -> np.ndarray:
@@ -153,12 +131,7 @@ def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
 
 
 def wilson_interval(num_successes: int, num_examples: int) -> Interval:
-    """Share of successes with its 95 % interval (Wilson 1927, JASA 22), which has a width at 0 and 1 too.
-
-    Args:
-        num_successes: of independent examples.
-        num_examples: at least 1.
-    """
+    """Share of successes with its 95 % interval (Wilson 1927, JASA 22), which has a width at 0 and 1 too."""
     from scipy.stats import binomtest  # late: it is slow to load
 
     share = binomtest(num_successes, num_examples).proportion_ci(method="wilson")

@@ -130,12 +130,8 @@ class StageOutput:
     def writing(self, part: str | None = None) -> Iterator[None]:
         """Hold what is to be written: a second program with the same part, or with all of it, is refused.
 
-        Args:
-            part: which of several processes that split the shards this is, such as "task-1-of-4"; None for
-                one that takes whatever is missing.
-
-        Raises:
-            InputError: another program is writing it; or what `__init__` raises, of one that just ended.
+        `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
+        whatever is missing.
         """
         with FolderLock(self._marks, "--results", part) as self._lock:
             try:
@@ -182,16 +178,11 @@ class StageOutput:
         tables: Mapping[str, Mapping[str, Sequence[Any]]],
         model_facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the columns of each artefact of one shard, then mark the shard complete.
+        """Write artefact -> column -> values of one shard, then mark the shard complete.
 
-        Args:
-            shard_index: which shard.
-            tables: artefact -> column -> values, as `SCHEMAS` names and types them; a column that may be null
-                and is not given is null.
-            model_facts: what is known of the model, JSON values; recorded in the files, never compared.
-
-        Raises:
-            InputError: another task has meanwhile written a shard with other settings, or another division.
+        The columns are those of `SCHEMAS`; one that may be null and is not given is null. `model_facts` are
+        recorded in the files, and never compared. An InputError where another task has meanwhile written a
+        shard with other settings, or another division.
         """
         provenance = {
             **self._made_by,
@@ -207,7 +198,9 @@ class StageOutput:
             assert self._lock is not None
             for artefact, columns in tables.items():
                 schema = SCHEMAS[artefact].with_metadata(metadata)
-                table = pa.Table.from_pydict(_with_nulls(columns, schema), schema=schema)
+                num_rows = len(next(iter(columns.values()), ()))
+                nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
+                table = pa.Table.from_pydict(nulls | dict(columns), schema=schema)
                 path = shard_path(self._results, artefact, self._model, shard_index, self._num_shards)
                 remove_leftovers(path.parent, f".{path.name}.*.part")
                 temporary = files.enter_context(whole_or_absent(path))
@@ -220,9 +213,3 @@ class StageOutput:
                 mark.unlink(missing_ok=True)  # of damaged files, which are replaced one by one
                 files.close()
                 write_json(mark, {"files": records, "num_tasks": self._num_tasks})
-
-
-def _with_nulls(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> dict[str, Sequence[Any]]:
-    num_rows = len(next(iter(columns.values()), ()))
-    absent = [field.name for field in schema if field.nullable and field.name not in columns]
-    return {**columns, **{name: [None] * num_rows for name in absent}}

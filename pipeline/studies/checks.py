@@ -47,8 +47,7 @@ def _program(command: Command, *further: str) -> Iterator[tuple[Any, argparse.Na
 def finished_of(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
     """The names of the commands that have nothing left to do, as their programs say.
 
-    Raises:
-        InputError: there are results of other settings or other inputs; a plan only says so.
+    Results of other settings or inputs are an InputError; of a plan, a warning.
     """
     finished: set[str] = set()
     logging.disable(logging.INFO)  # what a program says where it finds its work done
@@ -79,11 +78,7 @@ def _is_done(command: Command) -> bool:
 
 
 def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> "Checked":
-    """What is known of a study once nothing is left that its programs would refuse, whatever the text.
-
-    Raises:
-        InputError: names the command and what would be right.
-    """
+    """What is known of a study once nothing is left that its programs would refuse, whatever the text."""
     from pipeline.studies.costs import Checked, data_facts
 
     facts = data_facts(study.data, Path(study.run) / "data") if isinstance(study, TextStudy) else None
@@ -128,11 +123,7 @@ def _refuse_unsaved_steps(measuring: Measuring, configs: Mapping[str, Any]) -> N
 
 
 def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) -> None:
-    """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'.
-
-    Raises:
-        InputError: names the command and what would be right.
-    """
+    """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'."""
     data = Path(study.run) / "data"
     for command in to_run:
         if command.stage != "tokenize_c4":

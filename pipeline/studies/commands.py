@@ -113,11 +113,7 @@ class Command:
 
 
 def commands_of(study: Study) -> list[Command]:
-    """All commands of a study.
-
-    Raises:
-        InputError: its parts do not fit together.
-    """
+    """All commands of a study; an InputError where its parts do not fit together."""
     if isinstance(study, SyntheticStudy):
         return _synthetic_commands(study)
     assert isinstance(study, TextStudy)
@@ -346,11 +342,7 @@ def _compare_measures(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Comma
 
 
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
-    """Trainings first.
-
-    Raises:
-        InputError: a grid is empty or two train the same run; a task is unknown, or tested and not trained.
-    """
+    """Those of a study of synthetic tasks, trainings first."""
     run, grids = Path(study.run), study.synthetic.grids
     trains = {name: list(_train(study, grid)) for name, grid in grids.items()}
     grid_of: dict[str, str] = {}

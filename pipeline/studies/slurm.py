@@ -58,11 +58,7 @@ def logs_of(study: Study) -> Path:
 
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
-    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh.
-
-    Raises:
-        InputError: there is neither.
-    """
+    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
     jobs = [job for command in commands for job in _jobs_of(command)]
     for job in (*jobs, *(job._replace(name=job.script) for job in jobs)):
         if job.name == name:
@@ -85,11 +81,7 @@ def _jobs_of(command: Command) -> list[_Job]:
 
 
 def sbatch(study: Study) -> Submit:
-    """Submits for real, with the variables of slurm/cluster.env.
-
-    Raises:
-        InputError: there is no cluster.env here; and, when a job is submitted, sbatch refuses it.
-    """
+    """What submits for real, with the variables of slurm/cluster.env; an InputError where that is missing."""
     if not _ENVIRONMENT.is_file():
         raise InputError(
             f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"

@@ -117,11 +117,7 @@ class PretrainConfig(TrainConfig):
         return getattr(self, f"{self.position_scheme}_target_length", None)
 
     def micro_batch_size(self, num_ranks: int) -> int:
-        """Sequences of one forward pass on one of `num_ranks` ranks; every micro-batch has this size.
-
-        Raises:
-            InputError: the global batch does not divide into equal micro-batches.
-        """
+        """Sequences of each forward pass on one of `num_ranks` ranks; an InputError where none is."""
         if self.global_train_batch_size % num_ranks:
             size = f"global_train_batch_size {self.global_train_batch_size} (sequences)"
             raise InputError(f"{size} is not divisible by the {num_ranks} ranks")
@@ -336,11 +332,7 @@ def counts_epochs(max_duration: int | str) -> bool:
 
 
 def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_epoch: int) -> int:
-    """OLMo's `max_duration` in optimizer steps: 1000 steps, "2e6T" tokens (rounded up), "2ep" epochs.
-
-    Raises:
-        InputError: it is none of these, or less than one step.
-    """
+    """OLMo's `max_duration` in optimizer steps: 1000 steps, "2e6T" tokens (rounded up), "2ep" epochs."""
     text = str(max_duration).strip()
     try:
         if counts_epochs(text):

@@ -77,12 +77,9 @@ def _mix(numbers_N: np.ndarray) -> np.ndarray:
 
 
 def refuse_damaged_tokens(data: TokenizedData, rank: int = 0, num_ranks: int = 1) -> None:
-    """Read the training files once and compare their SHA-256: what is recorded of a run must be true of it.
+    """Compare the SHA-256 of the training files: what is recorded of a run must be true of it.
 
-    Each of the run's `num_ranks` processes reads its share of the files, so that none waits for long.
-
-    Raises:
-        InputError: a file is damaged.
+    Each of the `num_ranks` processes reads its share of them; an InputError names a damaged one.
     """
     manifest = read_manifest(data.folder)
     assert manifest is not None
@@ -169,11 +166,7 @@ class TrainingBatches:
         return self._order_of_epoch(epoch).sequences_at(np.arange(first, first + self._batch_size))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(token_ids_BS, position_ids_BS) of `step`, both int64.
-
-        Raises:
-            InputError: a token is beyond the vocabulary.
-        """
+        """(token_ids_BS, position_ids_BS) of `step`, int64; tokens beyond the vocabulary are refused."""
         indices_B = self.sequence_indices(step)
         files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
         token_ids_BS = np.empty((self._batch_size, self._train_context_length), dtype=np.int64)

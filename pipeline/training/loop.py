@@ -81,11 +81,7 @@ class TrainingLoop(ABC):
         self._num_steps, self._stop_request = num_steps, stop_request
 
     def run(self) -> Path:
-        """Train to the end or a requested stop, saving then and every `save_interval` steps; the last folder.
-
-        Raises:
-            InputError: the loss or the gradient stopped being finite; names the step.
-        """
+        """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
         with self._open_metrics() as log:
             is_stopping = False
@@ -118,11 +114,7 @@ class TrainingLoop(ABC):
     def _update_weights(
         self, optimizer: "Optimizer", step: int, learning_rate: float, loss_nats: float, gradient_norm: float
     ) -> None:
-        """Take the optimizer's step, and clear the gradients.
-
-        Raises:
-            InputError: loss or gradient are not finite; so no checkpoint ever holds what is not a number.
-        """
+        """Take the optimizer's step, unless loss or gradient are not finite: no checkpoint has that."""
         if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
             raise InputError(
                 f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"

@@ -62,11 +62,7 @@ POSITION_SCHEMES = ("contiguous", "pose", "randomized")
 
 
 def position_scheme(name: str, target_length: int | None = None) -> PositionScheme:
-    """The scheme called `name`; `target_length` is the length to generalize to, None for contiguous IDs.
-
-    Raises:
-        InputError: no scheme has that name, or the target length is missing or would be ignored.
-    """
+    """The scheme of this name, which draws IDs below `target_length`, None for contiguous ones."""
     if name not in POSITION_SCHEMES:
         raise unknown_name("position_scheme", name, POSITION_SCHEMES)
     if name == "contiguous":

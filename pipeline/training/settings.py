@@ -51,11 +51,7 @@ Relation = tuple[Callable[[Any], bool], str]
 
 
 def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Sequence[Relation]) -> None:
-    """Refuse a number, or a number of a list, outside of its range, and then fields that do not go together.
-
-    Raises:
-        InputError: names the field, its value and what would be right.
-    """
+    """An InputError where a number lies outside of its range, or fields do not go together."""
     for field, allowed in ranges.items():
         value = attrgetter(field)(config)
         for number in value if isinstance(value, list | tuple) else (value,):
@@ -95,11 +91,7 @@ def read_overrides(overrides: Sequence[str]) -> DictConfig:
 
 
 def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
-    """The dataclass of `schema`, its fields set as the parts say; later parts win.
-
-    Raises:
-        InputError: a field is unknown, of another type, or missing; names it, and `path`, where most stand.
-    """
+    """The dataclass of `schema`, its fields as the parts say, of which later ones win."""
     merged = cast(DictConfig, OmegaConf.merge(schema))
     name = ""
     try:
