@@ -31,6 +31,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
+from psutil import pid_exists
 
 from pipeline.cli import InputError
 from pipeline.results.versions import sha256_of_files
@@ -64,13 +65,12 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
     for leftover in path.parent.glob(f".{escape(path.name)}.{escape(host)}.*{_TEMPORARY}"):
-        if not _is_running(int(leftover.name.split(".")[-3])):
+        if not pid_exists(int(leftover.name.split(".")[-3])):
             leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{host}.{os.getpid()}.{uuid4().hex[:8]}{_TEMPORARY}")
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
     except BaseException as error:
         with suppress(OSError):  # on a read-only file system: what raised is to be reported, not this
@@ -78,19 +78,16 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             error.filename = str(path)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:  # the rename itself must survive a power loss
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)  # the rename itself must survive a power loss
 
 
-def _is_running(pid: int) -> bool:
+def sync(path: Path) -> None:
+    """Hand a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_leftovers(folder: Path, *patterns: str) -> None:

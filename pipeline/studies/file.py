@@ -304,11 +304,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             environment is not set; a name of a model or program is unknown.
     """
     path = find_study_file(path)
-    if is_training_configuration(path):
-        raise InputError(
-            f"{path} is the configuration of one training; a study names it as sizes.<name>.config, and"
-            " --dry-run says what it needs"
-        )
     study = _read_study(path, overrides)
     if not study.run or study.threads < 1:
         raise InputError(f"{path}: run must name a folder, and threads be at least 1")

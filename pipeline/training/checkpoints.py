@@ -9,7 +9,6 @@
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, is_out_of_memory
 from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
-from pipeline.results.files import write_atomically
+from pipeline.results.files import sync, write_atomically
 from pipeline.results.write import differences
 from pipeline.training.settings import plain_values, read_yaml
 
@@ -70,9 +69,9 @@ def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[
             _save(content, temporary / f"{stem}.pt")
         write_mark(temporary)
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+            sync(path)
         temporary.rename(folder)
-        _sync(run_folder)
+        sync(run_folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -88,12 +87,6 @@ def _save(content: dict[str, Any], path: Path) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:

@@ -118,14 +118,18 @@ class PretrainConfig(TrainConfig):
 
     def micro_batch_size(self, num_ranks: int) -> int:
         """Sequences of each forward pass on one of `num_ranks` ranks; an InputError where none is."""
-        if self.global_train_batch_size % num_ranks:
-            size = f"global_train_batch_size {self.global_train_batch_size} (sequences)"
-            raise InputError(f"{size} is not divisible by the {num_ranks} ranks")
-        rank_batch_size = self.global_train_batch_size // num_ranks
+        rank_batch_size, rest = divmod(self.global_train_batch_size, num_ranks)
+        if rest:
+            raise InputError(
+                f"global_train_batch_size {self.global_train_batch_size} (sequences) is not divisible by the"
+                f" {num_ranks} ranks"
+            )
         micro_batch_size = min(self.device_train_microbatch_size, rank_batch_size)
         if rank_batch_size % micro_batch_size:
-            size = f"device_train_microbatch_size {micro_batch_size} (sequences)"
-            raise InputError(f"the {rank_batch_size} sequences of a rank are not divisible by {size}")
+            raise InputError(
+                f"the {rank_batch_size} sequences of a rank are not divisible by"
+                f" device_train_microbatch_size {micro_batch_size} (sequences)"
+            )
         return micro_batch_size
 
 
@@ -253,10 +257,9 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
         if tokens is None:
             continue
         if tokens % length:
-            sentence = (
-                f"{tokens_field} {tokens} is not a multiple of the train_context_length, {length} tokens"
+            raise InputError(
+                f"{tokens_field} {tokens} is not a multiple of the train_context_length, {length}"
             )
-            raise InputError(sentence)
         if sequences_field in given and num_sequences != tokens // length:
             raise InputError(
                 f"{tokens_field} {tokens} makes {tokens // length} sequences, but {sequences_field} is"
@@ -268,15 +271,18 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
 def _refuse_bad_names(config: PretrainConfig) -> None:
     for name, value in plain_values(config).items():
         if name not in HONOURED_FIELDS and value is not None and value != _olmo_defaults()[name]:
-            sentence = f"'{name}' is a field of OLMo's trainer that pretrain does not act on"
-            raise InputError(f"{sentence}; leave it out or set it to null")
-    if config.precision is not None and config.precision not in PRECISIONS:
-        raise unknown_name("precision", config.precision, PRECISIONS)
-    if config.attention_scaling not in ATTENTION_SCALINGS:
-        raise unknown_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
-    for tracker in config.trackers or ():
-        if tracker not in TRACKERS:
-            raise unknown_name("tracker", tracker, TRACKERS)
+            raise InputError(
+                f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out"
+            )
+    trackers = config.trackers or ()
+    for kind, name, known in (
+        ("precision", config.precision, PRECISIONS),
+        ("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS),
+        *(("tracker", tracker, TRACKERS) for tracker in trackers),
+    ):
+        if name is not None and name not in known:
+            raise unknown_name(kind, name, known)
+    for tracker in trackers:
         if find_spec(tracker) is None:
             raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
 

@@ -121,11 +121,7 @@ class TrainingBatches:
         self, paths: Sequence[Path], token_dtype: np.dtype, *, train_context_length: int, batch_size: int,
         scheme: PositionScheme, seed: int, vocabulary_size: int | None = None,
     ) -> None:  # fmt: skip
-        """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused.
-
-        Raises:
-            InputError: the files hold fewer sequences than one step takes.
-        """
+        """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused."""
         self._train_context_length, self._batch_size = train_context_length, batch_size
         self._scheme, self._seed = scheme, seed
         self._paths, self._vocabulary_size = list(paths), vocabulary_size

@@ -32,9 +32,7 @@ class MetricsLog:
         """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
 
         Lines reach it every `flush_interval` steps; `track` is called with each line's metrics and `step`.
-
-        Raises:
-            InputError: the file is damaged, or lacks finished steps.
+        An InputError where finished steps are not there.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []

@@ -66,8 +66,6 @@ def position_scheme(name: str, target_length: int | None = None) -> PositionSche
     if name not in POSITION_SCHEMES:
         raise unknown_name("position_scheme", name, POSITION_SCHEMES)
     if name == "contiguous":
-        if target_length is not None:
-            raise InputError("position_scheme 'contiguous' would ignore the target length that is given")
         return contiguous_position_ids
     if target_length is None:
         raise InputError(

@@ -106,24 +106,14 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16. `auto` is
     `amp_bf16` where that is faster on the device and `fp32` elsewhere; a run that goes on keeps what it had.
     None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which the log then says. `saved` is what
-    the checkpoint that the run goes on from was trained in.
-
-    Raises:
-        InputError: the checkpoint was trained in another precision than the one asked for, or than this
-            device has.
+    the checkpoint that the run goes on from was trained in; an InputError where that is another.
     """
     if precision == "auto":
         chosen = saved or ("bf16" if faster_dtype(device) == torch.bfloat16 else "no")
     else:
         chosen = "bf16" if precision == "amp_bf16" else "no"
     if chosen == "bf16" and not supports_bfloat16(device):
-        name = torch.cuda.get_device_name(device)
-        if saved == "bf16":
-            sentence = (
-                f"the checkpoint was trained in bfloat16, which {name} has not; go on with it on a newer"
-            )
-            raise InputError(f"{sentence} GPU, or choose another --save-folder")
-        logger.warning("%s has no bfloat16; training in float32", name)
+        logger.warning("%s has no bfloat16; training in float32", torch.cuda.get_device_name(device))
         chosen = "no"
     if saved is not None and chosen != saved:
         raise InputError(
@@ -183,9 +173,6 @@ def estimate(
 
     Memory is what the parameters take and, for each token of a micro-batch, what a backward pass keeps:
     attention fused, nothing checkpointed.
-
-    Raises:
-        InputError: max_duration is not understood, or counts epochs and `num_train_tokens` are not known yet.
     """
     if counts_epochs(config.max_duration) and num_train_tokens is None:
         raise InputError(

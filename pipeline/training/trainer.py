@@ -264,10 +264,6 @@ class Trainer(TrainingLoop):
         """Build model and optimizer, at the run's newest checkpoint where it has one.
 
         Planted answers, which `answer_loss_weight` is of, stand behind the tokens `question_ids`.
-
-        Raises:
-            InputError: the batch does not divide over the ranks, the model does not fit the memory, or the
-                checkpoint is damaged or was trained in another precision.
         """
         super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
         self._config, self._schedule = config, schedule

@@ -11,7 +11,6 @@ from measured_documents import write_data
 
 from pipeline import pretrain
 from pipeline.cli import InputError
-from pipeline.length_losses import default_context_lengths
 from pipeline.studies import costs as costs_module
 from pipeline.studies.checks import check_settings
 from pipeline.studies.commands import Command, commands_of
@@ -20,7 +19,6 @@ from pipeline.studies.costs import (
     Cost,
     Machine,
     cost_of,
-    lines_of_plan,
     num_chunks,
     token_forwards_of_chunk,
 )
@@ -64,13 +62,6 @@ def test_token_forwards_with_backgrounds_controls_and_judges_by_hand() -> None:
     within = replace(nearest, intervention="background", num_backgrounds=2)
     sparse, baseline = 2 * (7 + sparse), 2 * ((6 + 2 * 4) + (7 + 4))
     assert token_forwards_of_chunk("influential_tokens", within) == 2 * sparse + 3 * 4 + 11 + baseline
-
-
-def test_length_losses_take_about_four_tokens_a_target_and_token_of_context() -> None:
-    for long in (256, 1024, 2048):
-        evaluation = Evaluation(short_context_length=8, long_context_length=long, targets_per_chunk=16)
-        real = 16 * sum(default_context_lengths(long - 16))
-        assert token_forwards_of_chunk("length_losses", evaluation) == pytest.approx(real, rel=0.25), long
 
 
 @pytest.mark.parametrize("limits", [(None, None), (2, None), (None, 1), (1, 1), (9, 9)])
@@ -118,21 +109,6 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
     assert cost("loss_differences-tiny") == pytest.approx(Cost(0, 2 * measured, flops, flops / 0.5e9))
     assert cost("summary-tiny") == Cost()
     assert (cost("tiny-long-seed1") + cost("tiny-short-seed0")).train_tokens == 8 * 4096
-
-
-def test_what_only_the_data_tells_is_said_and_not_guessed(study_file: Callable[..., Path]) -> None:
-    overrides = ["evaluation.max_documents=null", "sizes.tiny.max_duration=2ep"]
-    commands = {command.name: command for command in commands_of(load_study(study_file(), overrides))}
-    machine = Machine(0.5, 1e9)
-    for name in ("loss_differences-tiny", "tiny-long-seed1"):
-        unknown = cost_of(commands[name], checked(list(commands.values())), machine)
-        assert unknown == Cost(num_unknown=1)
-    assert str(unknown) == "1 not counted, as only the data tells how long"
-    known = checked(list(commands.values()), num_train_tokens=3 * 4096 + 5)
-    long = commands["tiny-long-seed1"]
-    assert cost_of(long, known, machine).train_tokens == 2 * 3 * 4096
-    line, *_ = lines_of_plan([long], set(), known, machine)
-    assert line.endswith(", reads the text 2.0 times")
 
 
 def test_a_machine_has_a_peak_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:

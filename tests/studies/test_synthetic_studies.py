@@ -113,24 +113,6 @@ def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
     assert need_of(commands[0].about, checked) == (num_weights, 16 * num_weights)
 
 
-def test_each_run_is_a_job_and_a_test_waits_for_its_models(
-    study_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(parser().parse_args([str(study_file), "--slurm", "--dry-run"]))
-    jobs = capsys.readouterr().out.splitlines()
-    assert len(jobs) == 8 + 3
-    assert jobs[4] == (
-        "sbatch --parsable --kill-on-invalid-dep=yes --job-name=copy-pose-seed0"
-        f" --output=run/logs/copy-pose-seed0-%j.log slurm/train_synthetic.sh {CONFIG} --task copy"
-        f" --positions pose --save-folder run/models/copy-pose-seed0 {' '.join(TINY)} seed=0"
-    )
-    waited = "--dependency=afterok:copy-pose-seed0:copy-pose-seed1:copy-predicted-seed0:copy-predicted-seed1"
-    assert f" {waited} slurm/found_dependencies.sh --task copy " in jobs[-2]
-    assert "slurm/analysis.sh analysis/run_notebooks.py" in jobs[-1]
-    main(parser().parse_args([str(study_file), "--job", "copy-pose-seed1"]))
-    assert capsys.readouterr().out.splitlines()[-2:] == ["eval_num_examples=8", "seed=1"]
-
-
 def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return forked_stages.run("pipeline/study.py", path.name, *words, cwd=path.parent)
 
