@@ -18,24 +18,14 @@ or of another text, the study is refused, and nothing is overwritten. Changed co
 tables are made anew for it. The first command that fails stops the rest, with its exit code; the same again
 goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved.
 
-on a laptop; what `make demo` runs:
+on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
-
-the same, smaller and elsewhere; and only what it would run, with tokens, FLOPs and hours:
   python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.demo.max_duration=200 \\
       evaluation.max_documents=16
+
+only what it would run, with tokens, FLOPs and hours; and what one model size needs, here on an H100:
   python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
-
-synthetic tasks, two runs of minutes; and the grids of analysis/reference/synthetic, without one of them:
-  python pipeline/study.py olmo_configs/studies/synthetic_demo.yaml      # in runs/demo/synthetic
-  python pipeline/study.py olmo_configs/studies/synthetic.yaml synthetic.grids.copy_pose=null
-
-what one model size needs (parameters, optimal tokens, memory, hours), here on an H100; 6 N + 12 L D S FLOPs a
-token, of the peak 40 % used, memory by pipeline/training/speed.py:
-  python pipeline/study.py olmo_configs/60m.yaml --dry-run --peak-flops 9.89e14
-
-60m and 150m on one GPU, in 40 minutes on an H100 by its own estimate; TEXT is a folder of text:
-  TEXT=/data/text python pipeline/study.py olmo_configs/studies/gpu.yaml --dry-run --gpu h100
+  python pipeline/study.py olmo_configs/60m.yaml --dry-run --gpu h100
 
 on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
   cp slurm/cluster.env.example slurm/cluster.env      # and edit it
