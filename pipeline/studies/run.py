@@ -212,7 +212,8 @@ class _Run:
         self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
         self._workers, self._logs = workers, logs
-        self._finished = {command.name for command in commands if command.name in finished}
+        self._before = [command.name for command in commands if command.name in finished]
+        self._finished = set(self._before)
         self._waiting = [command for command in commands if command.name not in finished]
         self._ready: list[tuple[Command, int, int]] = []
         self._unended = Counter[str]()
@@ -230,8 +231,8 @@ class _Run:
 
     def to_its_end(self) -> int:
         """As `run_all`."""
-        if self._finished:
-            self._say(f"finished before: {', '.join(sorted(self._finished))}")
+        if self._before:
+            self._say(f"finished before: {', '.join(self._before)}")
         drawn = 0.0
         while not self._signal:
             self._start()
