@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.cli import logger, positive_float, positive_int, stage_parser
+from pipeline.cli import logger, positive_float, stage_parser
 from pipeline.results.statistics import wilson_interval
 from pipeline.synthetic.evaluation import (
     NUM_EXAMPLES,
@@ -45,8 +45,8 @@ from pipeline.synthetic.evaluation import (
 )
 from pipeline.synthetic.tasks import ExampleBatch
 
-_NUM_LOOKED_INTO = 64
-"""Examples whose attention is looked at; a long one takes a while."""
+_EXAMPLES_PER_BATCH, _NUM_LOOKED_INTO = 100, 64
+"""Examples that are generated together, and those whose attention is looked at, which takes a while."""
 
 if TYPE_CHECKING:
     from pipeline.synthetic.accuracy import Answers
@@ -59,10 +59,6 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES)
-    stage.add_argument(
-        "--examples-per-batch", type=positive_int, default=100,
-        help="examples that are generated together; no setting that moves a result",
-    )  # fmt: skip
     stage.add_argument(
         "--attention-scale", type=positive_float, default=1.0,
         help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
@@ -102,10 +98,10 @@ def main(arguments: argparse.Namespace) -> None:
     ) -> dict[str, list[Any]]:
         from pipeline.synthetic.accuracy import answers  # late, for a --help at once
 
-        found = answers(model, batch, run.config, generator, arguments.examples_per_batch)
+        found = answers(model, batch, run.config, generator, _EXAMPLES_PER_BATCH)
         row = _row(batch, found)
         if batch.log_posterior_BV is not None:
-            row |= _row_of_signs(model, batch, run.config, generator, arguments.examples_per_batch)
+            row |= _row_of_signs(model, batch, run.config, generator)
         size, k = cell
         logger.info(
             "%s: size %d%s: exact match %.3f [%.3f, %.3f]%s", run.name, size, "" if k is None else f", k {k}",
@@ -132,13 +128,12 @@ def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:
 
 
 def _row_of_signs(
-    model: "TaskModel", batch: ExampleBatch, config: "TaskConfig", generator: np.random.Generator,
-    examples_per_batch: int,
-) -> dict[str, Any]:  # fmt: skip
+    model: "TaskModel", batch: ExampleBatch, config: "TaskConfig", generator: np.random.Generator
+) -> dict[str, Any]:
     """What is known only of answers whose best possible loss is."""
     from pipeline.synthetic.accuracy import attention_on_signs, excess_losses  # late, for a --help at once
 
-    excess_B = excess_losses(model, batch, config, generator, examples_per_batch)
+    excess_B = excess_losses(model, batch, config, generator, _EXAMPLES_PER_BATCH)
     return {
         "excess_loss": float(excess_B.mean()),
         "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),

@@ -47,7 +47,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,9 @@ from pipeline.synthetic.dependencies import (
     POSITION_IDS,
     SHORT_CONTEXT_LENGTH,
     TOKENS,
-    DependenciesOf,
     far_dependencies,
     in_words,
     lengths_of,
-    of_tokens,
-    refuse_unfit_k,
     searched_example,
 )
 from pipeline.synthetic.evaluation import (
@@ -79,6 +76,7 @@ from pipeline.synthetic.evaluation import (
     add_task_evaluation_arguments,
     cells_of,
     refuse_impossible,
+    test_examples,
 )
 from pipeline.synthetic.tasks import ExampleBatch
 
@@ -124,16 +122,26 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
                 f"--head position_ids: model '{name}' was trained with positions '{config.positions}'"
                 " and predicts no IDs; name runs with positions predicted"
             )
-    for dependencies_of in {
-        _spread(config): _dependencies_of(arguments.head, config) for config in configs.values()
-    }.values():
-        refuse_unfit_k(
-            task, cells, dependencies_of, num_examples=arguments.num_examples,
-            test_seed=arguments.test_seed, largest_k=arguments.largest_k,
-            short_context_length=arguments.short_context_length,
-        )  # fmt: skip
     for rule in arguments.rules:
         find_rule(rule)
+    for cell, are_spread in product(cells, set(map(_are_spread, configs.values()))):
+        batch, _ = test_examples(task, cell, arguments.num_examples, arguments.test_seed)
+        lengths, where = lengths_of(batch, arguments.short_context_length), in_words(cell)
+        of_examples = _dependencies(arguments.head, batch, are_spread)
+        found = [places for of_one in of_examples for places in far_dependencies(of_one, lengths)]
+        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
+        if most == 0:
+            raise InputError(
+                f"no answer of the test examples of {where} depends on its far context; choose larger"
+                " --sizes, a smaller --short-context-length or more --num-examples"
+            )
+        # Precision and recall are equal at the number of true dependencies.
+        if not most <= arguments.largest_k <= num_far:
+            raise InputError(
+                f"--largest-k {arguments.largest_k}: an answer of {where} has {most} true dependencies in"
+                f" its far context, and the first answer {num_far} tokens to select from; choose a number"
+                " between these, or larger --sizes"
+            )
 
 
 def _evaluation(arguments: argparse.Namespace) -> Evaluation:
@@ -165,25 +173,20 @@ def main(arguments: argparse.Namespace) -> None:
     evaluation.run(evaluation.stage, measure)
 
 
-def _spread(config: "TaskConfig") -> bool:
+def _are_spread(config: "TaskConfig") -> bool:
     """Whether coupled IDs were parted at random when they were learnt."""
     return config.spread_of_coupled_ids != "contiguous"
 
 
-def _dependencies_of(head: str, config: "TaskConfig") -> DependenciesOf:
-    """What is to be found in examples."""
-    if head == TOKENS:
-        return of_tokens
-    return lambda batch: batch.id_dependencies(are_spread=_spread(config))
+def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[Sequence[Sequence[int]]]:
+    """For each example and target the places that decide the token, or its position ID."""
+    return batch.dependencies if head == TOKENS else batch.id_dependencies(are_spread=are_spread)
 
 
 def _measure(
-    run: "TaskRun",
-    model: "TaskModel",
-    batch: ExampleBatch,
-    arguments: argparse.Namespace,
+    run: "TaskRun", model: "TaskModel", batch: ExampleBatch, arguments: argparse.Namespace,
     generator: np.random.Generator,
-) -> dict[str, list[Any]]:
+) -> dict[str, list[Any]]:  # fmt: skip
     """A row a target, selection and rank."""
     import torch
 
@@ -196,7 +199,7 @@ def _measure(
     lengths = lengths_of(batch, arguments.short_context_length)
     vocabulary = run.config.distribution.task.vocabulary
     num_examples = len(batch.token_ids_BS)
-    dependencies_of_all = _dependencies_of(arguments.head, run.config)(batch)
+    dependencies_of_all = _dependencies(arguments.head, batch, _are_spread(run.config))
     columns: dict[str, list[Any]] = {}
     for index in range(num_examples):
         others_R = generator.integers(0, num_examples, arguments.num_substitutes)

@@ -1,18 +1,14 @@
 """Needles: their places by decoding, bad input refused in a sentence, and found by a model that copies."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
-from hugging_face_families import make_model
-from measured_documents import contents, write_checkpoint
-from olmo.model import OLMo
+from measured_documents import contents
 
-from analysis.tokens.needles import found_needles, retrieval_losses
-from pipeline import influential_tokens, loss_differences, plant_signs
+from pipeline import plant_signs
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts
@@ -181,36 +177,3 @@ def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> No
             assert set(chosen_TK[0].tolist()) == set(places)
             found += 1
     assert found >= 2
-
-
-@pytest.mark.slow
-def test_the_measuring_stages_run_unchanged_on_olmo_and_hugging_face(
-    data: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    plant(data, tmp_path / "needles")
-    vocabulary_size = TokenizedData.open(data).vocabulary_size
-    olmo = make_olmo(vocab_size=vocabulary_size, embedding_size=vocabulary_size, max_sequence_length=150)
-    checkpoints = [write_checkpoint(tmp_path / "olmo", olmo), tmp_path / "llama"]
-    llama = make_model("llama", vocab_size=vocabulary_size, max_position_embeddings=150)
-    llama.save_pretrained(checkpoints[1])
-    for length in LENGTHS:
-        here = tmp_path / "needles" / f"length-{length}"
-        for stage, flags in (
-            (loss_differences, []),
-            (influential_tokens, ["--rules", "nearest", "--k", "2"]),
-        ):
-            words = [
-                "--data", here / "data", "--results", here / "results", "--checkpoints", *checkpoints,
-                "--short-context-length", 8, "--long-context-length", length, "--targets-per-chunk", 6,
-                *flags,
-            ]  # fmt: skip
-            stage.main(stage.parser().parse_args(list(map(str, words))))
-    rows = [row for n in LENGTHS for row in read_needles(tmp_path / "needles" / f"length-{n}" / "data")]
-    num_answer_tokens = sum(row["num_answer_tokens"] for row in rows if row["depth"] == 0.25)
-    retrieval = retrieval_losses(tmp_path / "needles")
-    assert set(retrieval["model"]) == {"olmo", "llama"}
-    middle = retrieval[retrieval["depth"] == 0.25]
-    assert middle.groupby("model")["num_targets"].sum().tolist() == [num_answer_tokens] * 2
-    assert retrieval["retrieval_gain"].notna().all()
-    # The nearest far tokens are the question's, never the needle's at depths up to a half.
-    assert (found_needles(tmp_path / "needles", [2])["recall"] == 0).all()

@@ -64,7 +64,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "damaged checkpoint": (
         lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"), "",
-        "model.pt is damaged: it is no archive of torch.save",
+        "model.pt is damaged, or holds something else than tensors",
     ),
     "not OLMo": (
         lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"), "",

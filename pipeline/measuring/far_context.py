@@ -100,8 +100,29 @@ def leave_each_out(
     full = full or full_pass(model, sequence)
     num_far_T = sequence.num_far_tokens_T
     rows_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
-    queue = PassQueue(model, batching, reference or full.predictions)
-    _queue_removals(queue, model, sequence, batching, full.prefix, rows_R, substitute_ids_L)
+    queue, rest_R = PassQueue(model, batching, reference or full.predictions), rows_R
+    target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
+    while len(rest_R):  # nothing here waits for a GPU
+        start = int(rest_R[0])
+        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
+        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
+        # removed one, to an eighth.
+        num_near = int((rest_R < start + num_run // 4).sum())
+        batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
+        if substitute_ids_L is None:
+            rows = _rows_without(sequence, batch_R)
+        else:
+            rows = _rows_with_substitutes(sequence, batch_R, substitute_ids_L)
+        # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
+        first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
+        shape = len(batch_R), num_targets - first
+        num_done = queue.run(
+            rows._replace(query_rows_BT=rows.query_rows_BT[:, first:]),
+            target_ids_T[first:].expand(shape),
+            torch.arange(first, num_targets).expand(shape),
+            full.prefix.first(start) if start else None,
+        )
+        rest_R = rest_R[num_done:]
 
     def of_all(parts: list[np.ndarray]) -> np.ndarray:
         """From batches of [R, T] of the last few targets."""
@@ -118,40 +139,6 @@ def leave_each_out(
     return LeaveOneOut(
         of_all([part - full.losses_T[-part.shape[1] :] for part in losses]), of_all(divergences)
     )
-
-
-def _queue_removals(
-    queue: PassQueue,
-    model: CausalLM,
-    sequence: PackedSequence,
-    batching: Batching,
-    prefix: Prefix,
-    rows_R: np.ndarray,
-    substitute_ids_L: np.ndarray | None,
-) -> None:
-    """Queue the passes that leave each of the rows out; nothing here waits for a GPU."""
-    target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
-    while len(rows_R):
-        start = int(rows_R[0])
-        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
-        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
-        # removed one, to an eighth.
-        num_near = int((rows_R < start + num_run // 4).sum())
-        batch_R = rows_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
-        if substitute_ids_L is None:
-            rows = _rows_without(sequence, batch_R)
-        else:
-            rows = _rows_with_substitutes(sequence, batch_R, substitute_ids_L)
-        # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
-        first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
-        shape = len(batch_R), num_targets - first
-        num_done = queue.run(
-            rows._replace(query_rows_BT=rows.query_rows_BT[:, first:]),
-            target_ids_T[first:].expand(shape),
-            torch.arange(first, num_targets).expand(shape),
-            prefix.first(start) if start else None,
-        )
-        rows_R = rows_R[num_done:]
 
 
 def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:

@@ -319,14 +319,8 @@ def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "div
 
     def weigh(model: CausalLM, read: ReadText) -> torch.Tensor:
         of_layers: list[torch.Tensor] = []
-
-        def note(attention_HTS: torch.Tensor) -> None:
-            first = sum(len(layer) for layer in of_layers)
-            weights = weights_H[first : first + len(attention_HTS)]
-            of_layers.append(weights[:, None, None] * attention_HTS)
-
-        model.watch_attention(*read[:4], note)
-        return torch.cat(of_layers).sum(0)
+        model.watch_attention(*read[:4], of_layers.append)
+        return (weights_H[:, None, None] * torch.cat(of_layers)).sum(0)
 
     return context.look_inside("learned_attention", weigh)
 

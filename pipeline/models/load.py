@@ -11,9 +11,7 @@ whenever a model is loaded. A model of the hub is fetched once into its cache, t
 
 import json
 import logging
-import pickle
 import re
-import zipfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,13 +144,10 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
         if is_out_of_memory(error):
             raise
-        if not zipfile.is_zipfile(path):
-            reason = "is damaged: it is no archive of torch.save, or not all of one"
-        elif isinstance(error, pickle.UnpicklingError):
-            reason = "holds something else than tensors and is refused: to load it could run code"
-        else:
-            reason = f"is damaged ({_first_line(error)})"
-        raise InputError(f"{path} {reason}; {_HINT}") from error
+        raise InputError(
+            f"{path} is damaged, or holds something else than tensors, which could be code"
+            f" ({_first_line(error)}); {_HINT}"
+        ) from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not named tensors; {_HINT}")
     return content

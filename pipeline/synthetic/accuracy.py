@@ -10,19 +10,16 @@ import torch
 
 from pipeline.models.interface import Prefix
 from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
+from pipeline.synthetic.lm import TaskCausalLM
 from pipeline.synthetic.models import TaskModel
 from pipeline.synthetic.tasks import ExampleBatch
 
 
 @torch.inference_mode()
 def generate(
-    model: TaskModel,
-    prompt_ids_BP: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    *,
-    num_tokens: int,
+    model: TaskModel, prompt_ids_BP: torch.Tensor, position_ids_BS: torch.Tensor, *, num_tokens: int,
     predict_position_ids: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The likeliest token at every place of the response, each read back before the next.
 
     The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
@@ -73,12 +70,9 @@ class Answers:
 
 
 def answers(
-    model: TaskModel,
-    batch: ExampleBatch,
-    config: TaskConfig,
-    generator: np.random.Generator,
+    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
     examples_per_batch: int,
-) -> Answers:
+) -> Answers:  # fmt: skip
     """Let a model that was trained with `config` answer; `generator` draws random starts."""
     num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
@@ -138,8 +132,6 @@ def attention_on_signs(
 
     Each is a share of 1, mean over the first `num_examples`.
     """
-    from pipeline.synthetic.lm import TaskCausalLM  # late: it builds upon the models that are tested here
-
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
     rows_1P = torch.arange(batch.num_prompt_tokens, device=model.device)[None]
     of_examples = []

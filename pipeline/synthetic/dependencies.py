@@ -7,19 +7,18 @@ Shapes: L tokens of an example, T targets, F far-context positions (of the last 
 of substitutes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
 from pipeline.results.schemas import OWN
-from pipeline.synthetic.evaluation import Cell, test_examples
-from pipeline.synthetic.tasks import ExampleBatch, Task
+from pipeline.synthetic.evaluation import Cell
+from pipeline.synthetic.tasks import ExampleBatch
 
 if TYPE_CHECKING:
     import torch
@@ -152,10 +151,6 @@ def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLeng
     ]
 
 
-DependenciesOf = Callable[[ExampleBatch], Sequence[Sequence[Sequence[int]]]]
-"""Examples -> for each of them and each target the places that decide it."""
-
-
 def lengths_of(batch: ExampleBatch, short_context_length: int) -> ContextLengths:
     """An example as one chunk, whose last tokens, the response, are the targets."""
     num_tokens = batch.token_ids_BS.shape[1]
@@ -166,41 +161,3 @@ def in_words(cell: Cell) -> str:
     """The size and, where there is one, k."""
     size, sparsity = cell
     return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"
-
-
-def of_tokens(batch: ExampleBatch) -> Sequence[Sequence[Sequence[int]]]:
-    """The places that decide the tokens."""
-    return batch.dependencies
-
-
-def refuse_unfit_k(
-    task: Task,
-    cells: Sequence[Cell],
-    dependencies_of: DependenciesOf,
-    *,
-    num_examples: int,
-    test_seed: int,
-    largest_k: int,
-    short_context_length: int,
-) -> None:
-    """Refuse, before anything is measured, sizes that have no room or no use for the tokens to be selected.
-
-    Precision and recall are equal at the number of true dependencies, so --largest-k must not be below that.
-    `dependencies_of` says what is to be found in the examples of `task`. InputError names the size.
-    """
-    for cell in cells:
-        batch, _ = test_examples(task, cell, num_examples, test_seed)
-        lengths, where = lengths_of(batch, short_context_length), in_words(cell)
-        found = [places for of_one in dependencies_of(batch) for places in far_dependencies(of_one, lengths)]
-        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
-        if most == 0:
-            raise InputError(
-                f"no answer of the test examples of {where} depends on its far context; choose larger"
-                " --sizes, a smaller --short-context-length or more --num-examples"
-            )
-        if not most <= largest_k <= num_far:
-            raise InputError(
-                f"--largest-k {largest_k}: an answer of {where} has {most} true dependencies in its far"
-                f" context, and the first answer {num_far} tokens to select from; choose a number between"
-                " these, or larger --sizes"
-            )

@@ -270,16 +270,11 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
     choices = ["--choices", str(crossed), "--intervention", "remove", *divergence_rule]
     for words, sentence in (
         (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
-        (["--k", "2", "1"], "--k 2 1: name each k once, in ascending order"),
         (["--k", "1", "1"], "--k 1 1: name each k once"),
         ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
         (["--choose-together"], "--choose-together needs --judge-with"),
         (["--choosers-judge"], "--choosers-judge would change nothing"),
         (["--positions", "compact"], "--positions compact is of --choices"),
-        (
-            [*choices[:2], "--positions", "compact", *IN_BACKGROUND, *divergence_rule],
-            "compact is of --choices",
-        ),
         ([*choices, "--max-documents", "3"], "were made of 4 documents, here it is 3"),
         (["--choices", str(tmp_path / "nowhere"), *choices[2:]], "nowhere does not exist"),
         (["--last-tokens", "11"], "--last-tokens 11 must be fewer than the 11 of a chunk"),
@@ -287,7 +282,6 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
         ([*choices, *judges], "--choices are tried on --checkpoints; leave out --judge-with"),
         ([*choices, "--choices-of", "nobody"], "holds choices of run+second; name one with --choices-of"),
         ([*choices, "--short-context-length", "3"], "made with short_context_length 4, here it is 3"),
-        ([*choices, "--targets-per-chunk", "2"], "made with targets_per_chunk 3, here it is 2"),
         ([*choices, "--rules", "greedy"], "--choices have no rule greedy; they have leave_one_out"),
     ):
         with pytest.raises(InputError) as error:

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from hugging_face_families import make_model
-from measured_documents import DOCUMENTS, LONG, measure, write_checkpoint, write_data
+from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -58,16 +58,6 @@ def test_a_model_beside_it_with_the_name_of_another(folder: Path, make_olmo: Cal
     sentence = refused(influential_tokens, folder, "--judge-with", str(folder / "elsewhere" / "run"))
     assert sentence.startswith(f"--judge-with {folder}/elsewhere/run/step20-unsharded and --checkpoints")
     assert "are both named 'run'" in sentence
-    names = [str(write_checkpoint(folder / place / "judge", make_olmo(seed=3))) for place in ("a", "b")]
-    sentence = refused(influential_tokens, folder, "--judge-with", *names)
-    assert "two of --judge-with are named 'judge'" in sentence
-
-
-def test_too_few_documents_for_null_and_backgrounds(folder: Path) -> None:
-    words = ["--max-documents", "3", "--num-backgrounds", "2", *BACKGROUND]
-    sentence = refused(influential_tokens, folder, *words)
-    assert f"3 evaluation document(s) of at least {LONG} tokens" in sentence
-    assert "4 are needed, since others serve as the null and the backgrounds" in sentence
 
 
 def test_flags_that_make_no_sense(folder: Path) -> None:

@@ -1,8 +1,6 @@
 """GPUs that are of no use, lack something, or are too small: a sentence each; memory that serves again."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,24 +82,3 @@ def test_batches_follow_from_the_whole_memory_of_a_gpu(caplog: pytest.LogCapture
 
     assert Batching.for_model(OnGPU()) == Batching(32768, 1.5 * GIB)  # a quarter of 8 is more than is free
     assert "batches are kept within 1.50 GiB and not 2, which may move the last bits" in caplog.text
-
-
-_PAGE_FAULTS_OF_A_SECOND_BLOCK = """
-import resource, torch
-from pipeline.models.devices import keep_freed_memory
-keep_freed_memory()
-def page_faults(num_mebibytes):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.empty(num_mebibytes * 2**20, dtype=torch.uint8).fill_(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-page_faults(65)
-print(page_faults(64))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told")
-def test_a_block_smaller_than_one_before_it_costs_no_page_faults() -> None:
-    program = [sys.executable, "-c", _PAGE_FAULTS_OF_A_SECOND_BLOCK]
-    num_faults = int(subprocess.run(program, check=True, capture_output=True).stdout)
-    assert num_faults < 64 * 2**20 // 4096 // 100

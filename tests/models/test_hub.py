@@ -99,19 +99,6 @@ def test_offline_the_cache_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert snapshot("owner/x", None, with_code=False) == folder / "snapshots" / commit
 
 
-def test_a_download_that_breaks_off_can_be_taken_up(
-    downloads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stall(*_: object, **__: object) -> None:
-        raise httpx.ReadTimeout("The read operation timed out")
-
-    monkeypatch.setattr(hub, "snapshot_download", stall)
-    with pytest.raises(
-        InputError, match=r"owner/x broke off \(The read .* out\); run the same command again"
-    ):
-        snapshot("owner/x", None, with_code=False)
-
-
 def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_found() -> None:
         response = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))

@@ -68,31 +68,6 @@ def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str
         load(tmp_path)
 
 
-def _cut(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-
-
-def _pickle_code(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": print}, folder / "pytorch_model.bin")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (_cut, "cannot be loaded as a causal LM"),
-        (_pickle_code, "cannot be loaded as a causal LM"),
-        (lambda folder: (folder / "config.json").write_text("]["), "config.json cannot be used"),
-    ],
-)
-def test_damaged_folders(spoil: Callable[[Path], object], sentence: str, tmp_path: Path) -> None:
-    make_model("llama").save_pretrained(tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(InputError, match=sentence):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("family", "fields", "longest", "reason"),
     [

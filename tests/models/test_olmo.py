@@ -123,11 +123,9 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder, make_olmo: os.truncate(folder / "model.pt", 0), "is empty"),
-        (lambda folder, make_olmo: os.truncate(folder / "model.pt", 1000), "is damaged: it is no archive"),
-        (_hold([1, 2]), "holds a list, not named tensors"),
+        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or holds something else"),
         (_hold({"a": 3}), "is not the weights of its config.yaml"),
-        (_hold(Hostile()), "is refused: to load it could run code"),
+        (_hold(Hostile()), "holds something else than tensors, which could be code"),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],

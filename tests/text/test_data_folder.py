@@ -104,13 +104,11 @@ def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     changes: list[dict[str, object]] = [
-        {"stage": "other"}, {"schema_version": 99}, {"schema_version": "one"}, {"token_dtype": "float32"},
-        {"vocabulary_size": "many"}, {"eos_token_id": 4}, {"counts": 5}, {"counts": {"train_tokens": 6}},
-        {"counts": {"train_tokens": 5, "empty": -1}}, {"files": []}, {"settings": [1]},
-        {"files": {"a.npy": {"bytes": 10, "sha256": "short"}}}, {"files": {}, "counts": {"train_tokens": 0}},
+        {"stage": "other"}, {"schema_version": 99}, {"token_dtype": "float32"}, {"eos_token_id": 4},
+        {"counts": {"train_tokens": 6}}, {"files": []},
     ]  # fmt: skip
     damaged = [json.dumps(manifest | change).encode() for change in changes]
-    for content in (*damaged, b"[]", b"not json", b"", b"\xff\xfe", b"[" * 100_000):
+    for content in (*damaged, b"not json", b"\xff\xfe"):
         (tmp_path / "manifest.json").write_bytes(content)
         with pytest.raises(InputError, match=r"manifest\.json is damaged, of a newer version, or not a"):
             TokenizedData.open(tmp_path)
@@ -145,16 +143,6 @@ def test_tasks_one_after_another_are_all_files_and_shares_add_up() -> None:
         assert {len(part) for part in parts} <= {count // num_tasks, count // num_tasks + 1}
         shares = [task.share_of(10**9 + 7) or 0 for task in tasks]
         assert sum(shares) == 10**9 + 7 and max(shares) - min(shares) <= 1
-
-
-def test_tasks_that_cannot_be_are_refused() -> None:
-    for index, num_tasks in ((-1, 4), (4, 4)):
-        with pytest.raises(InputError, match=rf"--task-index {index} is out of range.*0 to {num_tasks - 1}"):
-            TokenizationTask(index, num_tasks)
-    with pytest.raises(InputError, match=r"--num-tasks 4 is more than the 3 file\(s\)"):
-        TokenizationTask(0, 4).sources_of(sources(3))
-    with pytest.raises(InputError, match="a limit of 3 cannot be shared by 4 tasks"):
-        TokenizationTask(0, 4).share_of(3)
 
 
 def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
