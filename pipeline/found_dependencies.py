@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.cli import InputError, logger, positive_int, stage_parser, whole_number
+from pipeline.cli import InputError, positive_int, stage_parser, whole_number
 from pipeline.measuring.rules import INTERVENTIONS, find_rule
 from pipeline.synthetic.dependencies import (
     DEFAULT_FINDING_RULES,
@@ -78,7 +78,7 @@ from pipeline.synthetic.evaluation import (
     refuse_impossible,
     test_examples,
 )
-from pipeline.synthetic.tasks import ExampleBatch
+from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -166,9 +166,7 @@ def main(arguments: argparse.Namespace) -> None:
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
     ) -> dict[str, list[Any]]:
-        columns = _measure(run, model, batch, arguments, generator)
-        logger.info("%s, %s: %s", run.name, in_words(cell), _in_words(columns))
-        return columns
+        return _measure(run, model, batch, arguments, generator)
 
     evaluation.run(evaluation.stage, measure)
 
@@ -197,7 +195,7 @@ def _measure(
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
     lengths = lengths_of(batch, arguments.short_context_length)
-    vocabulary = run.config.distribution.task.vocabulary
+    vocabulary = task_called(run.config.task).vocabulary
     num_examples = len(batch.token_ids_BS)
     dependencies_of_all = _dependencies(arguments.head, batch, _are_spread(run.config))
     columns: dict[str, list[Any]] = {}
@@ -232,18 +230,3 @@ def _measure(
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     return columns
-
-
-def _in_words(columns: dict[str, list[Any]]) -> str:
-    """Recall at k = the number of true dependencies, by rule."""
-    names = ("rule", "intervention", "rank", "num_dependencies", "is_dependency")
-    found: dict[str, list[float]] = {}
-    for rule, intervention, rank, num_dependencies, is_dependency in zip(
-        *(columns[name] for name in names), strict=True
-    ):
-        if rank <= num_dependencies:
-            name = rule if intervention is None else f"{rule} ({intervention})"
-            found.setdefault(name, []).append(is_dependency)
-    return "found of the true dependencies at their number: " + ", ".join(
-        f"{name} {np.mean(values):.3f}" for name, values in found.items()
-    )

@@ -189,10 +189,6 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
             "--choose-together needs --judge-with: the models that choose do not try their own choice",
         ),
         (
-            arguments.choosers_judge and not arguments.judge_with,
-            "--choosers-judge would change nothing: without --judge-with they do",
-        ),
-        (
             arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
             "--positions compact is of --choices under --intervention remove",
         ),
@@ -211,7 +207,6 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     refuse_rules(
         arguments.rules, intervention=arguments.intervention, largest_k=arguments.k[-1],
         smallest_far_context=smallest, num_subsets=arguments.num_subsets,
-        num_backgrounds=arguments.num_backgrounds,
     )  # fmt: skip
     return lengths
 

@@ -81,8 +81,6 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", type=count, default=32, help="training sequences a step")
     add("--learning-rate", type=positive_float, default=0.1, help="of Adam")
     add("--num-test-sequences", type=count, default=500, help="test sequences of each length")
-    add("--free-values", action="store_true",
-        help="let values leave the range of the labels, -1 to 1 (its effect: analysis/LOG.md)")  # fmt: skip
     return stage
 
 
@@ -113,9 +111,8 @@ def main(arguments: argparse.Namespace) -> None:
         for k in arguments.sparsity:
             num_keys(k, VOCABULARY_SIZE, condition.key_reach(lengths))
     settings = FitSettings(
-        arguments.steps, arguments.batch_size, arguments.learning_rate, arguments.num_test_sequences,
-        arguments.free_values,
-    )  # fmt: skip
+        arguments.steps, arguments.batch_size, arguments.learning_rate, arguments.num_test_sequences
+    )
     outputs = {
         (name, k): StageOutput(
             arguments.results,

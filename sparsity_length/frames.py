@@ -160,10 +160,7 @@ def influential_frame(
             f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
             f" influential_tokens has; choose {REMOVE} or {BACKGROUND}, and another rule"
         )
-    refuse_rules(
-        [rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1],
-        num_backgrounds=num_backgrounds,
-    )  # fmt: skip
+    refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer)

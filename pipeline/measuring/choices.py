@@ -23,8 +23,8 @@ Choices = Mapping[str, dict[str, np.ndarray]]
 def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
     """How the tokens of --choices were chosen; `arguments.choices_of` is set to whose they are.
 
-    InputError where there are none, or several models' and none is named; or of another text or other
-    lengths.
+    InputError where there are none, or several models' and none is named, or they are of another text or of
+    other lengths.
     """
     found = read_made_by(arguments.choices, STAGE)
     name = arguments.choices_of or next(iter(found), None)

@@ -411,7 +411,6 @@ def refuse_rules(
     largest_k: int,
     smallest_far_context: int,
     num_subsets: int = NUM_SUBSETS,
-    num_backgrounds: int = 1,
 ) -> None:
     """Refuse what cannot be asked for together, in the words of the flags (InputError)."""
     for rule in rules:
@@ -428,19 +427,9 @@ def refuse_rules(
             " choose a smaller k, a longer long context or fewer targets a chunk",
         ),
         (
-            intervention == SUBSTITUTE and not set(LEAVE_ONE_OUT_RULES) & set(rules),
-            "--intervention substitute would change nothing: of --rules only"
-            f" {', '.join(LEAVE_ONE_OUT_RULES)} leave tokens out; add one, or say --intervention remove",
-        ),
-        (
             intervention == BACKGROUND and unable,
             f"--intervention background has no meaning for rule {unable}; it is for {', '.join(able)}; choose"
             " of these, or say --intervention remove",
-        ),
-        (
-            num_backgrounds > 1 and intervention != BACKGROUND,
-            f"--num-backgrounds {num_backgrounds} would change nothing: it is of --intervention background;"
-            " add that, or leave it out",
         ),
         (
             num_subsets % 2,

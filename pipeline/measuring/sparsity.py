@@ -141,8 +141,7 @@ def measure_chunk(
     choosers: Sequence[LoadedModel], chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
     contexts: Mapping[str, FarContext] | None = None,
 ) -> dict[str, Columns]:  # fmt: skip
-    """The tokens that the rules choose, and losses and divergences of the judges: artefact -> column ->
-    values.
+    """What the rules choose, and losses and divergences of the judges: artefact -> column -> values.
 
     Args:
         choosers: the models whose mean scores choose; where `request.choices` has the tokens, the model that
@@ -155,13 +154,18 @@ def measure_chunk(
     of_choosers: list[Mapping[str, FarContext]] = [contexts or request.far_contexts(choosers[0], chunk)]
     of_choosers += [request.far_contexts(chooser, chunk) for chooser in choosers[1:]]
     tables: dict[str, Columns] = {}
+    chosen: dict[str, dict[str, np.ndarray]]
     if request.choices is None:
-        chosen: Choices = _chosen(tables, chunk, of_choosers, request)
+        chosen = _chosen(tables, chunk, of_choosers, request)
     else:
-        chosen = {
-            name: of_rules | _controls(of_choosers[0][name], chunk, request)
-            for name, of_rules in request.choices[chunk.document_id, chunk.chunk_index].items()
-        }
+        chosen, seed = dict(request.choices[chunk.document_id, chunk.chunk_index]), request.seed_of(chunk)
+        for name in chosen:
+            numbers = request.numbers_in(name, chunk.document_id)
+            chosen[name] = chosen[name] | {  # what the controls choose, for which no results need be read
+                rule: selected_positions(of_choosers[0][name], rule, numbers[rule][-1], seed)
+                for rule in CONTROLS
+                if rule in numbers
+            }
     judging: list[tuple[LoadedModel, Mapping[str, FarContext]]] = [
         (judge, request.far_contexts(judge, chunk)) for judge in judges
     ]
@@ -174,16 +178,6 @@ def measure_chunk(
             error.model_name = judge.name
             raise
     return tables
-
-
-def _controls(context: FarContext, chunk: Chunk, request: Request) -> dict[str, np.ndarray]:
-    """What the controls choose, for which no results need be read."""
-    numbers = request.numbers_in(context.name, chunk.document_id)
-    return {
-        rule: selected_positions(context, rule, numbers[rule][-1], request.seed_of(chunk))
-        for rule in CONTROLS
-        if rule in numbers
-    }
 
 
 def _chosen(

@@ -116,11 +116,6 @@ def _arguments(model: transformers.PreTrainedModel) -> set[str]:
     return set(inspect.signature(model.base_model.forward).parameters)
 
 
-def cache_argument(model: transformers.PreTrainedModel) -> str:
-    """What a model's layers call the cache they are given; it was renamed in transformers 5.2x."""
-    return "cache" if "cache" in _arguments(model) else "past_key_values"
-
-
 class HuggingFaceCausalLM(CausalLM):
     """A Hugging Face causal LM; `load_hugging_face` makes sure that it is of a kind that can be measured."""
 
@@ -128,7 +123,9 @@ class HuggingFaceCausalLM(CausalLM):
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__(model)
-        self._config, self._cache_argument = model.config.get_text_config(), cache_argument(model)
+        self._config = model.config.get_text_config()
+        # What its layers call the cache they are given; it was renamed in transformers 5.2x.
+        self._cache_argument = "cache" if "cache" in _arguments(model) else "past_key_values"
         if getattr(self._config, "attn_logit_softcapping", None):
             # Fused attention cannot cap its scores, and some versions of the library drop the cap in silence.
             model.set_attn_implementation("eager")

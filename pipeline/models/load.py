@@ -145,8 +145,7 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
         if is_out_of_memory(error):
             raise
         raise InputError(
-            f"{path} is damaged, or holds something else than tensors, which could be code"
-            f" ({_first_line(error)}); {_HINT}"
+            f"{path} is damaged, or holds something else than tensors, which could be code; {_HINT}"
         ) from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not named tensors; {_HINT}")

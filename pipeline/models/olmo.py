@@ -120,16 +120,14 @@ class RotaryTable:
         """
         num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
-            self._fill(max(num_positions, self._config.max_sequence_length), device)
+            config, num_rows = self._config, max(num_positions, self._config.max_sequence_length)
+            head_width = config.d_model // config.n_heads
+            exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
+            positions_P = torch.arange(num_rows, device=device, dtype=torch.float)
+            angles = torch.einsum("i,j->ij", positions_P, 1.0 / (config.rope_theta**exponents))
+            self._sine_PE = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+            self._cosine_PE = torch.cat((angles, angles), dim=-1).cos()
         return self._sine_PE[position_ids_BS][:, None], self._cosine_PE[position_ids_BS][:, None]
-
-    def _fill(self, num_positions: int, device: torch.device) -> None:
-        head_width = self._config.d_model // self._config.n_heads
-        exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
-        positions_P = torch.arange(num_positions, device=device, dtype=torch.float)
-        angles = torch.einsum("i,j->ij", positions_P, 1.0 / (self._config.rope_theta**exponents))
-        angles_PE = torch.cat((angles, angles), dim=-1)
-        self._sine_PE, self._cosine_PE = torch.cat((-angles.sin(), angles.sin()), dim=-1), angles_PE.cos()
 
     def rotate(
         self, heads_BHSE: torch.Tensor, sine_B1SE: torch.Tensor, cosine_B1SE: torch.Tensor
@@ -322,7 +320,13 @@ class OLMoCausalLM(CausalLM):
         return transformer.ln_f(hidden), Prefix(tuple(read)) if keeps_rows else None
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        return logits_of(self._model, hidden)
+        """Of tied or own weights, scaled or not."""
+        transformer, config = self._model.transformer, self._model.config
+        if config.weight_tying:
+            logits = torch.nn.functional.linear(hidden, transformer.wte.weight)
+        else:
+            logits = transformer.ff_out(hidden)
+        return logits * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits
 
     @torch.inference_mode()
     def watch_attention(
@@ -338,13 +342,3 @@ class OLMoCausalLM(CausalLM):
             note_attention(query_1HSE, key_1GSE, visible_1SS, rows_T, note)
 
         self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
-
-
-def logits_of(model: OLMo, hidden: torch.Tensor) -> torch.Tensor:
-    """Vocabulary logits [..., V] of hidden states [..., D]: tied or own weights, scaled or not."""
-    transformer, config = model.transformer, model.config
-    if config.weight_tying:
-        logits = torch.nn.functional.linear(hidden, transformer.wte.weight)
-    else:
-        logits = transformer.ff_out(hidden)
-    return logits * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits

@@ -230,8 +230,8 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
 
 def _task_training_cost(config: TaskConfig, machine: Machine) -> Cost:
     """Of one run, where all training sizes are as frequent."""
-    generator, draw = np.random.default_rng(0), config.distribution.draw_of_size
-    lengths = [draw(size, 1, generator).token_ids_BS.shape[1] for size in config.distribution.sizes]
+    generator, draw = np.random.default_rng(0), config.draw
+    lengths = [draw(size, 1, generator).token_ids_BS.shape[1] for size in config.sizes]
     num_examples = config.num_steps * config.batch_size
     # Long examples have the more of the tokens, and the more attention a token.
     weights, attention = 6 * about_num_parameters(config), 12 * config.model.num_layers * config.model.width

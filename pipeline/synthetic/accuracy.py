@@ -12,7 +12,7 @@ from pipeline.models.interface import Prefix
 from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
 from pipeline.synthetic.lm import TaskCausalLM
 from pipeline.synthetic.models import TaskModel
-from pipeline.synthetic.tasks import ExampleBatch
+from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 
 @torch.inference_mode()
@@ -138,7 +138,7 @@ def attention_on_signs(
     for example, ids_S in zip(batch.examples[:num_examples], position_ids_BS, strict=False):
         token_ids_1P = torch.from_numpy(example.token_ids_S[None, : batch.num_prompt_tokens])
         of_layers: list[torch.Tensor] = []
-        lm = TaskCausalLM(model, len(config.distribution.task.vocabulary), ids_S)
+        lm = TaskCausalLM(model, len(task_called(config.task).vocabulary), ids_S)
         lm.watch_attention(token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:], of_layers.append)
         weights_HP = torch.cat([weights_H1P[:, 0] for weights_H1P in of_layers])
         of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())

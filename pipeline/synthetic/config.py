@@ -18,7 +18,7 @@ from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.synthetic.tasks import (
     COUPLED_SCHEMES,
     TASKS,
-    TrainingDistribution,
+    ExampleBatch,
     draw_batch,
     task_called,
 )
@@ -184,15 +184,18 @@ class TaskConfig:
     compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
 
     @property
-    def distribution(self) -> TrainingDistribution:
-        """What the model is trained on."""
-        return TrainingDistribution(
-            task_called(self.task),
-            self.smallest_size,
-            self.largest_size,
-            self.size_step,
-            self.largest_sparsity,
-        )
+    def sizes(self) -> range:
+        """Of training examples."""
+        return range(self.smallest_size, self.largest_size + 1, self.size_step)
+
+    def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
+        """Training examples of a size; each has a sparsity of its own, where the task has one."""
+        task = task_called(self.task)
+        if self.largest_sparsity is None:
+            return draw_batch(task, size, [None] * num_examples, generator)
+        largest = min(self.largest_sparsity, task.largest_sparsity(size))
+        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
+        return draw_batch(task, size, sparsities.tolist(), generator)
 
     def save(self, path: Path) -> None:
         """Write the fields as YAML."""
@@ -291,7 +294,7 @@ def refuse_bad_values(config: TaskConfig) -> None:
     # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
     # example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
-    sizes = config.distribution.sizes
+    sizes = config.sizes
     # The smallest and the largest; and the second, as a task may have every other size only.
     for size in dict.fromkeys((*sizes[:2], sizes[-1])):
         generator = np.random.default_rng(0)

@@ -184,7 +184,7 @@ def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) ->
         try:
             # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
             refuse_beyond_table(size, config.num_position_ids)
-            batch = draw_batch(config.distribution.task, size, [sparsity], generator)
+            batch = draw_batch(task_called(config.task), size, [sparsity], generator)
             position_ids_in_testing(batch, config, generator)
         except InputError as error:
             raise InputError(f"model '{name}', size {size}: {error}") from error

@@ -648,33 +648,3 @@ def draw_batch(
         np.stack(coupled_ids) if coupled_ids else None, examples,
         np.stack(posteriors) if posteriors else None,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TrainingDistribution:
-    """What examples a model is trained on: uniform over the sizes, and over k from 1 to K_train."""
-
-    task: Task
-    smallest_size: int
-    largest_size: int
-    size_step: int = 1
-    """Sizes are the smallest, and this much more, up to the largest."""
-    largest_sparsity: int | None = None
-    """K_train, where the task has k: k is uniform on 1 to this, or to what a smaller size has room for."""
-
-    @property
-    def sizes(self) -> range:
-        """All of them."""
-        return range(self.smallest_size, self.largest_size + 1, self.size_step)
-
-    def draw(self, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
-        """Examples of one size, which is drawn first."""
-        return self.draw_of_size(int(generator.choice(self.sizes)), num_examples, generator)
-
-    def draw_of_size(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
-        """Examples of a given size; each has a sparsity of its own."""
-        if self.largest_sparsity is None:
-            return draw_batch(self.task, size, [None] * num_examples, generator)
-        largest = min(self.largest_sparsity, self.task.largest_sparsity(size))
-        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
-        return draw_batch(self.task, size, sparsities.tolist(), generator)

@@ -11,7 +11,7 @@ is; the objective is Theorem 4.3's, the mean loss over the lengths of training, 
   only where the largest minus the smallest of its position IDs is below r. The relation is what relativity
   leaves of the IDs: their differences from the first one's. For k = 2 and r = 3 these are -2 … 2, numbered
   0 … 4 (contiguous IDs make only 1 and 2, coupled ones all five);
-- labels are -1 and 1, and a value is a free number between them; `free_values` lifts that bound;
+- labels are -1 and 1, and a value is a free number between them;
 - the loss is the squared error of the label, by Adam on fresh sequences, each step on one length drawn
   uniformly. Saying 0 always costs 1.
 
@@ -87,9 +87,8 @@ class SparseFunctionalAttention(nn.Module):
     """h, with its keys and values as tables to be learnt."""
 
     def __init__(
-        self, sparsity: int, vocabulary_size: int, key_reach: int, generator: torch.Generator, *,
-        free_values: bool = False,
-    ) -> None:  # fmt: skip
+        self, sparsity: int, vocabulary_size: int, key_reach: int, generator: torch.Generator
+    ) -> None:
         """All keys 1, all values near 0.
 
         Args:
@@ -97,11 +96,9 @@ class SparseFunctionalAttention(nn.Module):
             vocabulary_size: token IDs are below this.
             key_reach: keys are 0 where position IDs of a subset differ by this or more.
             generator: of the values' initial noise, without which none would be told from another.
-            free_values: values may be any number, rather than between the labels.
         """
         super().__init__()
         self.sparsity, self.vocabulary_size, self.key_reach = sparsity, vocabulary_size, key_reach
-        self._free_values = free_values
         num_contents = vocabulary_size**sparsity
         self.log_keys = nn.Parameter(torch.zeros(num_keys(sparsity, vocabulary_size, key_reach)))
         self.raw_values = nn.Parameter(0.1 * torch.randn(num_contents, generator=generator))
@@ -123,7 +120,7 @@ class SparseFunctionalAttention(nn.Module):
 
     def values(self) -> torch.Tensor:
         """g_val of every X_S: float32, one for each number of `contents`."""
-        return self.raw_values if self._free_values else self.raw_values.tanh()
+        return self.raw_values.tanh()
 
 
 VOCABULARY_SIZE = len(PLANTED_VOCABULARY) - 1
@@ -143,8 +140,6 @@ class FitSettings:
     learning_rate: float
     num_test_sequences: int
     """At each test length; the same at every measured step."""
-    free_values: bool = False
-    """Values may leave the range of the labels."""
 
     @property
     def measured_steps(self) -> tuple[int, ...]:
@@ -199,9 +194,8 @@ def fit(
     InputError where there are too many keys, or the fit runs off to what is no number.
     """
     attention = SparseFunctionalAttention(
-        sparsity, VOCABULARY_SIZE, condition.key_reach(lengths), torch.Generator().manual_seed(seed),
-        free_values=settings.free_values,
-    )  # fmt: skip
+        sparsity, VOCABULARY_SIZE, condition.key_reach(lengths), torch.Generator().manual_seed(seed)
+    )
     generator, test_generator = (np.random.default_rng([seed, stream]) for stream in (0, 1))
     tests = [
         draw_sequences(condition, lengths, sparsity, size, settings.num_test_sequences, test_generator)

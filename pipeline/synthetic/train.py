@@ -8,7 +8,6 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -94,9 +93,9 @@ class TaskMetrics:
     def __init__(self, run_folder: Path, *, step: int, num_steps: int) -> None:
         """Of a run at `step` finished steps."""
         self._path = run_folder / METRICS_FILE
-        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMAS["synthetic_training"].names}
+        self.columns: dict[str, list[Any]] = {name: [] for name in SCHEMAS["synthetic_training"].names}
         if step:
-            self._columns = read_metrics(run_folder, step)
+            self.columns = read_metrics(run_folder, step)
         self._step, self._num_steps = step, num_steps
 
     def __enter__(self) -> Self:
@@ -110,7 +109,7 @@ class TaskMetrics:
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Add the row of one step and advance the bar."""
-        for name, values in self._columns.items():
+        for name, values in self.columns.items():
             values.append(metrics.get(name))
         exact_match = f", exact match {self.exact_match:.3f}" if self.exact_match is not None else ""
         self._bar.set_postfix_str(f"loss {metrics['loss']:.3f} nats{exact_match}", refresh=False)
@@ -118,17 +117,12 @@ class TaskMetrics:
 
     def sync(self) -> None:
         """Write the file."""
-        write_parquet(self._path, make_table(self._columns, SCHEMAS["synthetic_training"]))
-
-    def excess_loss_of(self, step: int) -> float | None:
-        """What was measured after a step; None where nothing was."""
-        measured = dict(zip(self._columns["step"], self._columns["excess_loss"], strict=True))
-        return measured.get(step)
+        write_parquet(self._path, make_table(self.columns, SCHEMAS["synthetic_training"]))
 
     @property
     def exact_match(self) -> float | None:
         """The last that was measured."""
-        return next((value for value in reversed(self._columns["exact_match"]) if value is not None), None)
+        return next((value for value in reversed(self.columns["exact_match"]) if value is not None), None)
 
 
 def is_known(config: TaskConfig, excess_loss: float | None) -> bool:
@@ -189,7 +183,7 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     lm: CausalLM
     if model.architecture == "olmo":
         olmo, any_example = new_olmo(**sizes), np.random.default_rng(0)
-        longest = config.distribution.draw_of_size(config.largest_size, 1, any_example).token_ids_BS
+        longest = config.draw(config.largest_size, 1, any_example).token_ids_BS
         scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
         lm = OLMoCausalLM(olmo)
     else:
@@ -302,7 +296,8 @@ class TaskTrainer(TrainingLoop):
         """Whether all steps are done, or the task is known as well as was asked for."""
         if self._config.stop_at_excess_loss is None:
             return super().has_finished
-        return super().has_finished or is_known(self._config, self._metrics.excess_loss_of(self.step))
+        measured = self._metrics.columns["excess_loss"][self.step - 1 : self.step]
+        return super().has_finished or (bool(measured) and is_known(self._config, measured[0]))
 
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
@@ -312,11 +307,11 @@ class TaskTrainer(TrainingLoop):
         self._model.eval()
         config = self._config
         generator = of_measuring_in_training(config.seed)
-        sizes = config.distribution.sizes
+        sizes = config.sizes
         num_examples = -(-config.eval_num_examples // len(sizes))
         is_right, excess = [], []
         for size in sizes:
-            batch = config.distribution.draw_of_size(size, num_examples, generator)
+            batch = config.draw(size, num_examples, generator)
             of_batch = self._model, batch, config, generator, num_examples
             is_right.append(answers(*of_batch).is_right_B)
             if batch.log_posterior_BV is not None:
@@ -361,24 +356,16 @@ class TaskTrainer(TrainingLoop):
         return token_loss_nats, position_id_loss_nats
 
     def _draw(self, step: int) -> list[Part]:
-        return list(self._draw_parts(of_training_step(self._config.seed, step)))
-
-    def _draw_parts(self, generator: np.random.Generator) -> Iterator[Part]:
-        config = self._config
+        config, generator = self._config, of_training_step(self._config.seed, step)
+        num_examples, parts = config.batch_size // config.sizes_per_step, []
         for _ in range(config.sizes_per_step):
-            batch = config.distribution.draw(config.batch_size // config.sizes_per_step, generator)
-            shape = batch.token_ids_BS.shape
-            yield (
-                batch,
-                example_position_ids(
-                    config.positions,
-                    shape,
-                    batch.coupled_ids_BS,
-                    config.num_position_ids,
-                    generator,
-                    config.spread_of_coupled_ids,
-                ),  # fmt: skip
-            )
+            batch = config.draw(int(generator.choice(config.sizes)), num_examples, generator)
+            position_ids_BS = example_position_ids(
+                config.positions, batch.token_ids_BS.shape, batch.coupled_ids_BS, config.num_position_ids,
+                generator, config.spread_of_coupled_ids,
+            )  # fmt: skip
+            parts.append((batch, position_ids_BS))
+        return parts
 
     def _save(self) -> None:
         state = {

@@ -86,12 +86,10 @@ def chunks_of(
     used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
-        own, *others = [_chunk_of(document, chunk_index, chunk_length) for document in used]
-        start = chunk_index * chunk_length
+        start, pieces = chunk_index * chunk_length, []
+        for document in used:
+            place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
+            pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))
+        own, *others = pieces
         chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
     return chunks
-
-
-def _chunk_of(document: EvaluationDocument, chunk_index: int, chunk_length: int) -> np.ndarray:
-    start = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
-    return document.token_ids[start : start + chunk_length].astype(np.int64)

@@ -186,43 +186,23 @@ def flip_probability(num_votes: int, share: float) -> float:
     return (low + high) / 2 if share else 0.0
 
 
-@dataclass(frozen=True)
-class Needle:
-    """One needle as tokens. `answer_ids` stand twice in its document: in the needle, and at the end."""
-
-    before_ids: np.ndarray
-    answer_ids: np.ndarray
-    after_ids: np.ndarray
-    question_ids: np.ndarray
-    answer: str
-
-    @classmethod
-    def of(cls, tokenizer: DocumentTokenizer, key: str, value: str) -> "Needle":
-        """The needle of a key and a value."""
-        statement = f" The magic number of {key} is"
-        question = f" What is the magic number of {key}?{statement}"
-        # Each part by itself: the answer then has the same tokens in both of its places.
-        before_ids, answer_ids, after_ids, question_ids = tokenizer.encode(
-            [statement, f" {value}", ".", question]
-        )
-        return cls(before_ids, answer_ids, after_ids, question_ids, value)
-
-
 def needle_document(
-    source: EvaluationDocument,
-    tokenizer: DocumentTokenizer,
-    needle: Needle,
-    context_length: int,
+    source: EvaluationDocument, tokenizer: DocumentTokenizer, key: str, answer: str, context_length: int,
     depth: float | None,
-) -> tuple[EvaluationDocument, dict[str, Any]]:
+) -> tuple[EvaluationDocument, dict[str, Any]]:  # fmt: skip
     """A document of exactly `context_length` tokens, answer included, and its row of the schema `needles`.
 
     `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
     back to the start of a word if one is near. None plants nothing, which is the control.
     """
-    sentence = np.concatenate([needle.before_ids, needle.answer_ids, needle.after_ids])
-    sentence = sentence[:0] if depth is None else sentence
-    num_hay = context_length - len(sentence) - len(needle.question_ids) - len(needle.answer_ids)
+    statement = f" The magic number of {key} is"
+    question = f" What is the magic number of {key}?{statement}"
+    # Each part by itself: the answer then has the same tokens in both of its places.
+    before_ids, answer_ids, after_ids, question_ids = tokenizer.encode(
+        [statement, f" {answer}", ".", question]
+    )
+    sentence = np.concatenate([before_ids, answer_ids, after_ids])[: 0 if depth is None else None]
+    num_hay = context_length - len(sentence) - len(question_ids) - len(answer_ids)
     if num_hay < 1:
         raise InputError(
             f"a length of {context_length} tokens has no room for a haystack: needle, question and answer"
@@ -230,12 +210,11 @@ def needle_document(
         )
     hay = source.token_ids[:num_hay]
     place = 0 if depth is None else _start_of_word(tokenizer.pieces(hay.tolist()), round(depth * num_hay))
-    token_ids = np.concatenate(
-        [hay[:place], sentence, hay[place:], needle.question_ids, needle.answer_ids]
-    ).astype(np.int32)
+    parts = [hay[:place], sentence, hay[place:], question_ids, answer_ids]
+    token_ids = np.concatenate(parts).astype(np.int32)
     text = "".join(tokenizer.pieces(token_ids.tolist()))
     document_id = hashlib.sha256(text.encode()).hexdigest()[:16]
-    first, num_answer_tokens = place + len(needle.before_ids), len(needle.answer_ids)
+    first, num_answer_tokens = place + len(before_ids), len(answer_ids)
     row = {
         "document_id": document_id,
         "source_document_id": source.document_id,
@@ -246,7 +225,7 @@ def needle_document(
         "needle_answer_positions": [] if depth is None else list(range(first, first + num_answer_tokens)),
         "answer_position": context_length - num_answer_tokens,
         "num_answer_tokens": num_answer_tokens,
-        "answer": needle.answer,
+        "answer": answer,
     }
     return EvaluationDocument(document_id, token_ids, source.url), row
 
@@ -272,8 +251,7 @@ def needle_documents(
         first, *others = generator.integers(0, 10, num_digits).tolist()
         value = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
         for depth in (None, *DEPTHS):
-            needle = Needle.of(tokenizer, key, value)
-            document, row = needle_document(source, tokenizer, needle, length, depth)
+            document, row = needle_document(source, tokenizer, key, value, length, depth)
             if document.document_id in documents:
                 raise InputError(
                     f"two depths are the same place in a haystack of {length} tokens; choose larger"

@@ -273,7 +273,6 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
         (["--k", "1", "1"], "--k 1 1: name each k once"),
         ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
         (["--choose-together"], "--choose-together needs --judge-with"),
-        (["--choosers-judge"], "--choosers-judge would change nothing"),
         (["--positions", "compact"], "--positions compact is of --choices"),
         ([*choices, "--max-documents", "3"], "were made of 4 documents, here it is 3"),
         (["--choices", str(tmp_path / "nowhere"), *choices[2:]], "nowhere does not exist"),
