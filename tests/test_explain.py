@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,23 @@ def test_what_is_printed(
     said = capsys.readouterr().out
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
     assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
+
+
+def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> None:
+    found = explain(TEXT, str(model), short_context_length=S, k=KS, num_targets=3)
+    for changed, sentences in (
+        ({"short_context_loss": 1.0, "loss_difference": -0.25}, (
+            "the model gains nothing from the far context; with it the loss is 0.250 nats higher on average",
+            "of what it changes in the predictions.",
+        )),
+        ({"loss_difference": 0.0, "short_context_divergence": 0.0}, (
+            "The prediction does not change with the far context, so leave_one_out_divergence has nothing to",
+        )),
+    ):  # fmt: skip
+        losses = found.tables["loss_differences"].assign(**changed)
+        said = str(replace(found, tables={**found.tables, "loss_differences": losses}))
+        assert all(sentence in said for sentence in sentences)
+        assert "nan" not in said and "expected" not in said and "No target gains 0.1 nats" in said
 
 
 @pytest.mark.parametrize(

@@ -315,11 +315,18 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
         legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"
     # Means of all targets: one that is picked for its gain is to be seen as picked.
     gain, specific = losses["loss_difference"].mean(), losses["specific_gain"].mean()
-    totals = (
-        f"All {len(losses)} targets: the far context gains {gain:.3f} nats on average (expected"
-        f" {losses['short_context_divergence'].mean():.3f}), of which {specific:.3f} only this text gives and"
-        " no foreign one.\n"
-    )
+    totals = f"All {len(losses)} targets: "
+    if gain > 0:
+        expected = losses["short_context_divergence"].mean()
+        totals += (
+            f"the far context gains {gain:.3f} nats on average (expected {expected:.3f}), of which"
+            f" {specific:.3f} only this text gives and no foreign one.\n"
+        )
+    else:
+        totals += (
+            f"the model gains nothing from the far context; with it the loss is {-gain:.3f} nats higher on"
+            " average.\n"
+        )
     of_rules = explanation.frame.groupby("rule", sort=False)
     parts = [
         "".join(shown).rstrip("\n") + "\n",
@@ -344,14 +351,20 @@ def _marked(piece: str, gain: float, is_coloured: bool) -> str:
 
 
 def _recovered(rule: str, rows: pd.DataFrame, k: int) -> str:
-    """What the largest studied k recovers, as sums: by the prediction, and by what came."""
+    """What the largest studied k recovers, as sums: by the prediction, and by what came if that gained."""
     names = ["sparse_context_divergences", "sparse_context_losses", "null_sparse_context_losses"]
     left = {name: sum(values[-1] for values in rows[name] if values) for name in names}
     short, gain = rows["short_context_loss"].sum(), rows["loss_difference"].sum()
     expected = rows["short_context_divergence"].sum()
+    if expected <= 0:
+        return f"The prediction does not change with the far context, so {rule} has nothing to bring back.\n"
+    share = 1 - left["sparse_context_divergences"] / expected
+    if gain <= 0:
+        how_much = f"{share:.0%}" if share > 0 else "nothing"
+        return f"{k} far tokens by {rule} bring back {how_much} of what it changes in the predictions.\n"
     recovered = short - left["sparse_context_losses"]
-    line = f"{k} far tokens by {rule} bring back {expected - left['sparse_context_divergences']:.1f} of"
-    line += f" {expected:.1f} expected nats, and {recovered:.1f} of {gain:.1f} nats"
+    line = f"{k} far tokens by {rule} bring back {share:.0%} of the expected gain, and"
+    line += f" {recovered:.1f} of {gain:.1f} nats"
     if rows["null_sparse_context_losses"].notna().all():
         recovered = short - left["null_sparse_context_losses"]
         line += f"; {k} of a foreign text, chosen in the same way, {recovered:.1f}"

@@ -207,28 +207,22 @@ SPREADS = ("contiguous", "pose")
 
 _COUNT = Range(1, 1_000_000)  # what is more is a slip of the hand
 _STEPS = Range(1, 2**31 - 1)  # what the column of steps holds
+_COUNTS = (
+    "smallest_size", "largest_size", "size_step", "largest_sparsity", "num_position_ids", "model.num_heads",
+    "batch_size", "sizes_per_step", "eval_num_examples",
+)  # fmt: skip
 RANGES = {
+    **dict.fromkeys(_COUNTS, _COUNT),
+    **dict.fromkeys(("num_steps", "save_interval", "eval_interval"), _STEPS),
     "seed": SEED,
-    "smallest_size": _COUNT,
-    "largest_size": _COUNT,
-    "size_step": _COUNT,
-    "largest_sparsity": _COUNT,
-    "num_position_ids": _COUNT,
     "model.width": Range(1, 65_536),
     "model.num_layers": Range(1, 1024),
-    "model.num_heads": _COUNT,
     "model.rotary_fraction": Range(0, 1, leaves_least_out=True),
-    "batch_size": _COUNT,
-    "sizes_per_step": _COUNT,
-    "num_steps": _STEPS,
     "learning_rate": LEARNING_RATE,
     "warm_up_steps": Range(0),
     "weight_decay": FINITE_FROM_ZERO,
     "betas": SHARE_BELOW_ONE,
     "max_grad_norm": POSITIVE,
-    "save_interval": _STEPS,
-    "eval_interval": _STEPS,
-    "eval_num_examples": _COUNT,
     "stop_at_excess_loss": POSITIVE,
 }
 """Field of a `TaskConfig` -> where its number lies; of a list, where each of its numbers lies."""
