@@ -200,21 +200,14 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         *(
             ("copy", "predicted", [override], override.partition("=")[0].removeprefix("model."))
             for override in (
-                "learning_rate=nan",
-                "betas=[1.5,0.9]",
-                "betas=[0.9]",
-                "seed=-1",
-                "model.num_heads=7",
-                "model=3",
-                "num_steps=many",
-                "seed=[1",
-                "model.attention_scaling=log",
+                "learning_rate=nan", "betas=[1.5,0.9]", "betas=[0.9]", "seed=-1", "model.num_heads=7", "model=3",
+                "num_steps=many", "seed=[1", "model.attention_scaling=log",
             )
         ),
         ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
         ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         train(tmp_path / "run", *overrides, task=task, positions=positions)
@@ -235,9 +228,9 @@ def test_a_training_that_diverges_at_once_leaves_no_record(tmp_path: Path) -> No
 
 
 def test_another_run_is_not_continued(trained: Path) -> None:
-    with pytest.raises(InputError, match="positions was predicted, now coupled"):
+    with pytest.raises(InputError, match="positions was 'predicted', now 'coupled'"):
         train(trained, positions="coupled")
-    with pytest.raises(InputError, match="task was copy, now addition"):
+    with pytest.raises(InputError, match="task was 'copy', now 'addition'"):
         train(trained, task="addition")
 
 
