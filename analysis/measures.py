@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from analysis.drawing import save
     from analysis.read import write_derived_table
-    from analysis.rules.trial import MeasuredText, agreement_of_gains, compared_measures, measures_figure
+    from analysis.rules.trial import TriedText, agreement_of_gains, compared_measures, measures_figure
     from pipeline.text.planting import read_planted
 
     of_kind = {}
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> None:
                 f"{arguments.run} holds no results of {' or '.join(patterns)}; run the study first, as in"
                 f" python pipeline/study.py olmo_configs/studies/measures.yaml run={arguments.run}"
             )
-        of_kind[kind] = MeasuredText.of(folders)
+        of_kind[kind] = TriedText.of(folders)
     signs = read_planted(arguments.run / "signs" / "planted" / "data")
     table = compared_measures(**of_kind, signs=signs, k=arguments.k)
     if table.empty:

@@ -31,7 +31,7 @@ from analysis.read import (
     read_sparse_losses,
 )
 from analysis.rules.selection import costs_of
-from analysis.rules.trial import OTHER, SAME, MeasuredText, found_signs
+from analysis.rules.trial import OTHER, SAME, TriedText, found_signs
 from pipeline.cli import InputError
 from pipeline.measuring.rules import REMOVE, RULES
 from pipeline.results.read import read_artefact, read_settings_of
@@ -124,7 +124,7 @@ def _found_signs(planted: Sequence[Path], signs: Sequence[Mapping[str, Any]]) ->
     columns = ["found_signs", "found_signs_low", "found_signs_high"]
     if not planted:
         return pd.DataFrame(columns=[*_METHOD, *columns]).astype(dict.fromkeys(columns, "float64"))
-    found = found_signs(MeasuredText.of(planted), signs)
+    found = found_signs(TriedText.of(planted), signs)
     return found.rename(columns=lambda name: str(name).replace("found", "found_signs", 1))[
         [*_METHOD, *columns]
     ]

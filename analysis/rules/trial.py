@@ -46,13 +46,13 @@ _NUM_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class MeasuredText:
+class TriedText:
     """Results of influential_tokens on one kind of text: a folder an intervention."""
 
     of_intervention: Mapping[str, Path]
 
     @classmethod
-    def of(cls, folders: Iterable[Path]) -> "MeasuredText":
+    def of(cls, folders: Iterable[Path]) -> "TriedText":
         """Told apart by what the stage was asked for."""
         return cls({str(_settings(folder)["intervention"]): folder for folder in folders})
 
@@ -80,9 +80,9 @@ class MeasuredText:
 
 
 def compared_measures(
-    text: MeasuredText,
-    foreign: MeasuredText,
-    planted: MeasuredText,
+    text: TriedText,
+    foreign: TriedText,
+    planted: TriedText,
     signs: Sequence[Mapping[str, Any]],
     k: int,
 ) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def compared_measures(
     return order.drop(columns="stands").reset_index(drop=True)
 
 
-def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def found_signs(planted: TriedText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row a rule and intervention: the share of signs that are among the first as many tokens."""
     truth = {(row["document_id"], row["target_position"]): row for row in signs}
     tables = []
@@ -137,7 +137,7 @@ def found_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd
     return pd.DataFrame(table) if table else pd.DataFrame(columns=names)
 
 
-def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def sparsity_of_signs(planted: TriedText, signs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row a measure: the share of answers whose k* is the number of their signs; none where none has a k*.
 
     In a background that plants as many signs, an answer has two truths: such documents are left out.
@@ -155,7 +155,7 @@ def sparsity_of_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]])
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 
 
-def _with_rival_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]]) -> set[str]:
+def _with_rival_signs(planted: TriedText, signs: Sequence[Mapping[str, Any]]) -> set[str]:
     """Documents whose null or background, the documents that come next by ID, plants as many signs."""
     folder = planted.of_intervention.get(BACKGROUND)
     if folder is None:
@@ -171,7 +171,7 @@ def _with_rival_signs(planted: MeasuredText, signs: Sequence[Mapping[str, Any]])
     }
 
 
-def agreement(text: MeasuredText) -> pd.DataFrame:
+def agreement(text: TriedText) -> pd.DataFrame:
     """A row a measure: the rank correlation of two models' k*, over targets where both have one.
 
     Beside it, of how many targets, and the share of their k* that are censored, and so say little.
@@ -192,7 +192,7 @@ def agreement(text: MeasuredText) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*MEASURE, *columns])
 
 
-def agreement_of_gains(text: MeasuredText) -> Interval:
+def agreement_of_gains(text: TriedText) -> Interval:
     """The same of the loss differences themselves: what the agreement of k* may be held against."""
     folder = next(iter(text.of_intervention.values()))
     rows = read_artefact(folder, "dependency_sparsity")
@@ -219,7 +219,7 @@ def _correlation(pairs_N2: np.ndarray) -> float:
     return np.nan if (pairs_N2.std(axis=0) == 0).any() else float(np.corrcoef(pairs_N2.T)[0, 1])
 
 
-def _widths(table: pd.DataFrame, text: MeasuredText, k: int) -> dict[str, Any]:
+def _widths(table: pd.DataFrame, text: TriedText, k: int) -> dict[str, Any]:
     """What each interval is worth in documents of the old measure, and what each measure costs."""
     width = table["excess_high"] - table["excess_low"]
     old_width = width[_is_old(table)].mean()  # of one row; NaN where it was not measured

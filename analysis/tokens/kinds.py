@@ -58,11 +58,9 @@ from analysis.read import (
     rows_of,
     summarized,
 )
-from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
-from pipeline.results.read import read_made_by
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.folder import MANIFEST_FILE, TokenizedData, UnigramDistribution
+from pipeline.text.folder import MANIFEST_FILE, UnigramDistribution
 
 _LIST = """
 # determiners and quantifiers
@@ -314,17 +312,10 @@ def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None
     `data` is the folder of tokenize_c4.py that was measured, where None that beside the results, if tokenized
     data is there.
     """
-    beside = results.parent / "data"
-    if data is None and not (beside / MANIFEST_FILE).is_file():  # a table made of the text may lie there
+    if data is None and not (results.parent / "data" / MANIFEST_FILE).is_file():  # a table may lie there
         return None
-    tokenized = TokenizedData.open(data or beside)
-    for model, made_by in read_made_by(results, "loss_differences").items():
-        if made_by["inputs"].get("evaluation_documents") != tokenized.evaluation_sha256:
-            raise InputError(
-                f"loss_differences of {model} in {results} were not measured on the evaluation documents of"
-                f" {tokenized.folder}: their SHA-256 differs; name the folder that they were with --data"
-            )
-    return UnigramDistribution.of_training_tokens(tokenized).counts_V
+    text = MeasuredText.open(results, "loss_differences", data)
+    return UnigramDistribution.of_training_tokens(text.data).counts_V
 
 
 def by_category(

@@ -65,16 +65,6 @@ def test_the_interval_is_that_of_the_sandwich_formula() -> None:
     assert (found.low, found.high) == pytest.approx((slope - half, slope + half), rel=1e-9)
 
 
-def test_the_interval_covers_the_planted_slope() -> None:
-    num_studies = 1000
-    covered = 0
-    for seed in range(num_studies):
-        documents = Documents.simulate(seed)
-        found = cluster_robust_slope(*documents.arguments)
-        covered += found.low <= SLOPE <= found.high
-    assert 0.93 <= covered / num_studies <= 0.97
-
-
 def test_what_cannot_be_estimated_is_not_a_number() -> None:
     documents = Documents.simulate(seed=0, num_documents=FEWEST_DOCUMENTS)
     assert np.isfinite(cluster_robust_slope(*documents.arguments).low)
@@ -113,29 +103,7 @@ def test_it_estimates_the_share_of_all_permutations(seed: int) -> None:
     assert found == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 20_000) + 1e-4)
 
 
-def study(seed: int, effect: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sparsity and gap of 30 documents; between documents both rise together, within them by `effect`."""
-    generator = np.random.default_rng([11, seed])
-    strata = np.repeat(np.arange(30), 5)
-    of_document = generator.normal(size=30)[strata]
-    sparsity = of_document + generator.normal(size=150)
-    return of_document + effect * sparsity + generator.normal(size=150), sparsity, strata
-
-
-def test_without_an_effect_all_p_values_are_as_likely() -> None:
-    # 99 permutations: each of 0.01, 0.02, ..., 1.00 has probability 0.01.
-    p_values = [
-        permutation_p_value(*study(seed, 0.0), num_permutations=99, seed=seed) for seed in range(1000)
-    ]
-    counts = np.histogram(p_values, bins=np.arange(0.005, 1.01, 0.1))[0]
-    assert counts.sum() == 1000
-    assert scipy.stats.chisquare(counts).pvalue > 0.01
-    # The same data would be called an effect, were strata not kept.
-    gaps, sparsity, strata = study(0, 0.0)
-    assert permutation_p_value(gaps, sparsity, np.zeros_like(strata)) < 0.01
-
-
 def test_nothing_to_permute_is_not_a_number() -> None:
-    gaps, sparsity, strata = study(0, 0.5)
-    assert np.isnan(permutation_p_value(gaps, sparsity, np.arange(150)))
-    assert np.isnan(permutation_p_value(gaps, np.ones(150), strata))
+    gaps, sparsity = np.random.default_rng(0).normal(size=(2, 20))
+    assert np.isnan(permutation_p_value(gaps, sparsity, np.arange(20)))
+    assert np.isnan(permutation_p_value(gaps, np.ones(20), np.arange(20) // 5))

@@ -216,7 +216,7 @@ def test_training_tokens_are_counted_of_the_data_that_was_measured(
     with pytest.raises(InputError, match="no training tokens"):
         kinds.training_token_counts(results, data)
     _, other = write_explorable(tmp_path, [text.upper() for text in TEXTS])
-    with pytest.raises(InputError, match="were not measured on the evaluation documents of .*--data"):
+    with pytest.raises(InputError, match="was not measured on the evaluation documents of .*--data"):
         kinds.training_token_counts(results, other)
     # The kept results have a table beside them that was once made of the text, and no text.
     kept = Path(__file__).resolve().parents[2] / "analysis" / "reference" / "study" / "results"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from written_results import write_tables
 
-from analysis.rules.trial import MeasuredText, compared_measures
+from analysis.rules.trial import TriedText, compared_measures
 
 MODELS, RULES, LARGEST_K = ("seed0", "seed1"), ("leave_one_out", "leave_one_out_divergence"), 4
 SETTINGS = {
@@ -91,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(run: Path) -> pd.DataFrame:
-    kinds = {kind: MeasuredText.of([run / kind]) for kind in ("text", "foreign", "planted")}
+    kinds = {kind: TriedText.of([run / kind]) for kind in ("text", "foreign", "planted")}
     return compared_measures(**kinds, signs=SIGNS, k=4)
 
 
