@@ -44,7 +44,7 @@ behind the last whole training file, with the same bytes as a result: the text b
 encoded again. Where a file is missing or of another size, or with --verify of another content, the data is
 written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
-64 bytes a document, 0.5 GiB at most.
+80 bytes a document, 0.6 GiB at most.
 """
 
 import sys

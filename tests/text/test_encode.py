@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.text import sources
-from pipeline.text import split as split_module
-from pipeline.text.encode import EvaluationSample, PackedShardWriter, encoded_documents
+from pipeline.text import encode, sources
+from pipeline.text.encode import (
+    EvaluationSample,
+    PackedShardWriter,
+    Split,
+    encoded_documents,
+    is_evaluation_document,
+)
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.sources import Document, Source, document_batches
-from pipeline.text.split import Split, is_evaluation_document
 from pipeline.text.tokenizer import train_bpe
 
 IDS = [Document.from_record({"text": f"document {number}"}).document_id for number in range(1000)]
@@ -122,7 +126,7 @@ def test_parts_are_of_the_right_size_and_blind_to_order() -> None:
 
 
 def test_more_than_can_be_remembered_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "MAX_REMEMBERED_DOCUMENTS", 4)
+    monkeypatch.setattr(encode, "MAX_REMEMBERED_DOCUMENTS", 4)
     split, ids = Split(0.0), [f"{number:016x}" for number in range(6)]
     # the fifth does not fit: it starts another run, in which the first four are new again
     kinds_met = [split.kind_of(ids[number]) for number in (0, 1, 2, 3, 0, 3, 4, 4, 0)]
