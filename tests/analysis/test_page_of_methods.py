@@ -29,7 +29,7 @@ def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.
     written: dict[str, Any] = {}
     exec(code, written)  # noqa: S102
     monkeypatch.setattr(methods, name, written[name], raising=False)
-    (row,) = re.findall(r"`(_method\(.*\))`", PAGE)
+    (row,) = re.findall(r"`(Rule\(.*\))`", PAGE)
     monkeypatch.setitem(rules.RULES, name, eval(row, vars(rules)))  # noqa: S307
     assert rules.RULES[name].name == name
     # The token before target 10 is 7, and before target 11 it is 5. Behind a 7 stand the places 2 and 6,
