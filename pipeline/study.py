@@ -70,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
     add("--job", metavar="NAME",
         help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
              " of the first of this script; what slurm/job.sh asks for")
-    add("--utilization", type=positive_fraction, default=0.4, help="of the peak, as the estimates assume")
+    add("--utilization", type=positive_fraction, default=0.4,
+        help="of the peak, as the estimates of large models assume; small ones are timed")
     add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
     add("--gpu", metavar="NAME", help="estimate for this GPU by its data sheet: a100, h100 or h200")
     add("--vocabulary-size", type=positive_int, default=_OLMO_VOCABULARY,
@@ -101,10 +102,14 @@ def main(arguments: argparse.Namespace) -> None:
     to_run = [command for command in commands if is_stage(command) and command.name not in finished]
     checked = check_settings(study, commands, to_run) if to_run or arguments.dry_run else None
     if arguments.dry_run and not arguments.slurm:
+        import torch
+
         from pipeline.studies.costs import Machine, lines_of_plan
 
         assert checked is not None
-        plan = lines_of_plan(commands, finished, checked, Machine(*speed))
+        torch.set_num_threads(study.threads)  # as its commands have
+        machine = Machine(*speed, num_jobs=workers(arguments.jobs, study.threads).number)
+        plan = lines_of_plan(commands, finished, checked, machine)
         sys.stdout.writelines(f"{line}\n" for line in plan)
     elif arguments.dry_run:
         submit_chain(commands, study, None)

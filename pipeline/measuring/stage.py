@@ -265,12 +265,17 @@ class MeasuringStage:
 
 
 def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
-    """Say in the log about how long so many tokens take, timed for a second; `less` names what spares time.
+    """Say in the log about how long so many tokens take; `less` names what spares time."""
+    whole = duration(seconds_per_token(loaded.model, loaded.batching, lengths) * num_tokens)
+    logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
 
-    The passes are as most are that leave a token out: their rows are half of a chunk, and its targets' losses
-    and divergences are wanted.
+
+def seconds_per_token(model: CausalLM, batching: Batching, lengths: ContextLengths) -> float:
+    """Of passes as most are that leave a token out, timed for a second.
+
+    Their rows are half of a chunk, and its targets' losses and divergences are wanted.
     """
-    model, num_rows = loaded.model, lengths.long_context_length // 2
+    num_rows = lengths.long_context_length // 2
     num_targets = min(lengths.targets_per_chunk, num_rows)
     positions_1S = np.arange(num_rows)[None]
 
@@ -283,14 +288,11 @@ def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths
     reference = Predictions.of(model, model.hidden_states(*rows(1).on_device(model.device))[0])
     started, num_run = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < 1 or not num_run:
-        batch, queue = (
-            rows(loaded.batching.num_sequences(model, num_rows)),
-            PassQueue(model, loaded.batching, reference),
-        )
+        batch = rows(batching.num_sequences(model, num_rows))
+        queue = PassQueue(model, batching, reference)
         num_run += queue.run(batch, np.zeros_like(batch.query_rows_BT)) * num_rows
         queue.read()
-    whole = duration(seconds / num_run * num_tokens)
-    logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
+    return seconds / num_run
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:

@@ -12,8 +12,9 @@ times chunks times checkpoints. Of a chunk of l tokens with m targets, short con
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
 vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it
-is rather too much. Hours are FLOPs over the machine's peak, measured in the precision that it would compute
-in, times an assumed utilization.
+is rather too much. Hours: of small models, a second of each model's own work is timed. Of others, and for
+another machine, they are FLOPs over the peak, in the precision that it would compute in, times an assumed
+utilization.
 
 Synthetic tasks: 6 N + 12 L D S FLOPs a token of an example of S in training. What is then asked of these
 small models is not counted.
@@ -29,8 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from olmo.config import ModelConfig
+from olmo.model import OLMo
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (
     DEFAULT_INTERVENTION,
@@ -39,14 +43,25 @@ from pipeline.measuring.rules import (
     studied_numbers,
 )
 from pipeline.measuring.sparsity import Request, planned_tokens
+from pipeline.measuring.stage import seconds_per_token
+from pipeline.models.olmo import OLMoCausalLM
 from pipeline.studies.commands import Command, Measuring, TaskTraining, Training
 from pipeline.studies.file import Evaluation, Text
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
 from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
-from pipeline.training.config import AssumedData, DataFacts, counts_epochs, load_config
-from pipeline.training.speed import GPUS, estimate, flops_per_token, measured_peak_flops
+from pipeline.training.config import AssumedData, DataFacts, PretrainConfig, counts_epochs, load_config
+from pipeline.training.speed import (
+    GPUS,
+    estimate,
+    flops_per_token,
+    measured_peak_flops,
+    seconds_per_trained_token,
+)
+
+_MOST_TIMED_FLOPS = 6e7
+"""Of training on a token: ten million weights. Larger models would take minutes to plan."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,8 @@ class Machine:
     """FLOPs a second in any dtype. None: those of `gpu`."""
     gpu: str | None = None
     """Of training/speed.py, whose data sheet counts. None: measured."""
+    num_jobs: int = 1
+    """Commands that run at once."""
 
     def __post_init__(self) -> None:
         """Refuse a GPU without a data sheet, or with a peak beside it."""
@@ -87,12 +104,42 @@ class Machine:
             return f"the data sheet of the {self.gpu.upper()}, {use}"
         if self.peak_flops is not None:
             return f"{self.peak_flops / 1e9:,.0f} GFLOP/s, as given, {use}"
-        return f"the peak of this machine, {use}"
+        return (
+            f"what a second of each small model took here, {self.num_jobs} at once; others: its peak, {use}"
+        )
+
+    def is_timed(self, model: ModelConfig) -> bool:
+        """Whether a model is small enough for a second of its own work to be timed here."""
+        is_here = self.gpu is None and self.peak_flops is None
+        return is_here and flops_per_token(model, 1) < _MOST_TIMED_FLOPS
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @cache
 def _measured_peak(dtype: torch.dtype) -> float:
-    return measured_peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"), dtype)
+    return measured_peak_flops(_device(), dtype)
+
+
+_timed: dict[str, float] = {}
+"""Model, precision and lengths -> seconds."""
+
+
+def _seconds_per_token(config: PretrainConfig, lengths: ContextLengths | None = None) -> float:
+    """Of training a model of this configuration, or of measuring it at these lengths, timed once."""
+    model = config.model
+    if lengths is None:
+        key = repr((model.asdict(), config.precision, config.sequence_length))
+        if key not in _timed:
+            _timed[key] = seconds_per_trained_token(config, _device())
+        return _timed[key]
+    key = repr((model.n_layers, model.d_model, model.n_heads, model.vocab_size, lengths))
+    if key not in _timed:
+        lm = OLMoCausalLM(OLMo(ModelConfig(**{**model.asdict(), "init_device": str(_device())})))
+        _timed[key] = seconds_per_token(lm, Batching.for_model(lm), lengths)
+    return _timed[key]
 
 
 class Cost(NamedTuple):
@@ -143,18 +190,26 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
         if counts_epochs(config.max_duration) and num_train_tokens is None:
             return Cost(num_unknown=1)
         run = estimate(config, machine.flops_per_second(config.precision), num_train_tokens)
-        return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=run.seconds)
+        is_timed = machine.is_timed(config.model)
+        seconds = run.num_tokens * _seconds_per_token(config) if is_timed else run.seconds
+        return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=seconds)
     if not isinstance(about, Measuring):
         return Cost()
     if (chunks := num_chunks(about.evaluation, about.data)) is None:
         return Cost(num_unknown=1)
-    of_a_checkpoint, flops = chunks * token_forwards_of_chunk(command.stage, about.evaluation), 0.0
+    evaluation, flops, seconds = about.evaluation, 0.0, 0.0
+    of_a_checkpoint = chunks * token_forwards_of_chunk(command.stage, evaluation)
+    lengths = ContextLengths(1, evaluation.long_context_length, evaluation.targets_per_chunk)
     for training, num_checkpoints in Counter(about.trainings).items():
         model = checked.configs[training.name].model
         vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
         of_a_token = flops_per_token(model, about.evaluation.long_context_length) / 3 - vocabulary
-        flops += num_checkpoints * of_a_checkpoint * of_a_token
-    seconds = flops / machine.flops_per_second(about.evaluation.dtype)
+        of_training = num_checkpoints * of_a_checkpoint
+        flops += of_training * of_a_token
+        if machine.is_timed(model):
+            seconds += of_training * _seconds_per_token(checked.configs[training.name], lengths)
+        else:
+            seconds += of_training * of_a_token / machine.flops_per_second(evaluation.dtype)
     return Cost(token_forwards=of_a_checkpoint * len(about.trainings), flops=flops, seconds=seconds)
 
 
@@ -248,7 +303,8 @@ def lines_of_plan(
     total, num_train_tokens = Cost(), None if checked.facts is None else checked.facts.num_train_tokens
     for command in commands:
         cost = cost_of(command, checked, machine)
-        total += Cost() if command.name in finished else cost
+        if command.name not in finished:
+            total += cost._replace(seconds=cost.seconds / machine.num_jobs)
         words = [str(cost)]
         if isinstance(command.about, Training):
             num_parameters, num_bytes = need_of(command.about, checked)

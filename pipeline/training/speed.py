@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 from olmo.config import ModelConfig
+from olmo.model import OLMo
+from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
 from pipeline.models.devices import supports_bfloat16
@@ -125,6 +127,23 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     elif precision == "auto":
         logger.info("precision auto: training in float32")
     return chosen
+
+
+def seconds_per_trained_token(config: PretrainConfig, device: torch.device) -> float:
+    """Of forward and backward passes over a micro-batch of the model, timed for a second; no weight moves."""
+    model = OLMo(ModelConfig(**{**config.model.asdict(), "init_device": str(device)}))
+    is_bfloat16 = mixed_precision_of(config.precision, device) == "bf16"
+    shape = config.micro_batch_size(num_ranks=1), config.sequence_length
+    ids_BS = torch.zeros(shape, dtype=torch.long, device=device)
+    started, num_run = 0.0, -1  # the first is slower
+    while num_run < 1 or time.perf_counter() - started < 1:
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bfloat16):
+            logits_BSV = model(ids_BS).logits
+        cross_entropy(logits_BSV.flatten(0, 1).float(), ids_BS.flatten()).backward()
+        float(logits_BSV.detach()[0, 0, 0])  # waits for a GPU
+        num_run += 1
+        started = started or time.perf_counter()
+    return (time.perf_counter() - started) / num_run / ids_BS.numel()
 
 
 TOKENS_PER_PARAMETER = 20

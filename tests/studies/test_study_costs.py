@@ -111,6 +111,24 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
     assert (cost("tiny-long-seed1") + cost("tiny-short-seed0")).train_tokens == 8 * 4096
 
 
+def test_small_models_are_timed_at_their_own_work(study_file: Callable[..., Path]) -> None:
+    costs_module._timed.clear()
+    commands = [command for command in commands_of(load_study(study_file())) if command.about]
+    known = checked(commands)
+    machine = Machine(0.4, num_jobs=2)
+    costs = {command.name: cost_of(command, known, machine) for command in commands}
+    timed = list(costs_module._timed.values())
+    assert len(timed) == 3  # of long and short sequences in training, and of measuring; seeds share theirs
+    for name in ("tiny-long-seed1", "tiny-short-seed0"):
+        assert costs[name].seconds in [4 * 4096 * seconds for seconds in timed]
+    measured = costs["loss_differences-tiny"]
+    assert measured.seconds in [pytest.approx(measured.token_forwards * seconds) for seconds in timed]
+    *_, total = lines_of_plan(commands, set(), known, machine)
+    seconds = sum(cost.seconds for cost in costs.values())
+    assert f"{seconds / 2 / 3600:,.2f} hours" in total
+    assert not Machine(0.4, 1e9).is_timed(known.configs["tiny-long-seed1"].model)
+
+
 def test_a_machine_has_a_peak_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for of_bfloat16 in (4e8, 2e11):  # emulated, and not
         peaks = {torch.float32: 4e10, torch.bfloat16: of_bfloat16}
