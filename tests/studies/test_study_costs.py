@@ -19,6 +19,7 @@ from pipeline.studies.costs import (
     Cost,
     Machine,
     cost_of,
+    lines_of_plan,
     num_chunks,
     token_forwards_of_chunk,
 )
