@@ -61,7 +61,7 @@ WORDS = {
     "EleutherAI/pythia-160m": MODEL, "MODEL": MODEL, "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
     "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
     "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
-    "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/c4/rules",
+    "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/study/results",
     "runs/c4/models/long-seed0": "runs/demo/models/long-seed0", "runs/c4/data": "runs/demo/data",
 }  # fmt: skip
 """Words of pages, and what stands for them here."""

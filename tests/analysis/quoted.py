@@ -9,7 +9,7 @@ import pandas as pd
 from shown_commands import ROOT
 
 REFERENCE = ROOT / "analysis" / "reference"
-STUDY, C4 = REFERENCE / "study" / "results", REFERENCE / "c4" / "results"
+STUDY = REFERENCE / "study" / "results"
 JUDGED = REFERENCE / "judged" / "results"
 """The reference study; STUDY is its earlier run."""
 SMALLER = REFERENCE / "judged" / "300k" / "results"

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pandas as pd
-from quoted import FINDINGS, FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
+from quoted import FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
 
 from analysis.synthetic.accuracy import over_seeds
 from analysis.synthetic.dependencies import by_kind, by_part
@@ -85,40 +85,20 @@ def test_sparse_parity_in_single_models() -> None:
     agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
     ones = own[6, 1, 200]
     missed_alike = (1 + (2 * ones - 1) ** 6) / 2
-    found = re.findall(r"right in (\S+) there\..*? by itself, (.*?) would be right .*?; (\S+) are\.", text)[0]
+    found = re.findall(r"right in (\S+) there\..*? by itself, (.*?) +would be right; (\S+) are\.", text)[0]
     agree(" ".join(found[:2]), ones.mean(), missed_alike.mean(), missed_alike.min(), missed_alike.max())
     agree(found[2], own[6, 6, 200].mean())
     (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
     agree(spoilt, *doubled[6, 6, 20])
-    first_page = FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")
-    words = (
-        r"trained length in (.*?) of the answers of one bit, (\S+) of two, (\S+) of three and (.*?) of four"
-    )
-    for k, quoted in enumerate(re.findall(words, first_page)[0], start=1):
+    first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Does it hold where the truth is known?")[0]
+    one_and_four = re.findall(r"right are (.*?) of answers of one bit, (.*?) of four", first)[0]
+    for k, quoted in zip((1, 4), one_and_four, strict=True):
         of_seeds = own[4, k, 200]
         agree(quoted, of_seeds.mean(), of_seeds.min(), of_seeds.max())
-    agree(re.findall(r"doubled in testing (\S+) of four", first_page)[0], doubled[4, 4, 200].mean())
-    in_short = section(FINDINGS, "Do synthetic tasks agree?").replace("\n", " ")
-    in_both = re.findall(r"are right in (\S+) of the answers .*? in place of (\S+)\. ", in_short)[0]
-    agree(" ".join(in_both), doubled[4, 4, 200].mean(), own[4, 4, 200].mean())
     for most in (4, 6):
         for seed in range(3):
             at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
             assert at_80 == sorted(at_80, reverse=True)
-
-
-def test_an_earlier_sparse_parity() -> None:
-    text = section(SYNTHETIC, "Does sparsity act?").replace("\n", " ")
-    accuracy = pd.read_parquet(REFERENCE / "synthetic/results/synthetic_accuracy.parquet")
-    of_task = accuracy[(accuracy["task"] == "sparse_parity") & (accuracy["size"] == 80)]
-    cells = by(over_seeds(of_task), "largest_train_sparsity", "sparsity")
-    across, within = re.findall(
-        r"At 80 tokens it had ([^,]*, .*?) right at .*?; its models of up to 3 bits (.*?) at", text
-    )[0]
-    for quoted, keys in ((across, [(1, 1), (2, 2), (3, 3)]), (within, [(3, 1), (3, 2), (3, 3)])):
-        shares = re.findall(r"\d\.\d\d(?: \[.*?\])?", quoted)
-        for share, key in zip(shares, keys, strict=True):
-            agree(share, *(cells[key][name] for name in ("exact_match", "lowest", "highest")))
 
 
 def test_planted_correlation() -> None:
@@ -145,7 +125,7 @@ def test_what_the_rules_find_of_the_truth() -> None:
     quoted = re.findall(r"`leave_one_out` finds (.*?) of the bits and (.*?) of the\s+marks", text)[0]
     for part, numbers in zip(("bits", "marks"), quoted, strict=True):
         row = found["leave_one_out", "substitute", 2, part]
-        agree(numbers, *(100 * row[name] for name in ("found", "found_lowest", "found_highest")))
+        agree(numbers, *(row[name] for name in ("found", "found_lowest", "found_highest")))
 
 
 def test_what_predicted_ids_depend_on() -> None:
