@@ -15,7 +15,7 @@ from olmo.model import OLMo
 from on_devices import on_a_gpu, on_devices
 
 from pipeline.measuring.contexts import Batching, Measurement, PassQueue, full_pass, own_context
-from pipeline.measuring.far_context import FarContext, _queue_removals, far_contexts, sparse_contexts
+from pipeline.measuring.far_context import FarContext, far_contexts, leave_each_out, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.devices import usable_device
@@ -138,18 +138,24 @@ def test_accelerate_may_place_a_model(device: torch.device, tmp_path: Path, make
 
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_removal_waits_for_the_gpu(device: torch.device, dtype: torch.dtype, make_olmo: MakeOLMo) -> None:
-    model = model_on(device, "olmo", make_olmo, dtype)
-    sequence = own_context(CHUNKS[0], LENGTHS)
-    full = full_pass(model, sequence)
-    queue = PassQueue(model, Batching(400), full.predictions)
-    rows_R = np.arange(sequence.num_far_tokens_T[-1])
+def test_no_removal_waits_for_the_gpu(
+    device: torch.device, dtype: torch.dtype, make_olmo: MakeOLMo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sequence = model_on(device, "olmo", make_olmo, dtype), own_context(CHUNKS[0], LENGTHS)
+    full, num_passes, stock = full_pass(model, sequence), [], PassQueue.read
+
+    def read(queue: PassQueue) -> list[list[np.ndarray]]:
+        torch.cuda.set_sync_debug_mode("default")  # up to here nothing may wait
+        num_passes.append(len(queue._passes))
+        return stock(queue)
+
+    monkeypatch.setattr(PassQueue, "read", read)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _queue_removals(queue, model, sequence, Batching(400), full.prefix, rows_R, None)
+        leave_each_out(model, sequence, Batching(400), full=full)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(queue.read()[0]) > 3
+    assert num_passes[0] > 3
 
 
 @on_a_gpu
