@@ -9,9 +9,10 @@ Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: o
 as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length
 alone. Each stands beside that of the placebo, a long-trained model in the place of the short-trained ones,
 and the slope with each judge's sparsity as the instrument of the other's. Variants follow, none of which
-decides: other thresholds of D(0), weights by it, C4 alone, k* at 0.5, the loss in the place of the
-divergence. Prints them with the decision, and writes outcomes.parquet (pipeline/RESULTS.md) and the figure
-gap_by_sparsity: both outcomes in nats against mean_log2_k, binned, with what is held constant taken out.
+decides: other thresholds of D(0), weights by it, C4 alone, targets not after a repeated bigram, k* at 0.5,
+the loss in the place of the divergence. Prints them with the decision, and writes outcomes.parquet
+(pipeline/RESULTS.md) and the figure gap_by_sparsity: both outcomes in nats against mean_log2_k, binned, with
+what is held constant taken out.
 
 The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
 models named. A model of two roles is refused.
@@ -60,9 +61,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Print the table and the decision, and write them."""
     # Imported late, for a --help at once.
+    import pandas as pd
+
     from analysis import drawing
     from analysis.gap import outcomes
     from analysis.read import MeasuredText, write_derived_table
+    from analysis.tokens import kinds
     from pipeline.results.read import read_artefact
     from pipeline.results.schemas import DIVERGENCE, LOSS
     from pipeline.text.folder import UnigramDistribution
@@ -87,12 +91,19 @@ def main(arguments: argparse.Namespace) -> None:
     token_counts_V = UnigramDistribution.of_training_tokens(text.data).counts_V
     urls = {document.document_id: document.url or "" for document in text.data.evaluation_documents()}
     sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+    short_length, kinds_of_targets = text.short_context_length, []
+    for _, chunk in text.chunks():
+        for position in text.targets_of(chunk):
+            kind = kinds.follows(chunk.token_ids_L, position - chunk.start, short_length)
+            kinds_of_targets.append((chunk.document_id, position, kind))
+    follows = pd.DataFrame(kinds_of_targets, columns=[*outcomes.KEYS, "follows"])
     planned, others, of_outcomes = [], [], {}
     for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
         targets = outcomes.outcome_targets(
             near if outcome is outcomes.HARM else far, losses, measured=outcome.measured, models=models,
             token_counts_V=token_counts_V, sources=sources,
         )  # fmt: skip
+        targets = targets.merge(follows, on=outcomes.KEYS, how="left", validate="1:1")
         planned += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
         others += outcomes.variants(targets, outcome, short=short, long=long)
         if not outcome.is_share:

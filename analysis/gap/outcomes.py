@@ -44,6 +44,7 @@ from analysis.read import (
     joined_on_common,
     rows_of,
 )
+from analysis.tokens.kinds import NO_REPEAT
 from pipeline.cli import InputError
 from pipeline.results.statistics import Interval
 
@@ -355,7 +356,8 @@ def variants(targets: pd.DataFrame, outcome: Outcome, **roles: Any) -> list[Row]
     """The short-trained models' rows of `outcome_rows`, otherwise than planned; none of them decides.
 
     Args:
-        targets: with "log2_half_sparsity of JUDGE" and "mean_log2_k_by_loss of JUDGE" where they are known.
+        targets: with "log2_half_sparsity of JUDGE" and "mean_log2_k_by_loss of JUDGE" where they are known,
+            and "follows", of `tokens/kinds.py`, where copying is told from the rest.
         roles: short and long, as `outcome_rows` takes them.
     """
     rows = []
@@ -366,6 +368,9 @@ def variants(targets: pd.DataFrame, outcome: Outcome, **roles: Any) -> list[Row]
     if 0 < (targets["source"] == "Wikipedia").sum() < len(targets):
         c4 = targets[targets["source"] == "C4"]
         rows += outcome_rows(c4, outcome, variant="without Wikipedia", **roles)
+    if "follows" in targets:
+        calm = targets[targets["follows"] == NO_REPEAT]
+        rows += outcome_rows(calm, outcome, variant="not after a repeated bigram", **roles)
     for column, name in (("log2_half_sparsity", "k* at 0.5"), (f"{SPARSITY}_by_loss", "by the loss")):
         if len(other := of_each(targets, column).columns):
             renamed = {f"{column} of {judge}": f"{SPARSITY} of {judge}" for judge in other}

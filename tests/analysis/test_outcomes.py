@@ -257,7 +257,14 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         tables = {"dependency_sparsity": rows}
         write_tables(tmp_path / folder, "influential_tokens", "chooser0+chooser1", {}, tables)
     documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
-    text = SimpleNamespace(data=SimpleNamespace(evaluation_documents=lambda: documents))
+    # Every third text says the same again and again; no bigram of the others comes twice.
+    tokens = [np.zeros(len(keys), int) if text % 3 == 1 else np.arange(len(keys)) for text in range(30)]
+    chunks = [SimpleNamespace(document_id=str(text), start=0, token_ids_L=tokens[text]) for text in range(30)]
+    text = SimpleNamespace(
+        data=SimpleNamespace(evaluation_documents=lambda: documents), short_context_length=2,
+        chunks=lambda: zip(documents, chunks, strict=True),
+        targets_of=lambda chunk: np.flatnonzero(study.texts == int(chunk.document_id)).tolist(),
+    )  # fmt: skip
     monkeypatch.setattr("analysis.read.MeasuredText.open", lambda *_: text)
     counts = UnigramDistribution(np.arange(9))
     monkeypatch.setattr(UnigramDistribution, "of_training_tokens", lambda _: counts)
@@ -283,8 +290,9 @@ def test_the_program_tells_all_slopes_and_the_decision(
     planned = table[table["variant"] == "as planned"]
     assert planned["pair_slopes"].map(len).tolist() == [16, 4, 16] * 3
     thresholds = ["any D(0)", "D(0) of at least 0.05 nats", "D(0) of at least 0.2 nats"]
-    others = [*thresholds, "weighed by the stake", "k* at 0.5"]
+    others = [*thresholds, "weighed by the stake", "not after a repeated bigram", "k* at 0.5"]
     assert table["variant"].tolist()[9:] == others * 3 and table["holm_p_value"][9:].isna().all()
+    assert table["num_documents"][0] == 30 and table["num_documents"][13] == 20
     of_any, _, of_most = table["num_targets"][9:12]
     assert of_any >= planned["num_targets"].iloc[0] >= of_most > 0
     assert table["slope"][0] == pytest.approx(0.1, abs=0.05)
