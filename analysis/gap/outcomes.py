@@ -445,12 +445,12 @@ def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFr
 
 def with_decision(rows: Sequence[Row]) -> pd.DataFrame:
     """The table of the three outcomes' rows, with Holm's p-values of the three, and the decision."""
+    from statsmodels.stats.multitest import multipletests  # late, as above
+
     table = pd.DataFrame(rows)
     is_main = (table["compared"] == SHORT_TRAINED) & (table["estimator"] == LEAST_SQUARES)
     is_main &= table["variant"] == PLANNED
-    p_values = table.loc[is_main, "p_value"].sort_values()
-    holm = np.maximum.accumulate(np.arange(len(p_values), 0, -1) * p_values.to_numpy())
-    table.loc[p_values.index, "holm_p_value"] = np.minimum(holm, 1.0)
+    table.loc[is_main, "holm_p_value"] = multipletests(table.loc[is_main, "p_value"], method="holm")[1]
     return table.assign(decision=decision(table))
 
 

@@ -1,0 +1,156 @@
+"""Signs, where only the number of tokens that decide differs: planned contrasts, and the figure.
+
+The outcome of a training is its growth: the slope of excess loss on log2 of the test length, from the trained
+64 tokens to eight times that, nats per doubling. Beyond that every model fails, so no straight line describes
+it (analysis/LOG.md, 2026-11-25). A contrast is the mean growth of some trainings less that of others. Every
+seed has all of them, so contrasts are paired: the interval is Student's over the seeds' differences.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from analysis import drawing
+from analysis.read import interval_columns
+from pipeline.results.statistics import Interval
+
+NONE, LOG_LENGTH = "none", "log_length"
+LONGEST = 8
+"""Times the trained length that growth is measured to."""
+SMALLEST_EFFECT = 0.05
+"""Of interest, nats per doubling: written down before the run."""
+_SPREAD, _NEAR = ("signs_1", "signs_2", "signs_4"), ("signs_1_local", "signs_2_local", "signs_4_local")
+_PANELS = (
+    ("near", _NEAR, "contiguous"),
+    ("anywhere", _SPREAD, "contiguous"),
+    ("anywhere, coupled IDs", _SPREAD, "coupled"),
+)
+
+
+class Arm(NamedTuple):
+    """Trainings whose growth is averaged."""
+
+    tasks: Sequence[str]
+    positions: str = "contiguous"
+    attention_scaling: str | None = None
+    """None: that of the contrast."""
+
+
+CONTRASTS = {
+    "four signs less one": (Arm(["signs_4"]), Arm(["signs_1"])),
+    "near less anywhere": (Arm(_NEAR), Arm(_SPREAD)),
+    "coupled less plain positions": (Arm(_SPREAD, "coupled"), Arm(_SPREAD)),
+    "growing number less fixed": (Arm(["signs_growing"]), Arm(["signs_32_weak"])),
+    "scaled attention less plain": (Arm(_SPREAD, "contiguous", LOG_LENGTH), Arm(_SPREAD, "contiguous", NONE)),
+}
+"""Name -> the two sides; the first four are asked of plain and of scaled attention."""
+
+
+def over_lengths(accuracy: pd.DataFrame) -> pd.DataFrame:
+    """A row a task, positions, attention_scaling and test size: means over seeds.
+
+    Columns: excess_loss (nats), times_trained (excess_loss over that at the trained length), sign_attention
+    (the share of attention on the signs by the head with most of it), num_seeds.
+    """
+    training = ["task", "positions", "attention_scaling", "seed"]
+    trained = accuracy[accuracy["size"] == accuracy["largest_train_size"]].set_index(training)["excess_loss"]
+    of_seeds = accuracy.join(trained.rename("trained_excess_loss"), training).assign(
+        times_trained=lambda rows: rows["excess_loss"] / rows["trained_excess_loss"],
+        sign_attention=lambda rows: rows["sign_attention"].map(max),
+    )
+    cells = of_seeds.groupby([*training[:3], "size"])
+    means = cells[["excess_loss", "times_trained", "sign_attention"]].mean()
+    return means.assign(num_seeds=cells["seed"].nunique()).reset_index()
+
+
+def growths(accuracy: pd.DataFrame) -> pd.DataFrame:
+    """A row a training: task, positions, attention_scaling, seed, trained_excess_loss (nats), growth."""
+    within = accuracy[accuracy["size"] <= LONGEST * accuracy["largest_train_size"]]
+    rows = []
+    for names, tests in within.groupby(["task", "positions", "attention_scaling", "seed"]):
+        doublings = np.log2(tests["size"] / tests["largest_train_size"])
+        slope = np.polyfit(doublings, tests["excess_loss"], 1)[0]
+        rows.append((*names, tests["excess_loss"][doublings == 0].mean(), slope))
+    columns = ["task", "positions", "attention_scaling", "seed", "trained_excess_loss", "growth"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
+    """The planned contrasts of `growths`; of those that lack a training of either side, no row.
+
+    Returns:
+        A row a contrast and attention scaling: num_seeds, first and second (mean growths), difference with
+        its interval (nats per doubling), p_value, and holm_p_value of the five that decide: all of plain
+        attention.
+    """
+    rows = []
+    for name, (first, second) in CONTRASTS.items():
+        for scaling in (NONE,) if first.attention_scaling else (NONE, LOG_LENGTH):
+            sides = {
+                "first": _of_seeds(of_trainings, first, first.attention_scaling or scaling),
+                "second": _of_seeds(of_trainings, second, second.attention_scaling or scaling),
+            }
+            paired = pd.DataFrame(sides).dropna()
+            if len(paired) < 2:
+                continue
+            differences = paired["first"] - paired["second"]
+            tested = stats.ttest_1samp(differences, 0.0)
+            low, high = tested.confidence_interval()
+            rows.append({
+                "contrast": name, "attention_scaling": scaling, "num_seeds": len(paired), **paired.mean(),
+                **interval_columns("difference", Interval(float(differences.mean()), low, high)),
+                "p_value": tested.pvalue,
+            })  # fmt: skip
+    table = pd.DataFrame(rows)
+    decides = table["attention_scaling"] == NONE
+    table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
+    return table
+
+
+def _of_seeds(of_trainings: pd.DataFrame, arm: Arm, scaling: str) -> pd.Series:
+    """Seed -> mean growth over the tasks of the arm; null where one is missing."""
+    is_arm = (of_trainings["positions"] == arm.positions) & (of_trainings["attention_scaling"] == scaling)
+    wide = of_trainings[is_arm].pivot(index="seed", columns="task", values="growth")
+    return wide.reindex(columns=list(arm.tasks)).mean(axis=1, skipna=False)
+
+
+def signs_figure(accuracy: pd.DataFrame) -> Figure:
+    """Excess loss against length: a panel a place of the signs, a line a number; dashed: scaled attention."""
+    figure, axes = drawing.panels(len(_PANELS), 3.0)
+    colors = drawing.graded(len(_SPREAD))
+    for ax, (title, tasks, positions) in zip(axes, _PANELS, strict=True):
+        ends = []
+        for color, task, number in zip(colors, tasks, (1, 2, 4), strict=True):
+            for scaling in (NONE, LOG_LENGTH):
+                cells = accuracy[
+                    (accuracy["task"] == task) & (accuracy["positions"] == positions)
+                    & (accuracy["attention_scaling"] == scaling)
+                ]  # fmt: skip
+                if cells.empty:
+                    continue
+                of_sizes = cells.groupby("size")["excess_loss"].agg(["mean", "min", "max"]).reset_index()
+                line = of_sizes.set_axis(["size", "excess", "excess_low", "excess_high"], axis=1)
+                style = drawing.Style(color, "o")
+                look = style.measured if scaling == NONE else style.null
+                words = drawing.counted(number, "sign") if scaling == NONE else ""
+                ends.append(drawing.draw_line(ax, line["size"], line, "excess", look, words, band=True))
+        ax.set_xscale("log", base=2)
+        sizes = sorted(accuracy["size"].unique())
+        ax.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
+        ax.set_xlabel("length (tokens)")
+        ax.set_title(title)
+        drawing.label_line_ends(ax, [end for end in ends if end.name])
+    axes[0].set_ylabel("loss beyond the best possible (nats)")
+    drawing.share_scale(axes)
+    drawing.put_title(
+        figure, "How does the loss grow with length where 1, 2 or 4 signs decide?",
+        f"n = {drawing.counted(accuracy['seed'].nunique(), 'seed')} of each training",
+        f"trained at {accuracy['largest_train_size'].min()} tokens", "bands: range of seeds",
+        "dashed: attention scaled with log length",
+    )  # fmt: skip
+    return figure
