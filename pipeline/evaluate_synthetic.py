@@ -7,7 +7,6 @@ Test examples are drawn by (test seed, size, k), the same for every model. Print
 
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
-needs    run folders of train_synthetic.py, of which the newest checkpoint is tested
 
 full size, on one GPU:
   python pipeline/evaluate_synthetic.py --task sparse_parity --checkpoints runs/paper/models/* \\

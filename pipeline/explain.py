@@ -4,23 +4,18 @@
   python pipeline/explain.py --model runs/demo/models/long-seed0 --text "..."
   fortune -l | python pipeline/explain.py --model runs/demo/models/long-seed0
 
-Nothing else is needed: no data folder, no results folder. The text is read by the model's own tokenizer, and
-of each of its tokens is measured
+Of each token of the text is measured
   1. its loss with everything before it (long context), with the s tokens right before it (short context), and
      with another text's tokens in the place of all farther ones: what only this text gives is the specific
      gain. The divergence KL(p(.|long) || p(.|short)) is the gain expected before the token is seen;
   2. the k far tokens that a rule ranks first, and what they alone, beside the short context, bring back;
   3. k*, the least k that brings back most of the gain.
-The default rule, leave_one_out_divergence, takes each far token from the long context in turn, one pass for
-all targets, and asks how far the prediction moves: it never sees the answer. A rule that fits the answer or
-the prediction is measured on the foreign text too, its null. A bar says how long it still takes.
+The default rule takes each far token from the long context in turn and asks how far the prediction moves: it
+never sees the answer. A rule that fits the answer or the prediction is measured on the foreign text too.
 
 prints   the text, tokens coloured that gain from far context, and where those that gain most look; no colours
          where the output is no terminal, or NO_COLOR is set
 writes   --out, the explorer's page of this text: opens from disk in any browser
-takes    OLMo runs and checkpoints, Hugging Face folders and names. The tokens that a tokenizer puts before
-         every text (<s>) are context as any other. A longer text than the model has positions is measured at
-         its end; the long context of its last target is as long as text and model allow
 
 In a notebook: from sparsity_length import explain; explain("...", "runs/demo/models/long-seed0")
 

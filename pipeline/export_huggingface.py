@@ -14,7 +14,6 @@ on a laptop, after `make demo` (seconds):
   python pipeline/export_huggingface.py --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
       --out runs/demo/exported/long-seed0-hf
 
-needs    a checkpoint or run folder of pretrain.py, and the data it was trained on, for the tokenizer
 refuses  a model that Hugging Face's class cannot express (another norm or activation, biases), data of
          another tokenizer, weights that are no finite numbers, an --out that exists or has the run's own name
          (results are filed under names, so that the two could not be measured together)

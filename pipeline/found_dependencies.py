@@ -5,15 +5,8 @@ context of every answer token, as pipeline/influential_tokens.py selects them in
 the true dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones
 that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
-  leave_one_out           under each of --interventions that they know: a token left out is removed, or
-  add_one_in, banzhaf,    replaced by the tokens that other examples have in its place (substitute), which may
-  surrogate,              also fill the whole far context but for the chosen (background); either is a mean
-  context_length_probing  over --num-substitutes draws
-  greedy                  add_one_in repeated, given those already chosen
-  gradient, attention, attention_rollout, input_x_gradient, integrated_gradients
-                          what the model shows inside
-  random, nearest         the controls
-The first six by the loss, and with _divergence in their name by the whole prediction, as gradient.
+A token left out is removed, or replaced by the tokens that other examples have in its place (substitute),
+which may also fill the whole far context but for the chosen (background).
 
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
@@ -26,7 +19,6 @@ keeps its ID; a token removed takes it along.
 writes   <results>/found_dependencies/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
          <results>/found_id_dependencies/..., of the head of position IDs
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
-needs    run folders of train_synthetic.py, of which the newest checkpoint is asked
 
 full size, on one GPU:
   python pipeline/found_dependencies.py --task sparse_parity --checkpoints runs/paper/models/* \\

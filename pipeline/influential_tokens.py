@@ -4,52 +4,24 @@ For each checkpoint and each target t of the evaluation documents:
   1. what its prediction is with everything before it in the chunk (long context), with the s tokens before it
      (short context), and how far these are apart: the loss difference, and the divergence
      KL(p(.|long) || p(.|short)), which never sees the answer;
-  2. the k far tokens that each selection rule ranks first. A rule is a search
-       leave_one_out   take one token from the long context: loss(t | long without i) - loss(t | long)
-       add_one_in      add one to the short context
-       greedy          add_one_in repeated, given those already chosen
-       banzhaf         mean effect over --num-subsets random subsets of the far context
-       surrogate       weights of a sparse linear model, fitted to such subsets (ContextCite)
-       context_length_probing
-                       what the context's reaching back to a token changes
-       gradient        estimate of leave_one_out by a gate on the attention to each token
-       attention       largest attention from the target's query
-       attention_rollout
-                       the same through all layers
-       learned_attention
-                       attention of heads, weighted; the weights are fitted to leaving tokens out of
-                       training text (AT2)
-       input_x_gradient, integrated_gradients
-                       gradients by the tokens' embeddings, of captum (pip install '.[attribution]')
-       random, nearest the controls
-     and a criterion: the target's loss (the plain name), which sees the answer, or the divergence (the name
-     with _divergence; not of attention and the controls), which does not;
+  2. the k far tokens that each selection rule ranks first. A rule is a search and a criterion: the target's
+     loss (the plain name), which sees the answer, or the divergence (the name with _divergence), which does
+     not;
   3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
-     network; of the controls at every power of two up to the whole far context;
+     network; of the controls, random and nearest, at every power of two up to the whole far context;
   4. the same with another document's tokens at the same positions: the null. k tokens chosen among hundreds
      do much even where none matters; only the excess over the null is an effect. Of searches that build up
      the prediction the null is mimicry: foreign tokens chosen to reproduce this document's prediction;
   5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
      least k that recovers most of the gain; by losses and by divergence.
 
---intervention says what stands where a token is left out:
-  remove      nothing
-  substitute  a token drawn from the training tokens (of rules that leave one out; sparse contexts hold their
-              own tokens only)
-  background  a foreign document's tokens: S_k is put into a foreign far context, and only what this
-              document's tokens add to it counts; means over --num-backgrounds foreign documents; the default,
-              which came first in the trial of the measures, together with leave_one_out_divergence
-
---judge-with CHECKPOINT …  tries the tokens on these models: what a search fitted to one model, another does
-not have. --choose-together is cross-fitting: several models choose, and others judge.
---choices RESULTS  tries the tokens that were chosen earlier on --checkpoints, such as short-trained models.
+pipeline/README.md says what each search does and costs, and what the interventions are. The default rule and
+intervention came first in the trial of the measures: under background, S_k is put into a foreign far context,
+and only what this document's tokens add to it counts.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
          *.parquet                                            columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
-needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
-         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/influential_tokens.py --data runs/c4/data --checkpoints runs/c4/models/long-seed0 \\

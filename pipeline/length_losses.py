@@ -7,9 +7,6 @@ the mean loss of each model and length with its 95 % interval over documents.
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
-needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
-         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/length_losses.py --data runs/c4/data --checkpoints runs/c4/models/* \\

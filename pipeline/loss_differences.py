@@ -5,20 +5,11 @@ in its chunk), short_context_loss (exactly the s tokens before t, a window of it
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 Also foreign_context_loss, with another document's tokens as the far context: specific_gain = foreign - long
 is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or foreign)), which do
-not see the answer: the expected gains.
-
---reference-model REF also measures reference_divergence, KL(p_REF || p) with both under the long context. Of
-a short-trained model, less that of another long-trained seed, it is the expected generalization gap.
-
---windowed-stride w also measures windowed_short_context_loss, the short context as LongPPL's code (Fang et
-al. 2024) approximates it: one window for w targets, position IDs from 0 in each window; the details are in
-pipeline/measuring/contexts.py, LongPPL itself in analysis/notebooks/long_perplexity.ipynb.
+not see the answer: the expected gains. LongPPL itself (Fang et al. 2024) is in
+analysis/notebooks/long_perplexity.ipynb.
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
-shares   --task-index I --num-tasks N for one of N tasks; a process a GPU under torchrun; the same files
-needs    data of tokenize_c4.py; checkpoints of pretrain.py, any unsharded OLMo checkpoint with RoPE, or a
-         Hugging Face causal LM, as a folder or by its name on the hub
 
 full size, on one GPU:
   python pipeline/loss_differences.py --data runs/c4/data --checkpoints runs/c4/models/* \\

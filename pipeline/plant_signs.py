@@ -18,7 +18,6 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
 
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
-reads    training tokens and evaluation documents of --data; of the latter those that are long enough
 writes   <out>/planted/data/                        as tokenize_c4
          <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
          <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md

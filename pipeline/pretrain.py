@@ -17,8 +17,7 @@ A full-size run, on one GPU:
         --save-folder runs/c4/models/long seed=0 max_duration=1e10T
 
 Several GPUs: under torchrun or `accelerate launch`, one process each; a step stays the same, divided over
-them. distributed_strategy=fsdp shards model and optimizer. Also for speed and memory: compile.mode=default,
-activation_checkpointing=whole_layer, device_train_microbatch_tokens (gradients accumulate over the rest).
+them. olmo_configs/README.md has the fields for speed and memory.
 
     torchrun --nproc-per-node 8 pipeline/pretrain.py olmo_configs/1b.yaml --data runs/c4/data \\
         --save-folder runs/c4/models/1b distributed_strategy=fsdp
@@ -31,15 +30,8 @@ SHA-256 of its files (complete.json). The same command run again goes on from th
 weights, or says that the run is finished. Another configuration, other data, or a folder in which another job
 runs is refused. Each start reads the training tokens once and compares their SHA-256.
 
-precision=auto computes in bfloat16 where that is faster on this machine, else in float32; a run goes on in
-the precision of its checkpoint. Dropout: each process draws its own masks; they go on on as many processes.
-
 SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
 is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
-
-Positions: sequences are cut from the packed training tokens and shuffled by (seed, epoch); PoSE draws
-its cuts and skips by (seed, step), randomized positions their subsets. Loss: mean cross-entropy of the next
-token, in nats.
 """
 
 import sys

@@ -9,7 +9,6 @@ their assumptions each.
 writes   <results>/sparse_functional_attention/model=<condition>-k<k>/*.parquet, one a seed;
          columns: pipeline/RESULTS.md
 resumes  run the same command again; complete fits are kept, other settings are refused
-needs    nothing but a CPU
 
 all conditions, six seeds (some 15 minutes of one core):
   python pipeline/sparse_functional_attention.py --results runs/theory/results

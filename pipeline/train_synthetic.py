@@ -26,8 +26,6 @@ that the run is finished; another configuration is refused, and so is a folder i
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.
 
-Many runs, and what is measured of them: a study file, as olmo_configs/studies/synthetic.yaml (study.py).
-
 With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
 signs_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
 

@@ -10,7 +10,6 @@ from test_train_synthetic import train
 from pipeline import found_dependencies
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
-from pipeline.synthetic.dependencies import FINDING_RULES
 from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import of_test_examples
 
@@ -148,12 +147,6 @@ def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
 def test_a_checkpoint_of_another_task_is_refused(parity: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was trained on the task sparse_parity, not on copy"):
         measure(parity, tmp_path, "copy", "--sizes", "8", "--largest-k", "4")
-
-
-def test_the_manual_names_every_search() -> None:
-    manual = str(found_dependencies.__doc__)
-    for rule in FINDING_RULES:
-        assert rule.removesuffix("_divergence") in manual
 
 
 def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:
