@@ -96,7 +96,11 @@ def endings(program: str) -> Iterator[None]:
         try:
             yield
         finally:
-            _flush_output()
+            try:
+                sys.stdout.flush()
+            except OSError:  # else the interpreter tries once more at its end, and complains
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                raise
     except KeyboardInterrupt:  # of those who listen themselves
         sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
         sys.exit(128 + signal.SIGINT)
@@ -133,15 +137,6 @@ def os_error_sentence(error: OSError) -> str:
     """What the system refused, and the path, such as "No space left on device: runs/a"."""
     path = error.filename if error.filename2 is None else error.filename2
     return str(error) if path is None else f"{error.strerror}: {path}"
-
-
-def _flush_output() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Else the interpreter tries once more at its end, and complains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise
 
 
 class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -48,7 +48,6 @@ _EXAMPLES_PER_BATCH, _NUM_LOOKED_INTO = 100, 64
 """Examples that are generated together, and those whose attention is looked at, which takes a while."""
 
 if TYPE_CHECKING:
-    from pipeline.synthetic.accuracy import Answers
     from pipeline.synthetic.config import TaskConfig
     from pipeline.synthetic.models import TaskModel
     from pipeline.synthetic.train import TaskRun
@@ -87,6 +86,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
     evaluation, scale = _evaluation(arguments), arguments.attention_scale
     check(arguments, {run.name: run.config for run in evaluation.runs})
+    # Imported late, for a --help at once.
+    from pipeline.synthetic.accuracy import answers, attention_on_signs, excess_losses
 
     def prepare(model: "TaskModel") -> None:
         if scale != 1:
@@ -95,48 +96,30 @@ def main(arguments: argparse.Namespace) -> None:
     def measure(
         run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
     ) -> dict[str, list[Any]]:
-        from pipeline.synthetic.accuracy import answers  # late, for a --help at once
-
-        found = answers(model, batch, run.config, generator, _EXAMPLES_PER_BATCH)
-        row = _row(batch, found)
-        if batch.log_posterior_BV is not None:
-            row |= _row_of_signs(model, batch, run.config, generator)
+        of_answers = model, batch, run.config, generator
+        found = answers(*of_answers, _EXAMPLES_PER_BATCH)
+        id_is_right_BT = found.position_id_is_right_BT
+        exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
+        row: dict[str, Any] = {
+            "num_tokens": batch.token_ids_BS.shape[1], "num_examples": len(found.is_right_B),
+            "exact_match": exact.estimate, "exact_match_low": exact.low, "exact_match_high": exact.high,
+            "token_accuracy": float(found.token_is_right_BT.mean()),
+            "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
+        }  # fmt: skip
+        if batch.log_posterior_BV is not None:  # the best possible loss is known
+            excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
+            row |= {
+                "excess_loss": float(excess_B.mean()),
+                "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
+                "attention_scaling": run.config.model.attention_scaling,
+                "best_loss": batch.examples[0].best_loss,
+                "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
+            }
         size, k = cell
         logger.info(
-            "%s: size %d%s: exact match %.3f [%.3f, %.3f]%s", run.name, size, "" if k is None else f", k {k}",
-            row["exact_match"], row["exact_match_low"], row["exact_match_high"],
+            "%s: size %d%s: exact match %s%s", run.name, size, "" if k is None else f", k {k}", exact,
             "" if run.is_learnt else " (the task was not learnt in distribution)",
         )  # fmt: skip
         return {name: [value] for name, value in row.items()}
 
     evaluation.run("synthetic_accuracy", measure, prepare)
-
-
-def _row(batch: ExampleBatch, found: "Answers") -> dict[str, Any]:
-    is_right_B, id_is_right_BT = found.is_right_B, found.position_id_is_right_BT
-    interval = wilson_interval(int(is_right_B.sum()), len(is_right_B))
-    return {
-        "num_tokens": batch.token_ids_BS.shape[1],
-        "num_examples": len(is_right_B),
-        "exact_match": interval.estimate,
-        "exact_match_low": interval.low,
-        "exact_match_high": interval.high,
-        "token_accuracy": float(found.token_is_right_BT.mean()),
-        "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
-    }
-
-
-def _row_of_signs(
-    model: "TaskModel", batch: ExampleBatch, config: "TaskConfig", generator: np.random.Generator
-) -> dict[str, Any]:
-    """What is known only of answers whose best possible loss is."""
-    from pipeline.synthetic.accuracy import attention_on_signs, excess_losses  # late, for a --help at once
-
-    excess_B = excess_losses(model, batch, config, generator, _EXAMPLES_PER_BATCH)
-    return {
-        "excess_loss": float(excess_B.mean()),
-        "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
-        "attention_scaling": config.model.attention_scaling,
-        "best_loss": batch.examples[0].best_loss,
-        "sign_attention": attention_on_signs(model, batch, config, generator, _NUM_LOOKED_INTO).tolist(),
-    }

@@ -67,7 +67,6 @@ def parser() -> argparse.ArgumentParser:
     add("--foreign-text-file", type=file_path,
         help="the text that stands in for the far context, and of the null; English passages if not given")
     add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
-    add("--color", choices=("auto", "always", "never"), default="auto", help="colours in what is printed")
     add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
     add("--dtype", choices=DTYPES, default="auto",
         help="of weights and computation; auto: float32 of small models, of others whatever is faster here")
@@ -104,9 +103,7 @@ def main(arguments: argparse.Namespace) -> None:
     explanation = explained(text, arguments)
     html = explorer_page(explanation, name)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
-    is_coloured = arguments.color == "always"
-    if arguments.color == "auto":
-        is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     sys.stdout.write(in_words(explanation, is_coloured=is_coloured))
     logger.info("%s is the page", arguments.out)
 

@@ -40,6 +40,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +155,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
     evaluation = _evaluation(arguments)
     check(arguments, {run.name: run.config for run in evaluation.runs})
-
-    def measure(
-        run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
-    ) -> dict[str, list[Any]]:
-        return _measure(run, model, batch, arguments, generator)
-
-    evaluation.run(evaluation.stage, measure)
+    evaluation.run(evaluation.stage, partial(_measure, arguments))
 
 
 def _are_spread(config: "TaskConfig") -> bool:
@@ -174,7 +169,7 @@ def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[
 
 
 def _measure(
-    run: "TaskRun", model: "TaskModel", batch: ExampleBatch, arguments: argparse.Namespace,
+    arguments: argparse.Namespace, run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch,
     generator: np.random.Generator,
 ) -> dict[str, list[Any]]:  # fmt: skip
     """A row a target, selection and rank."""
@@ -206,19 +201,14 @@ def _measure(
             effects_TK = selection.effects_TK
             for rank, place in enumerate(selection.positions_TK[target].tolist() if truth else [], start=1):
                 row = {
-                    "example_index": index,
-                    "target_index": target,
-                    "num_far_tokens": int(lengths.num_far_tokens_T[target]),
-                    "num_dependencies": len(truth),
+                    "example_index": index, "target_index": target,
+                    "num_far_tokens": int(lengths.num_far_tokens_T[target]), "num_dependencies": len(truth),
                     "long_context_loss": float(long_losses_T[target]),
-                    "rule": selection.rule,
-                    "intervention": selection.intervention,
-                    "rank": rank,
-                    "context_position": place,
-                    "is_dependency": place in truth,
+                    "rule": selection.rule, "intervention": selection.intervention, "rank": rank,
+                    "context_position": place, "is_dependency": place in truth,
                     "effect": None if effects_TK is None else float(effects_TK[target, rank - 1]),
                     "context_token": vocabulary[tokens_L[place]],
-                }
+                }  # fmt: skip
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     return columns

@@ -28,7 +28,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -76,12 +76,6 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def named_in(sql: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that occur in a query as a word, in any case; text in quotes counts too."""
-    words = set(re.findall(r"\w+", sql.lower()))
-    return [name for name in names if name in words]
-
-
 def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with one view an artefact of the results folder.
 
@@ -100,7 +94,7 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
     connection = duckdb.connect()
     for setting in _SETTINGS:
         connection.execute(setting)
-    named = artefacts if sql is None else named_in(sql, artefacts)
+    named = artefacts if sql is None else re.findall(r"\w+", sql.lower())
     for artefact in artefacts:
         # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
         if artefact not in named:
@@ -228,27 +222,20 @@ def main(arguments: argparse.Namespace) -> None:
         logger.warning("%s", note)  # on standard error, for rows that other programs read must stay rows
     if sql is None:
         sys.stdout.write(as_table(*views(connection), widest_cell=None))
-    elif _answer(connection, sql, arguments) == 0:
-        logger.warning("no rows")
-        if file_format != "table":
-            sys.exit(1)
-
-
-def _answer(connection: duckdb.DuckDBPyConnection, sql: str, arguments: argparse.Namespace) -> int:
-    """Print or write the rows of a query; returns how many, of a table at most one more than it shows."""
-    if arguments.out is not None:
-        return export(connection, sql, arguments.format, arguments.out)
-    if arguments.format != "table":
+        return
+    if file_format == "table":
+        names, rows = run_query(connection, sql, arguments.max_rows)
+        shown, num_rows = rows[: arguments.max_rows], len(rows)
+        more = "the first " if len(shown) < num_rows else ""
+        sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
+        sys.stdout.write(f"({note})\n" if note else "")
+    else:
         with tempfile.TemporaryDirectory() as folder:  # an error half-way leaves standard output empty
-            path = Path(folder) / "rows"
-            num_rows = export(connection, sql, arguments.format, path)
-            with path.open("rb") as written:
-                shutil.copyfileobj(written, sys.stdout.buffer)
-        return num_rows
-    names, rows = run_query(connection, sql, arguments.max_rows)
-    shown = rows[: arguments.max_rows]
-    more = "the first " if len(shown) < len(rows) else ""
-    sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
-    if note := partial_note():
-        sys.stdout.write(f"({note})\n")
-    return len(rows)
+            path = out or Path(folder) / "rows"
+            num_rows = export(connection, sql, file_format, path)
+            if out is None:
+                with path.open("rb") as written:
+                    shutil.copyfileobj(written, sys.stdout.buffer)
+    if num_rows == 0:
+        logger.warning("no rows")
+        sys.exit(0 if file_format == "table" else 1)

@@ -32,10 +32,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from pipeline.cli import (
     InputError,
@@ -45,14 +43,10 @@ from pipeline.cli import (
     positive_int,
     progress,
     stage_parser,
-    unknown_name,
     whole_number,
 )
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.planted_class import CONDITIONS, Lengths
-
-if TYPE_CHECKING:
-    from pipeline.synthetic.theory import Measurement
 
 STAGE = "sparse_functional_attention"
 _MOST_TOKENS = 3
@@ -65,17 +59,16 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add, times, count = stage.add_argument, whole_number(1, _LONGEST), whole_number(1, _MOST)
     add("--results", type=folder_path, required=True, help="the results folder to write to")
-    add("--conditions", nargs="+", default=list(CONDITIONS), metavar="NAME",
+    add("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), metavar="NAME",
         help="what to compare: position law, position IDs, reach of the keys; all if not given")  # fmt: skip
-    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K",
-        help=f"k, 1 to {_MOST_TOKENS}; several are fitted one by one")  # fmt: skip
+    add("--sparsity", type=whole_number(1, _MOST_TOKENS), nargs="+", default=[2], metavar="K",
+        help="k; keys and subsets grow with the k-th power; several are fitted one by one")  # fmt: skip
     add("--train-context-length", type=times, default=32, help="L: training sequences have L/2 to L tokens")
     add("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
     add("--length-multiples", type=times, nargs="+", default=[2, 4, 8], metavar="TIMES",
         help="test at these multiples of L too")  # fmt: skip
-    add(
-        "--seeds", type=whole_number(0, _LARGEST_SEED), nargs="+", default=list(range(6)), help="a fit a seed"
-    )
+    add("--seeds", type=whole_number(0, _LARGEST_SEED), nargs="+", default=list(range(6)),
+        help="a fit a seed")  # fmt: skip
     add("--steps", type=count, default=2000, help="training steps")
     add("--batch-size", type=count, default=32, help="training sequences a step")
     add("--learning-rate", type=positive_float, default=0.1, help="of Adam")
@@ -88,21 +81,12 @@ def main(arguments: argparse.Namespace) -> None:
     lengths = Lengths(
         arguments.train_context_length, arguments.local_length, tuple(arguments.length_multiples)
     )
-    for name in arguments.conditions:
-        if name not in CONDITIONS:
-            raise unknown_name("condition", name, CONDITIONS)
     conditions = {name: CONDITIONS[name] for name in arguments.conditions}
-    for k in arguments.sparsity:
-        if k > lengths.local_length:
-            raise InputError(
-                f"--sparsity {k}: k tokens do not stand within --local-length {lengths.local_length}"
-            )
-        if k > _MOST_TOKENS:
-            raise InputError(
-                f"--sparsity {k}: keys and subsets grow with the k-th power; k is 1 to {_MOST_TOKENS}"
-            )
-    if len(set(arguments.seeds)) < len(arguments.seeds):
-        raise InputError(f"--seeds {' '.join(map(str, arguments.seeds))}: each seed stands once")
+    if (k := max(arguments.sparsity)) > lengths.local_length:
+        raise InputError(
+            f"--sparsity {k}: k tokens do not stand within --local-length {lengths.local_length}"
+        )
+    arguments.seeds = list(dict.fromkeys(arguments.seeds))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.synthetic.theory import VOCABULARY_SIZE, FitSettings, fit, num_keys
 
@@ -141,19 +125,10 @@ def main(arguments: argparse.Namespace) -> None:
             rows = [of_all_rows | asdict(measurement) for measurement in measurements]
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             outputs[name, k].write_shard(shard, {STAGE: columns})
-            _log_fit(f"{name}, k = {k}, seed {seed}", lengths, measurements)
+            last = measurements[-1]
+            logger.info(
+                "%s, k = %d, seed %d: squared error %.1e at %d tokens, where %.1f %% are wrong",
+                name, k, seed, last.squared_error, last.test_length, 100 * last.error_rate,
+            )  # fmt: skip
     for output in outputs.values():
         logger.info(output.state())
-
-
-def _log_fit(what: str, lengths: Lengths, measurements: "Sequence[Measurement]") -> None:
-    last = [one for one in measurements if one.training_step == measurements[-1].training_step]
-    of_training = [one.squared_error for one in last if one.test_length <= lengths.train_context_length]
-    logger.info(
-        "%s: squared error %.1e at the lengths of training, %.1e at %d tokens, where %.1f %% are wrong",
-        what,
-        sum(of_training) / len(of_training),
-        last[-1].squared_error,
-        last[-1].test_length,
-        100 * last[-1].error_rate,
-    )

@@ -154,12 +154,14 @@ def test_what_is_printed(
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
     assert f"All {64 - S - 2} targets" in said and "\x1b" not in said
     assert "of which the last 64 are measured, the positions the model was made for" in caplog.text
-    run(monkeypatch, *flags, "--text", TEXT, "--color", "always")
-    assert "\x1b[48;5;" in capsys.readouterr().out
-    run(monkeypatch, *flags, "--text", HOSTILE, "--color", "never")
+    run(monkeypatch, *flags, "--text", HOSTILE)
     said = capsys.readouterr().out
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
     assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run(monkeypatch, *flags, "--text", TEXT)
+    assert "\x1b[48;5;" in capsys.readouterr().out
 
 
 def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> None:
