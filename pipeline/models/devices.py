@@ -114,10 +114,9 @@ def out_of_memory_in_words(remedy: str) -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let this process keep the memory it frees, for the rest of its life, where malloc is glibc's.
 
-    glibc gives every large block back to the kernel when it is freed, and a training step, or a pass over a
-    chunk, frees the same logits and activations each time: fetched anew, zeroed and faulted in page by page,
-    they cost a CPU run up to a third of its time (tests/benchmarks/training.py --give-memory-back). The peak
-    grows little, as a step's blocks have the sizes of the step before. On a GPU torch does this by itself.
+    glibc gives every large block back to the kernel. A step frees the same logits and activations each time;
+    faulted in anew they cost a CPU run up to a third of its time (tests/benchmarks/training.py
+    --give-memory-back). The peak grows little. On a GPU torch does this by itself.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:  # musl has none

@@ -1,7 +1,6 @@
 """OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
 
-The class has one norm (without weights), one activation and no biases; whatever else a configuration asks for
-is refused, never left out.
+The class has one norm (without weights), one activation and no biases; whatever else is asked for is refused.
 """
 
 import json
@@ -122,8 +121,7 @@ def write_hugging_face_folder(
     """Write config.json, model.safetensors, the tokenizer's files, a card, and checksums; whole or absent.
 
     Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
-    which is on the CPU. `tokenizer_file` is the tokenizer.json that its training text was made with; `facts`
-    of its training, by what they are called, stand in the card, those that are None left out.
+    which is on the CPU. The `facts` of its training that are not None stand in the card.
 
     InputError where `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
     model, or the losses differ; OSError where the disk is full.

@@ -47,12 +47,9 @@ _FAR_FROM_ONE = 0.01
 class PassCache(transformers.DynamicCache):
     """The cache of one forward pass: shows every sequence the same prefix, and keeps the new rows apart.
 
-    The library's own caches grow by what they are shown; a prefix shared by many passes must not.
-
-    Args:
-        visible_BSS: which row of the pass sees which; None: those up to itself.
-        goes_apart: the prefix is left to our attention, which looks at it without a copy for every sequence,
-            and the model's own code never sees it; all rows see all of it.
+    The library's own caches grow by what they are shown; a prefix shared by many passes must not. Where it
+    `goes_apart`, the prefix is left to our attention, and the model's own code never sees it: all rows see
+    all of it, and of each other what `visible_BSS` says (None: those up to itself).
     """
 
     def __init__(
@@ -272,15 +269,11 @@ def load_hugging_face(
     folder: Path, *, device: torch.device, dtype: torch.dtype = torch.float32,
     device_map: str | None = None, trust_remote_code: bool = False, num_positions: int,
 ) -> HuggingFaceCausalLM:  # fmt: skip
-    """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it.
+    """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
-    Weights are read as tensors only: safetensors, or older files with `weights_only`.
-
-    The model goes to `device`, unless a `device_map` as accelerate takes it ("auto" spreads the layers over
-    all devices) says otherwise. Position IDs from 0 to `num_positions`, exclusive, will be used.
-
-    InputError where it is no causal LM, incomplete, too large, has no place for so many positions, or does
-    not obey (`check_model`).
+    It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
+    `num_positions`. InputError where it is no causal LM, incomplete, too large, has no place for so many
+    positions, or does not obey (`check_model`).
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -294,8 +287,7 @@ def load_hugging_face(
 def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
     """A model of the library, as it lies in memory, to be measured; `name` is what messages call it.
 
-    It is put into evaluation mode, takes no gradients any more, and may get another attention. InputError as
-    of `load_hugging_face`.
+    It may get another attention. InputError as of `load_hugging_face`.
     """
     if "position_ids" not in _arguments(model):
         raise InputError(
@@ -383,9 +375,8 @@ _LAYER_LIMITS = {"sliding_attention": "sliding_window", "chunked_attention": "at
 def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] | None:
     """Below which number a model's position IDs must be, by the `config` of its text model, and why.
 
-    With IDs below it, no two tokens are far enough apart for a sliding window to cut, no table of positions
-    (where they are no rotations) runs out, and no RoPE changes its frequencies with the length of the input.
-    None: any ID may be used. InputError where a layer is of a kind that this project knows nothing about.
+    Below it no sliding window cuts, no table of positions runs out, and no RoPE changes its frequencies with
+    the length of the input. None: any ID may be used. InputError where a kind of layer is not known here.
     """
     limits = []
     layer_types = getattr(config, "layer_types", None)
@@ -428,11 +419,10 @@ _COARSE_TOLERANCE = 5e-2
 
 
 def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
-    """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens.
+    """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens; else an InputError.
 
-    A family that this project has never seen may look away from the future, the mask, the position IDs or
-    the prefix in its own way, and the numbers would be wrong without a sign of it. So such a model is refused
-    (InputError).
+    A family that was never tested may treat future, mask, position IDs or prefix in its own way, and the
+    numbers would be wrong without a sign of it.
     """
     generator = torch.Generator().manual_seed(0)
     size = 1, min(_NUM_TOKENS, num_positions)

@@ -63,8 +63,8 @@ def write_mark(folder: Path) -> None:
 def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | None:
     """What is wrong with the files that a model's folder must have, as a phrase; None where nothing shows.
 
-    Their sizes are compared with the mark, and with `reads_all` their SHA-256. A folder of another program,
-    or of an earlier version of this one, has no mark; then its files must be there, and not empty.
+    Their sizes are compared with the mark, and with `reads_all` their SHA-256. Another program's folder has
+    no mark; its files must be there, and not empty.
     """
     for name in names:
         if not (folder / name).is_file():
@@ -94,10 +94,9 @@ def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
 
 
 def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest checkpoint that a run can go on from, saying which were passed over.
+    """Step and folder of the newest checkpoint that a run can go on from; every file of it is read.
 
-    None where the run has no checkpoint. Every file is read and compared with its mark. InputError where all
-    are damaged.
+    None where the run has no checkpoint; InputError where all are damaged.
     """
     damages: list[str] = []
     for step, folder in reversed(step_folders(run_folder).items()):
@@ -118,8 +117,8 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
 def newest_with_model(run_folder: Path) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint to be measured; None where the run has none.
 
-    A folder that never held a model is passed over, with a word in the log. Damage is told when the model is
-    loaded: to measure an earlier step in place of a damaged one would be another result under the same name.
+    A folder that never held a model is passed over. One that is damaged is not: the step before it would be
+    another result under the same name.
     """
     for step, folder in reversed(step_folders(run_folder).items()):
         if _holds_olmo(folder) or (folder / MARK_FILE).exists():
@@ -133,11 +132,9 @@ def _holds_olmo(folder: Path) -> bool:
 
 
 def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
-    """Named tensors and plain values of a file of `torch.save`, on the CPU; never code.
+    """Named tensors and plain values of a file of `torch.save`, on the CPU; never code, else an InputError.
 
-    Mapped, they stay in the file, which takes no memory; for tensors that are copied at once, as a network's
-    file system cannot remove a file that is still in use. InputError where it is damaged, or holds something
-    else.
+    Mapped, they stay in the file, and take no memory: for tensors that are copied at once.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
@@ -188,9 +185,8 @@ def load_olmo(
 
 
 def load_stock_olmo(checkpoint: Path) -> OLMo:
-    """Load an unsharded OLMo checkpoint on the CPU; torch reads tensors only, never code, from its model.pt.
+    """Load an unsharded OLMo checkpoint on the CPU, its attention scaled as in training.
 
-    Its attention is scaled as in training; a checkpoint that says nothing of that was trained without.
     InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
     """
     refuse_damaged(checkpoint, MODEL_FILES)
@@ -199,12 +195,16 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
         raise InputError(f"{checkpoint} has model.block_type {config.block_type}; only sequential is handled")
     if not config.rope:
         raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
+    # A checkpoint that says nothing of it was trained without.
+    scaling = OmegaConf.select(OmegaConf.load(checkpoint / "config.yaml"), "attention_scaling") or "none"
+    if scaling not in ATTENTION_SCALINGS:
+        raise InputError(f"{checkpoint} has attention_scaling {scaling}, which is not known here")
     config.init_device = "cpu"
     path = checkpoint / "model.pt"
     weights = read_tensors(path, is_mapped=True)
     try:
         model = OLMo(config, init_params=False)
-        scale_attention(model, *_attention_scaling(checkpoint))
+        scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
         model.load_state_dict(model._make_state_dict_compatible(weights)[0])
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if is_out_of_memory(error):
@@ -222,25 +222,10 @@ def _olmo_config(checkpoint: Path) -> ModelConfig:
         ) from error
 
 
-def _attention_scaling(checkpoint: Path) -> tuple[str, int]:
-    """The scaling that a checkpoint was trained with, and L, its training context length in tokens."""
-    config = OmegaConf.load(checkpoint / "config.yaml")
-    scaling = OmegaConf.select(config, "attention_scaling") or "none"
-    if scaling not in ATTENTION_SCALINGS:
-        raise InputError(f"{checkpoint} has attention_scaling {scaling}, which is not known here")
-    return scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"]
-
-
-def is_hub_name(text: str) -> bool:
-    """Whether `text` may name a model on the hub: `name`, or `owner/name`."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", text) is not None
-
-
 def weight_files(names: Iterable[str]) -> list[str]:
     """The files among `names` that hold a model's weights, sorted: safetensors where there are any.
 
-    Only those at the top of a folder and called as `save_pretrained` calls them: many repositories hold the
-    same weights again in other formats.
+    Called as `save_pretrained` calls them: many repositories hold the same weights in other formats, too.
     """
     names = sorted(names)
     safetensors = [name for name in names if re.fullmatch(r"model[^/]*\.safetensors", name)]
@@ -248,10 +233,7 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
-    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached.
-
-    InputError where there is none, or the hub cannot be reached and the cache has none.
-    """
+    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached."""
     at = "" if revision is None else f" at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
@@ -323,8 +305,7 @@ class Checkpoint:
     def fits(self, model: CausalLM, tokenizer_size: int) -> bool:
         """Whether its vocabulary is that of a tokenizer of `tokenizer_size` tokens, as far as sizes tell.
 
-        OLMo's configuration states the vocabulary itself; a Hugging Face model's is that of its embedding,
-        which is often padded to a round number.
+        A Hugging Face model's is that of its embedding, which is often padded to a round number.
         """
         if self.is_olmo:
             return tokenizer_size == model.vocabulary_size
@@ -342,11 +323,10 @@ class Checkpoint:
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
     """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
 
-    A hub's model is downloaded here. A folder that exists wins over a name. InputError where there is none,
-    or `revision` was asked of a folder, which has only what is in it.
+    A hub's model is downloaded here. A folder that exists wins over a name. InputError where there is none.
     """
-    path = Path(word)
-    if not path.exists() and is_hub_name(word):
+    path, is_name = Path(word), re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", word)
+    if is_name and not path.exists():
         name = word.rpartition("/")[2] + ("" if revision is None else f"-{revision.replace('/', '-')}")
         return Checkpoint(name, snapshot(word, revision, trust_remote_code), is_olmo=False)
     if revision is not None:

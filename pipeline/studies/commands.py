@@ -112,14 +112,6 @@ class Command:
         return shlex.join(["python", *self.words()])
 
 
-def commands_of(study: Study) -> list[Command]:
-    """All commands of a study; an InputError where its parts do not fit together."""
-    if isinstance(study, SyntheticStudy):
-        return _synthetic_commands(study)
-    assert isinstance(study, TextStudy)
-    return _text_commands(study)
-
-
 def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
     """`--name value …` of every field that is not None, or of those of `names`; `--name` where it is true."""
     words = []
@@ -131,8 +123,12 @@ def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
     return words
 
 
-def _text_commands(study: TextStudy) -> list[Command]:
+def commands_of(study: Study) -> list[Command]:
+    """All commands of a study; an InputError where its parts do not fit together."""
     run = Path(study.run)
+    if isinstance(study, SyntheticStudy):
+        return _synthetic_commands(study)
+    assert isinstance(study, TextStudy)
     tokenize = _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
     commands, train_on = [tokenize], (run / "data", tokenize.name)
     if study.planted is not None:
@@ -159,7 +155,7 @@ def _text_commands(study: TextStudy) -> list[Command]:
         for size_name, of_size in trainings.items():
             plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
             commands += plans[-1].commands()
-    commands += [*_compare_scales(run, plans), *_compare_measures(run, plans), *_outcomes(study, plans)]
+    commands += [*_comparisons(run, plans), *_outcomes(study, plans)]
     # Summaries come last: each lists the figures of the evaluations beside it.
     drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
     summaries = [
@@ -315,30 +311,22 @@ def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Co
         yield Command(plan._command_name("outcomes"), "analysis/outcomes.py", arguments, tuple(needs))
 
 
-def _compare_scales(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Command]:
-    """The notebook model_scale over all that was measured in one way, where those are several."""
-    plans = [plan for plan in plans if plan.shows_scale()]
-    if len(plans) < 2:
-        return []
-    first, *others = [str(plan.folder("results")) for plan in plans]
-    arguments = (
-        "--results", first, "--also-results", *others, "--figures", str(run / "figures"),
-        "--data", str(plans[0].data), "--notebooks", "model_scale",
-    )  # fmt: skip
-    needs = tuple(command.name for plan in plans for command in plan.commands() if command.stage != "summary")
-    return [Command("model_scale", "analysis/run_notebooks.py", arguments, needs)]
+def _comparisons(run: Path, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
+    """What looks at several evaluations: the notebook model_scale, and the trial of the measures."""
 
+    def after(plans: Sequence[_EvaluationPlan]) -> tuple[str, ...]:
+        return tuple(one.name for plan in plans for one in plan.commands() if one.stage != "summary")
 
-def _compare_measures(run: Path, plans: Sequence[_EvaluationPlan]) -> list[Command]:
-    """The trial of the measures, where tokens were chosen in text, planted text and foreign contexts."""
+    figures = "--figures", str(run / "figures")
+    alike = [plan for plan in plans if plan.shows_scale()]
+    if len(alike) > 1:
+        first, *others = [str(plan.folder("results")) for plan in alike]
+        arguments = "--results", first, "--also-results", *others, *figures, "--data", str(alike[0].data)
+        words = (*arguments, "--notebooks", "model_scale")
+        yield Command("model_scale", "analysis/run_notebooks.py", words, after(alike))
     choosing = [plan for plan in plans if "influential_tokens" in plan.evaluation.stages]
-    if not {None, *OF_PLANTED} <= {plan.evaluation.of_planted for plan in choosing}:
-        return []
-    arguments = ("--run", str(run), "--figures", str(run / "figures"))
-    needs = tuple(
-        command.name for plan in choosing for command in plan.commands() if command.stage != "summary"
-    )
-    return [Command("measures", "analysis/measures.py", arguments, needs)]
+    if {None, *OF_PLANTED} <= {plan.evaluation.of_planted for plan in choosing}:
+        yield Command("measures", "analysis/measures.py", ("--run", str(run), *figures), after(choosing))
 
 
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
@@ -358,7 +346,7 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
                     f"synthetic.grids: {grid_of[name]} and {grid_name} both train {name}; take it out of one"
                 )
     commands = [command for of_grid in trains.values() for command in of_grid]
-    measuring = []
+    measuring: list[Command] = []
     for stage, of_tasks in study.synthetic.tests.items():
         for task, test in of_tasks.items():
             task_called(task)
@@ -368,7 +356,12 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
                 raise InputError(
                     f"synthetic.{stage}.{task} tests models that no grid trains: add {task} to a grid"
                 )
-            measuring.append(_test(run, stage, TaskMeasuring(task, test, tuple(trainings))))
+            checkpoints = [str(training.folder) for training in trainings]
+            where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
+            words = flags(test, [known.name for known in fields(test) if known.name != "grids"])
+            needs, about = tuple(one.name for one in trainings), TaskMeasuring(task, test, tuple(trainings))
+            name, program = f"{stage}-{task}", f"pipeline/{stage}.py"
+            measuring.append(Command(name, program, (*where, *words), needs, about))
     if not measuring:
         return commands
     notebooks = dict.fromkeys(NOTEBOOKS[command.stage] for command in measuring)
@@ -396,11 +389,3 @@ def _train(study: SyntheticStudy, grid: Grid) -> Iterator[Command]:
                     arguments = (study.synthetic.config, *what, *grid.overrides, *of_k, f"seed={seed}")
                     about = TaskTraining(name, folder, task_name)
                     yield Command(name, "pipeline/train_synthetic.py", arguments, about=about)
-
-
-def _test(run: Path, stage: str, measuring: TaskMeasuring) -> Command:
-    test, checkpoints = measuring.test, [str(training.folder) for training in measuring.trainings]
-    where = "--task", measuring.task, "--checkpoints", *checkpoints, "--results", str(run / "results")
-    names = [known.name for known in fields(test) if known.name != "grids"]
-    arguments, needs = (*where, *flags(test, names)), tuple(one.name for one in measuring.trainings)
-    return Command(f"{stage}-{measuring.task}", f"pipeline/{stage}.py", arguments, needs, measuring)

@@ -318,12 +318,15 @@ def lines_of_plan(
 
 
 def need_of_run(path: Path, overrides: Sequence[str], vocabulary_size: int, machine: Machine) -> str:
-    """What a training configuration needs, in one line: the words at the head of olmo_configs/*.yaml."""
+    """What a training configuration needs, in one line: the words at the head of olmo_configs/*.yaml.
+
+    Chinchilla-optimal are 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556).
+    """
     config = load_config(path, overrides, AssumedData(vocabulary_size))
     run = estimate(config, machine.flops_per_second(config.precision))
     return (
         f"{run.num_parameters / 1e6:,.1f} M parameters, Chinchilla-optimal at"
-        f" {run.chinchilla_tokens / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"
+        f" {20 * run.num_parameters / 1e6:,.0f} M tokens; {run.num_tokens / 1e6:,.0f} M tokens in"
         f" {run.num_steps:,} steps take {run.memory_bytes / 1e9:,.1f} GB and {run.seconds / 3600:,.2f} hours"
         f"; at {machine}"
     )

@@ -109,7 +109,7 @@ class Model:
 
 @dataclass
 class Evaluation:
-    """What is measured of the models, into a results folder a size."""
+    """What is measured of the models, into a results folder a size; fields without a word are flags."""
 
     stages: list[str] = field(default_factory=lambda: [*MEASURING, *ANALYSING])
     """Programs to run, of `MEASURING` and `ANALYSING`."""
@@ -133,37 +133,24 @@ class Evaluation:
     """Of loss_differences, the cheapest stage: more documents narrow its intervals. None: `max_documents`."""
     max_chunks_per_document: int | None = None
     documents_per_shard: int | None = None
-    """A killed measurement goes on at the shard."""
     dtype: str | None = None
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
     k: list[int] | None = None
     intervention: str | None = None
-    """What stands where a token is left out."""
     num_backgrounds: int | None = None
-    """Foreign documents, under the intervention background, and of `near_context_length`."""
     null_fraction: float | None = None
-    """Of the documents, those that have a null and controls."""
     last_tokens: int | None = None
-    """Of each chunk only so many are read to choose tokens."""
     choose_together: bool = False
-    """Whether the influential models' mean scores choose."""
     choosers_judge: bool = False
-    """Whether the models that chose try the tokens too, where `judge_with` names others."""
     choices: str | None = None
     """Another evaluation whose choices are tried on the influential models: its name; `evaluation` is the
     study's first."""
     positions: str | None = None
-    """Of sparse contexts: original or compact."""
     minimum_gain: float | None = None
-    """Nats; below there is no sparsity."""
     near_context_length: int | None = None
-    """Beyond so many tokens loss_differences puts foreign ones: the harm of length."""
     num_subsets: int | None = None
-    """Of the rules banzhaf* and surrogate*."""
     kept_fraction: float | None = None
-    """Of the rules surrogate*."""
     learning_chunks: int | None = None
-    """Of the rules learned_attention*."""
     judge_with: list[str] = field(default_factory=list)
     """Names of the study's models that the chosen tokens are tried on too."""
     reference_model: str | None = None
@@ -297,12 +284,7 @@ class SyntheticStudy(Study):
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """The study that a file and `field.subfield=value` overrides of it describe.
-
-    Raises:
-        InputError: the file cannot be read, has an unknown field, or misses one; a variable of the
-            environment is not set; a name of a model or program is unknown.
-    """
+    """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
     path = find_study_file(path)
     study = _read_study(path, overrides)
     if not study.run or study.threads < 1:

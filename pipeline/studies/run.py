@@ -4,9 +4,9 @@ The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1
 trainings save what they have, the others end at once, and the same again goes on. No process outlives the
 study, however the study ends. The documents of a measuring stage are shared by as many processes as run.
 
-How many at once (analysis/LOG.md): the networks of a laptop's study gain 1.1 times from a second thread, and
-twice from a second process. So a command has `threads` threads, which the study says and not the machine, as
-the last bits of its numbers depend on them; and there are as many commands as cores for them, or as GPUs.
+A command has `threads` threads, which the study says and not the machine, as the last bits of its numbers
+depend on them; there are as many commands as cores for them, or as GPUs. Small networks gain 1.1 times from a
+second thread, and twice from a second process (analysis/LOG.md).
 """
 
 import ctypes
@@ -132,10 +132,7 @@ class Process:
     def __init__(
         self, command: Command, index: int, number: int, place: int, workers: Workers, logs: Path
     ) -> None:
-        """Start it. Standard error goes to the end of its log; standard output too, once it has ended.
-
-        The terminal's Ctrl-C does not reach it; whoever started it decides what it is told.
-        """
+        """Start it, out of the terminal's reach. What it says goes to its log."""
         logs.mkdir(parents=True, exist_ok=True)
         self.command, self.place = command, place
         self.name = command.name if number == 1 else f"{command.name}-{index + 1}-of-{number}"
@@ -190,12 +187,8 @@ class Process:
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
     """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
 
-    Returns:
-        The exit code of the one that failed; 0 if none did; EXIT_STOPPED after SIGTERM or SIGUSR1.
-
-    Raises:
-        KeyboardInterrupt: once no process is left.
-        InputError: a training's configuration was edited while the study ran; likewise.
+    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt, and an
+    InputError where a training's configuration was edited meanwhile, are raised once no process is left.
     """
     run = _Run(commands, finished, workers, logs)
     with run.listening():

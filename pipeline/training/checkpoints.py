@@ -122,10 +122,9 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
 
 @contextmanager
 def recorded_run(run_folder: Path, config: RunConfig) -> Iterator[None]:
-    """Write the run's settings, so that even a run without a checkpoint is known by them.
+    """Write the run's settings, by which it is known; where it is refused before it saves, they go again.
 
-    Where the training inside is refused before its first checkpoint, nothing is worth keeping: the record
-    goes, so that the mended command is not refused as another run's.
+    Else the mended command would be refused as another run's.
     """
     write_atomically(run_folder / CONFIG_FILE, config.save)
     try:

@@ -67,35 +67,31 @@ class PretrainConfig(TrainConfig):
     `log_length` or `learnt` (`AttentionScaling`, whose L is train_context_length)."""
 
     global_train_batch_tokens: int | None = None
-    """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences), so that
-    another train_context_length leaves the tokens of a step as they are. None: the latter decides."""
+    """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences)."""
 
     device_train_microbatch_tokens: int | None = None
-    """Tokens of one forward and backward pass on one device, in place of device_train_microbatch_size
-    (sequences). None: device_train_microbatch_size decides."""
+    """Tokens of one pass on one device, in place of device_train_microbatch_size (sequences)."""
 
     eval_context_lengths: list[int] | None = None
     """Tokens of a sequence of held-out text at which the loss is measured every eval_interval steps and at
-    the end (pipeline.training.trainer). The longest must be a multiple of each. None: never."""
+    the end. The longest must be a multiple of each. None: never."""
 
     eval_num_documents: int = 64
     """Held-out documents to measure on, or as many as are long enough."""
 
     answer_loss_weight: float | None = None
-    """Weight of the mean loss of planted answers (plant_signs.py), added to that of all tokens. Two answers
-    among 64 tokens drown in the gradient of the text. None: they count as every other token does."""
+    """Weight of the mean loss of planted answers (plant_signs.py), added to that of all tokens, in whose
+    gradient they would drown. None: they count as every other token does."""
 
     peak_flops: float | None = None
-    """Multiplications and additions a second that one device could do at most in the precision of the run,
-    which model_flops_utilization is a fraction of. None: measured at the start."""
+    """FLOPs a second that one device could do at most in the precision of the run, which
+    model_flops_utilization is a fraction of. None: measured at the start."""
 
     trackers: list[str] | None = None
-    """Where metrics go beside metrics.jsonl: `tensorboard`, `wandb` (written offline unless WANDB_MODE says
-    otherwise). None: nowhere."""
+    """Where metrics go beside metrics.jsonl: `tensorboard`, `wandb`."""
 
     distributed_strategy: DistributedStrategy | None = DistributedStrategy.ddp
-    """Several ranks: `ddp` keeps the whole model and optimizer on each, `fsdp` shards both over them. OLMo's
-    field with another default; a run on one rank ignores it."""
+    """Several ranks: `ddp` keeps all on each, `fsdp` shards. OLMo's field with another default."""
 
     train_data_sha256: str | None = None
     """SHA-256 of the training tokens, in hex. None: taken from the tokenized data."""
@@ -172,9 +168,6 @@ RELATIONS: tuple[Relation, ...] = (
      " pairs within a head"),
     (lambda config: config.model.n_heads % (config.model.n_kv_heads or 1) == 0,
      "model.n_heads {0.model.n_heads} is not divisible by model.n_kv_heads {0.model.n_kv_heads}"),
-    (lambda config: config.model.n_layers % config.model.block_group_size == 0,
-     "model.n_layers {0.model.n_layers} is not divisible by model.block_group_size"
-     " {0.model.block_group_size}"),
     (lambda config: config.model.rope and not config.model.alibi,
      "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models with"
      " RoPE only"),
@@ -202,15 +195,9 @@ _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: fast
 
 
 def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> PretrainConfig:
-    """The configuration of one run, complete and checked.
+    """The configuration of one run, complete and checked; an InputError names a bad field and what is right.
 
-    Args:
-        path: a YAML file of PretrainConfig's, or plain OLMo TrainConfig's, fields.
-        overrides: `field.subfield=value`, as in OLMo's scripts; they win over the file.
-        data: decides the model's vocabulary; a setting that says otherwise is refused.
-
-    Raises:
-        InputError: one sentence naming the field and what would be right.
+    The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
     """
     chosen = read_overrides(overrides)
     PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
@@ -358,8 +345,7 @@ def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_
 class Schedule:
     """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does.
 
-    Raises:
-        InputError: the duration is not understood, or the warm-up is longer.
+    InputError where the duration is not understood, or the warm-up is longer.
     """
 
     def __init__(self, config: PretrainConfig, steps_per_epoch: int) -> None:

@@ -26,10 +26,10 @@ _NUM_ROUNDS = 8
 class EpochOrder:
     """A permutation of 0 … num_sequences - 1, which `seed` decides, and which is not held where it is large.
 
-    C4's 156 billion tokens are 2.4 billion sequences of 64: their shuffled indices would take 19 GB on every
-    rank. So a large order is a keyed bijection, computed for the few indices of a step: a Feistel network on
-    the smallest power of two that holds them all, walked until it lands inside (Black and Rogaway 2002,
-    "Ciphers with Arbitrary Finite Domains"; as shuffle: Mitchell et al. 2021, arXiv 2106.06161).
+    C4's 2.4 billion sequences of 64 tokens would take 19 GB on every rank. So a large order is a keyed
+    bijection, computed for the few indices of a step: a Feistel network on the smallest power of two that
+    holds them all, walked until it lands inside (Black and Rogaway 2002, "Ciphers with Arbitrary Finite
+    Domains"; as shuffle: Mitchell et al. 2021, arXiv 2106.06161).
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """The training loop, whatever is trained: steps, metrics, checkpoints, going on, and stopping when asked.
 
-What a step does, what is measured along the way and what a checkpoint holds is a subclass's: language
-models (pipeline/training/trainer.py) and models of synthetic tasks (pipeline/synthetic/train.py). Heavy
+A subclass says what a step does and a checkpoint holds: trainer.py and pipeline/synthetic/train.py. Heavy
 libraries are imported late, so that --help is quick and a request to stop is heard while they load.
 """
 

@@ -41,8 +41,7 @@ def stream_states(accelerator: Accelerator) -> list[dict[str, torch.Tensor | Non
 def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: ModelConfig, seed: int) -> None:
     """Go on with this rank's stream where a checkpoint's train.pt, `saved`, left it.
 
-    With other ranks, or on another kind of device, there is no such stream: each rank begins one. Where the
-    model has dropout the log says so: the run then departs from the one it goes on from.
+    With other ranks, or on another kind of device, each rank begins one; the log says so of dropout.
     """
     states = saved["random_states"]
     rank, on_gpu = accelerator.process_index, accelerator.device.type == "cuda"
@@ -84,9 +83,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather(state: Any, is_kept: bool) -> Any:
-    """Nested dicts and lists with their tensors whole and on the CPU; where sharded, every rank must ask.
+    """Nested dicts and lists with their tensors whole and on the CPU, or None where not `is_kept`.
 
-    A rank that will not write them, where not `is_kept`, gets None for each tensor, and spends no memory.
+    Where they are sharded, every rank must ask.
     """
     if isinstance(state, torch.Tensor):
         tensor = whole(state.detach())

@@ -27,9 +27,8 @@ def pose_position_ids(
     """Positional Skip-wise training (PoSE) with two chunks (Zhu et al. 2023, arXiv 2309.10400, section 3.2).
 
     Each sequence is cut in two chunks, neither of them empty, at a place drawn uniformly; a skip drawn
-    uniformly from 0 … target_length - S is added to the IDs of the second. The tokens stay adjacent;
-    only their IDs do not. Over many draws every distance below `target_length` occurs, so a model sees
-    all of them while it attends to S tokens only. With S = 4, cut 1 and skip 3: 0 4 5 6.
+    uniformly from 0 … target_length - S is added to the IDs of the second. So every distance below
+    `target_length` occurs, while a model attends to S tokens. With S = 4, cut 1 and skip 3: 0 4 5 6.
 
     Returns position_ids_BS, int64, strictly increasing from 0. B cuts are drawn, then B skips.
     """
@@ -47,9 +46,8 @@ def randomized_position_ids(
 ) -> np.ndarray:
     """Randomized positions (Ruoss et al. 2023, arXiv 2305.16843, section 3).
 
-    Each sequence is given a subset of S of the IDs 0 … target_length - 1, every subset being as likely, in
-    ascending order: position_ids_BS, int64. Ruoss et al. draw one subset for all sequences of a step; here
-    each draws its own. With S = 3 and target_length 8, say: 1 4 5.
+    Each sequence is given a uniform subset of S of the IDs 0 … target_length - 1, in ascending order:
+    position_ids_BS, int64. Ruoss et al. draw one for all sequences of a step. With S = 3, say: 1 4 5.
     """
     assert 1 <= train_context_length <= target_length
     # The places of the S least of as many independent keys as there are IDs are a uniform random subset.

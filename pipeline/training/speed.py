@@ -54,8 +54,7 @@ def flops_per_token(config: ModelConfig, context_length: int) -> int:
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOPs a second of a square matrix product, the best of a few: what this device does at most.
 
-    The products grow until one takes a tenth of a second: a processor that emulates bfloat16 would need
-    seconds for each of the largest, and does no more FLOPs a second in them.
+    The products grow until one takes a tenth of a second: in emulated bfloat16 the largest take seconds.
     """
     peak_flops = 0.0
     for size in _GPU_MATRIX_SIZES if device.type == "cuda" else _CPU_MATRIX_SIZES:
@@ -103,12 +102,11 @@ def warn_where_bfloat16_is_slow(device: torch.device, recommended: str) -> None:
 
 
 def mixed_precision_of(precision: str | None, device: torch.device, saved: str | None = None) -> str:
-    """Accelerate's name for OLMo's `precision`: "bf16" or "no" (float32 throughout).
+    """Accelerate's name for OLMo's `precision`: "bf16" or "no" (float32 throughout, as where it is None).
 
-    `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16. `auto` is
-    `amp_bf16` where that is faster on the device and `fp32` elsewhere; a run that goes on keeps what it had.
-    None is `fp32`, and so is `amp_bf16` on a GPU without bfloat16, which the log then says. `saved` is what
-    the checkpoint that the run goes on from was trained in; an InputError where that is another.
+    `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16; `auto` is
+    that where it is faster on the device. `saved` is what the checkpoint that the run goes on from was
+    trained in, which it keeps; an InputError where `precision` is another.
     """
     if precision == "auto":
         chosen = saved or ("bf16" if faster_dtype(device) == torch.bfloat16 else "no")
@@ -146,8 +144,6 @@ def seconds_per_trained_token(config: PretrainConfig, device: torch.device) -> f
     return (time.perf_counter() - started) / num_run / ids_BS.numel()
 
 
-TOKENS_PER_PARAMETER = 20
-"""Of a Chinchilla-optimal run (Hoffmann et al. 2022, arXiv 2203.15556)."""
 _BYTES_PER_PARAMETER = 18
 """float32 weights and gradients, AdamW's two moments, the bfloat16 copy that autocast keeps."""
 _BYTES_PER_LOGIT = 10
@@ -176,11 +172,6 @@ class Estimate:
     memory_bytes: int
     flops: int
     seconds: float
-
-    @property
-    def chinchilla_tokens(self) -> int:
-        """Tokens of a Chinchilla-optimal run."""
-        return TOKENS_PER_PARAMETER * self.num_parameters
 
 
 def estimate(

@@ -6,14 +6,16 @@ vocabulary; of held-out text W sequences, D documents, L the longest context len
 head width.
 """
 
+import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -24,8 +26,10 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 
+from pipeline.cli import InputError, progress_bar
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
+from pipeline.results.files import write_atomically
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.training.checkpoints import (
@@ -38,7 +42,6 @@ from pipeline.training.checkpoints import (
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.loop import Metrics, StopRequest, TrainingLoop
-from pipeline.training.metrics import TRACKERS_FOLDER, MetricsLog, start_trackers
 from pipeline.training.parallel import (
     gather,
     load_optimizer,
@@ -53,6 +56,7 @@ from pipeline.training.speed import mixed_precision_of, utilization_of_a_token
 
 logger = logging.getLogger("pipeline")
 
+_TRACKERS_FOLDER = "trackers"  # below the run folder
 _NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
 """On a processor: as many as its caches hold in float32, with their gradient."""
@@ -203,7 +207,7 @@ def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Ac
     ranks = PartialState(cpu=on_cpu)
     # One rank's measurement decides for all.
     chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
-    folder = str(Path(config.save_folder) / TRACKERS_FOLDER)
+    folder = str(Path(config.save_folder) / _TRACKERS_FOLDER)
     return Accelerator(
         mixed_precision=chosen[0],
         cpu=on_cpu,
@@ -251,6 +255,58 @@ def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
     return optimizer
 
 
+class MetricsLog:
+    """Appends to `metrics.jsonl`, an object a step (`Trainer._train_step`), and to a progress bar."""
+
+    def __init__(
+        self, path: Path, step: int, num_steps: int, flush_interval: int, track: Callable[..., object]
+    ) -> None:
+        """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
+
+        Lines reach it every `flush_interval` steps, and `track` at once. InputError where steps are missing.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            # One torn by a kill has no line end and can only be the last.
+            steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+        except (ValueError, TypeError, KeyError):
+            steps = None
+        if steps is None or steps[:step] != list(range(1, step + 1)):
+            raise InputError(
+                f"{path} is damaged: it does not hold the {step} steps before the newest checkpoint; put back"
+                " what was there, or choose another --save-folder"
+            )
+        kept = "".join(lines[:step])
+        write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
+        self._file = path.open("a", encoding="utf-8")
+        self._flush_interval, self._track = flush_interval, track
+        self._bar = progress_bar(None, "pretrain", "steps", total=num_steps, initial=step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+        self._file.close()
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """Add the line of one step and advance the bar."""
+        self._file.write(json.dumps(metrics) + "\n")
+        if metrics["step"] % self._flush_interval == 0:
+            self._file.flush()
+        self._bar.set_postfix_str(
+            f"loss {metrics['loss_nats']:.3f} nats, {metrics['tokens_per_second']:,.0f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update()
+        self._track(metrics, step=metrics["step"])
+
+    def sync(self) -> None:
+        """Hand all lines to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
@@ -261,10 +317,7 @@ class Trainer(TrainingLoop):
         held_out_loss: HeldOutLoss | None = None, stop_request: StopRequest | None = None,
         question_ids: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Build model and optimizer, at the run's newest checkpoint where it has one.
-
-        Planted answers, which `answer_loss_weight` is of, stand behind the tokens `question_ids`.
-        """
+        """Build model and optimizer, at the run's newest checkpoint; answers stand behind `question_ids`."""
         super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
         self._config, self._schedule = config, schedule
         self._batch_of = Prefetch(batches.batch)
@@ -303,7 +356,13 @@ class Trainer(TrainingLoop):
 
     @contextmanager
     def _open_metrics(self) -> Iterator[Metrics | None]:
-        start_trackers(self._accelerator, self._config)
+        if self._config.trackers:
+            # `wandb sync` sends an offline run later; compute nodes often have no network.
+            os.environ.setdefault("WANDB_MODE", "offline")
+            self._accelerator.init_trackers(
+                self._config.run_name or self._run_folder.resolve().name,
+                init_kwargs={"wandb": {"dir": str(self._run_folder / _TRACKERS_FOLDER)}},
+            )
         if self._accelerator.is_main_process:
             path, interval = self._run_folder / METRICS_FILE, self._config.console_log_interval
             with MetricsLog(path, self.step, self._num_steps, interval, self._accelerator.log) as log:
@@ -328,25 +387,20 @@ class Trainer(TrainingLoop):
         gradient_norm = float(whole(norm))  # before clipping, over all ranks
         loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
-        is_stopping = float(share_asked) > 0
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {
-            "step": step,
-            "tokens": step * self._config.tokens_per_step,
-            "loss_nats": loss_nats,
+            "step": step, "tokens": step * self._config.tokens_per_step, "loss_nats": loss_nats,
             **({} if self._answer_weight is None else {"answer_loss_nats": float(answer_loss)}),
-            "learning_rate": learning_rate,
-            "gradient_norm": gradient_norm,
+            "learning_rate": learning_rate, "gradient_norm": gradient_norm,
             "tokens_per_second": tokens_per_second,
             "model_flops_utilization": tokens_per_second * self._utilization_of_a_token,
-        }
-        return metrics, is_stopping
+        }  # fmt: skip
+        return metrics, float(share_asked) > 0
 
     def _accumulate_gradients(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward over this rank's micro-batches; the mean loss of all tokens, and of answers.
 
-        Micro-batches are of one size, so the mean of their losses, and of their gradients, over all ranks is
-        that of the whole batch. The answers' is 0 where they have no weight of their own.
+        Micro-batches are of one size, so the mean over them and all ranks is that of the whole batch.
         """
         device = self._accelerator.device
         rank_batch_size = self._config.global_train_batch_size // self._accelerator.num_processes
