@@ -1,9 +1,8 @@
 """How every program begins and ends: command line, progress, exit codes, errors of one sentence.
 
 `python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
-mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once, whatever it
-does: what it has written is whole, and the same command goes on. Training, which saves first, study.py and
-run_notebooks.py, which have processes of their own to end, listen to them themselves.
+mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once: what it has
+written is whole. Training, study.py and run_notebooks.py listen to them themselves.
 
 Only the standard library is imported here: this must run where nothing is installed.
 """
@@ -294,10 +293,9 @@ def start(file: str) -> NoReturn:
 
 
 def prepare() -> None:
-    """Let signals end the process at once, and its streams take every character.
+    """Let signals end the process at once, and its streams take every character, with backslashes if need be.
 
-    What a stream's encoding lacks is written as a backslash and a number. Streams that were closed are
-    filled, so that no file that is written becomes one.
+    Streams that were closed are filled, so that no file that is written becomes one.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -156,24 +156,16 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
         raise InputError(f"--k {' '.join(map(str, arguments.k))}: name each k once, in ascending order")
     alone = [rule for rule in arguments.rules if find_rule(rule).says_something_alone]
     for is_wrong, sentence in (
-        (
-            arguments.choose_together and not arguments.judge_with,
-            "--choose-together needs --judge-with: the models that choose do not try their own choice",
-        ),
-        (
-            arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
-            "--positions compact is of --choices under --intervention remove",
-        ),
-        (
-            arguments.choices and (arguments.judge_with or arguments.choose_together),
-            "--choices are tried on --checkpoints; leave out --judge-with and --choose-together",
-        ),
-        (
-            arguments.null_fraction < 1 and not alone,
-            "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
-            f" {DEFAULT_RULES[0]}",
-        ),
-    ):
+        (arguments.choose_together and not arguments.judge_with,
+         "--choose-together needs --judge-with: the models that choose do not try their own choice"),
+        (arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
+         "--positions compact is of --choices under --intervention remove"),
+        (arguments.choices and (arguments.judge_with or arguments.choose_together),
+         "--choices are tried on --checkpoints; leave out --judge-with and --choose-together"),
+        (arguments.null_fraction < 1 and not alone,
+         "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
+         f" {DEFAULT_RULES[0]}"),
+    ):  # fmt: skip
         if is_wrong:
             raise InputError(sentence)
     refuse_rules(

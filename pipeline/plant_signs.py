@@ -95,7 +95,7 @@ from pipeline.text.planting import (
     write_needles,
     write_planted,
 )
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+from pipeline.text.tokenizer import load_tokenizer
 
 _TOKENS_PER_PART = 1 << 28
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
@@ -151,113 +151,77 @@ def parser() -> argparse.ArgumentParser:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether all folders are whole; those of other settings or another text are refused."""
-    _refuse_what_lacks(arguments)
-    data = TokenizedData.open(arguments.data)
-    if arguments.needles:
-        return all(
-            is_complete(folder, _configuration(data, arguments, length))
-            for length, folder in _needle_folders(arguments).items()
-        )
-    configuration = _configuration(data, arguments)
-    kinds = ("planted", "foreign", *(f"planted-{length}" for length in arguments.document_lengths or ()))
-    return all(is_complete(arguments.out / kind / "data", configuration) for kind in kinds)
+    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    return all(
+        is_complete(folder, _configuration(data, arguments, length)) for folder, length in folders.items()
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
-    _refuse_what_lacks(arguments)
-    data = TokenizedData.open(arguments.data)
-    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
-    if arguments.needles:
-        plant_needles(data, tokenizer, arguments)
-        return
-    counts_V = training_token_counts(data)
-    laws = laws_of(
-        arguments.num_planted, arguments.num_answers, arguments.bits_told, bool(arguments.balanced)
-    )
-    signs = Signs.rarest(counts_V, data.eos_token_id, laws)
-    length = arguments.context_length
-    texts = _long_enough(data, length, arguments.max_documents)
-    planted, foreign = arguments.out / "planted" / "data", arguments.out / "foreign" / "data"
-    # Of a piece, what stands before its questions and its EOS.
-    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
-    foreign_length = length - 2 * (num_asked + 1)
-    contents: dict[Path, Documents] = {
-        planted: planted_documents(texts, signs, arguments, length),
-        foreign: (foreign_documents(texts, foreign_length, arguments.short_context_length), []),
-    }
-    for further_length in arguments.document_lengths or ():
-        longer = _long_enough(data, further_length, arguments.max_documents)
-        folder = arguments.out / f"planted-{further_length}" / "data"
-        contents[folder] = planted_documents(longer, signs, arguments, further_length)
-    configuration = _configuration(data, arguments)
+    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    tokenizer, seed = load_tokenizer(data.folder / TOKENIZER_FILE), arguments.seed
+    made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
+    planted, foreign = (arguments.out / kind / "data" for kind in ("planted", "foreign"))
+    contents: dict[Path, Documents] = {}
+    if not arguments.needles:
+        counts_V = training_token_counts(data)
+        asked = arguments.num_planted, arguments.num_answers, arguments.bits_told, bool(arguments.balanced)
+        signs = Signs.rarest(counts_V, data.eos_token_id, laws_of(*asked))
+    for folder, length in folders.items():
+        if arguments.needles:
+            texts, count = data.evaluation_documents(), arguments.max_documents
+            contents[folder] = needle_documents(texts, tokenizer, length, count, seed)
+        elif folder == foreign:
+            contents[folder] = foreign_documents(_long_enough(data, length, arguments), arguments), []
+        else:
+            texts = _long_enough(data, length, arguments)
+            contents[folder] = planted_documents(texts, signs, arguments, length)
     with ExitStack() as locks:
-        for folder in contents:
+        for folder in folders:
             locks.enter_context(FolderLock(folder, "--out"))
-        to_write = [folder for folder in contents if not is_complete(folder, configuration, verify=True)]
+        to_write = [folder for folder in folders if not is_complete(folder, made_by[folder], verify=True)]
         for folder in to_write:
-            documents, rows = contents[folder]
-            if folder == planted:
-                paths = write_training_text(planted, data, signs, arguments)
-            else:  # counts of the text's training tokens, for --intervention substitute to draw from
-                paths = [write_token_counts(folder, counts_V)]
-            num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
-            tally = {"train_documents": num_tokens // length, "train_tokens": num_tokens}
-            if folder != foreign:
-                paths.append(write_planted(folder, rows))
-            write_data_folder(folder, documents, paths, tokenizer, configuration, tally, "plant_signs")
-    documents, rows = contents[planted]
-    logger.info(
-        "%s: %d documents of %d tokens, %d of them with signs; measure them with --long-context-length %d"
-        " --targets-per-chunk 1, and those of %s with --long-context-length %d",
-        planted, len(documents), length, len(rows), length, foreign, foreign_length,
-    )  # fmt: skip
+            (documents, rows), tally = contents[folder], {}
+            if arguments.needles:
+                paths = [write_needles(folder, rows)]
+            else:
+                if folder == planted:
+                    paths = write_training_text(planted, data, signs, arguments)
+                else:  # counts of the text's training tokens, for --intervention substitute to draw from
+                    paths = [write_token_counts(folder, counts_V)]
+                num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
+                num_pieces = num_tokens // arguments.context_length
+                tally = {"train_documents": num_pieces, "train_tokens": num_tokens}
+                paths += [] if folder == foreign else [write_planted(folder, rows)]
+            write_data_folder(folder, documents, paths, tokenizer, made_by[folder], tally, "plant_signs")
+    for folder, (documents, rows) in contents.items():
+        num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
+        logger.info(
+            "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
+            folder, len(documents), len(documents[0].token_ids), num_targets,
+        )  # fmt: skip
 
 
-def _refuse_what_lacks(arguments: argparse.Namespace) -> None:
-    """Refuse flags that say too little; the numbers of signs come in order."""
+def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
+    """Each folder to write, and the tokens of its texts; flags that say too little are refused."""
     arguments.num_planted = sorted(set(arguments.num_planted))
-    if arguments.needles and not arguments.document_lengths:
-        raise InputError("--needles wants --document-lengths, the tokens of the documents")
-    if not arguments.needles and None in (arguments.context_length, arguments.short_context_length):
+    lengths, length = sorted(set(arguments.document_lengths or ())), arguments.context_length
+    if arguments.needles:
+        if not lengths:
+            raise InputError("--needles wants --document-lengths, the tokens of the documents")
+        return {arguments.out / f"length-{length}" / "data": length for length in lengths}
+    if None in (length, arguments.short_context_length):
         raise InputError("signs are planted with --context-length and --short-context-length; see --help")
+    of_kinds = {"planted": length, "foreign": length, **{f"planted-{length}": length for length in lengths}}
+    return {arguments.out / kind / "data": length for kind, length in of_kinds.items()}
 
 
-def _needle_folders(arguments: argparse.Namespace) -> dict[int, Path]:
-    lengths = sorted(set(arguments.document_lengths))
-    return {length: arguments.out / f"length-{length}" / "data" for length in lengths}
-
-
-def plant_needles(data: TokenizedData, tokenizer: DocumentTokenizer, arguments: argparse.Namespace) -> None:
-    """Write the folder of each length; nothing is written before all of them have been planted."""
-    folders = _needle_folders(arguments)
-    made_by = {length: _configuration(data, arguments, length) for length in folders}
-    with ExitStack() as locks:
-        # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
-        for folder in folders.values():
-            locks.enter_context(FolderLock(folder, "--out"))
-        to_write = [n for n, folder in folders.items() if not is_complete(folder, made_by[n], verify=True)]
-        texts, count, seed = data.evaluation_documents(), arguments.max_documents, arguments.seed
-        planted = {length: needle_documents(texts, tokenizer, length, count, seed) for length in folders}
-        for length, (documents, rows) in planted.items():
-            if length in to_write:
-                paths = [write_needles(folders[length], rows)]
-                write_data_folder(
-                    folders[length], documents, paths, tokenizer, made_by[length], {}, "plant_signs"
-                )
-            logger.info(
-                "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
-                folders[length], len(documents), length, max(row["num_answer_tokens"] for row in rows),
-            )  # fmt: skip
-
-
-def _configuration(
-    data: TokenizedData, arguments: argparse.Namespace, needles_in: int | None = None
-) -> dict[str, Any]:
-    """Settings and inputs that decide what is written, into the folder of one length of needles too."""
+def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: int) -> dict[str, Any]:
+    """Settings and inputs that decide what is written, of needles into the folder of documents so long."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    if needles_in is not None:
-        given = {"needles_in": needles_in, "max_documents": given["max_documents"], "seed": given["seed"]}
+    if arguments.needles:
+        given = {"needles_in": length, "max_documents": given["max_documents"], "seed": given["seed"]}
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
     return {
         "settings": {name: value for name, value in given.items() if name not in ("data", "out")},
@@ -287,10 +251,12 @@ def planted_documents(
 
 
 def foreign_documents(
-    texts: Sequence[EvaluationDocument], length: int, short_context_length: int
+    texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
-    """Documents of `length` tokens whose far context is that of the text before."""
-    num_far, documents = length - 1 - short_context_length, []
+    """Documents as long as a piece before its questions, whose far context is that of the text before."""
+    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
+    length, documents = arguments.context_length - 2 * (num_asked + 1), []
+    num_far = length - 1 - arguments.short_context_length
     for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
         token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
         documents.append(document_of(token_ids, text.url))
@@ -319,8 +285,8 @@ def write_training_text(
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
 
 
-def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[EvaluationDocument]:
-    """Evaluation documents of so many tokens or more, two at least, the first `max_documents`."""
+def _long_enough(data: TokenizedData, length: int, arguments: argparse.Namespace) -> list[EvaluationDocument]:
+    """Evaluation documents of so many tokens or more, two at least, the first --max-documents."""
     texts = [document for document in data.evaluation_documents() if len(document.token_ids) >= length]
     if len(texts) < 2:
         raise InputError(
@@ -332,4 +298,4 @@ def _long_enough(data: TokenizedData, length: int, max_documents: int) -> list[E
             f"{data.folder} holds {data.num_train_tokens} training tokens, fewer than one piece of"
             f" {length}; name a folder of tokenize_c4.py with training text"
         )
-    return texts[:max_documents]
+    return texts[: arguments.max_documents]

@@ -44,19 +44,16 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import logging
 import os
 from typing import TYPE_CHECKING
 
-from pipeline.cli import file_path, folder_path, stage_parser
+from pipeline.cli import file_path, folder_path, logger, stage_parser
 from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
     from pipeline.training.config import DataFacts, PretrainConfig, Schedule
     from pipeline.training.data import TrainingBatches
-
-logger = logging.getLogger("pipeline")
 
 
 def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":

@@ -24,7 +24,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import logging
 import re
 import shutil
 import tempfile
@@ -33,7 +32,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.cli import InputError, file_path, folder_path, output_file, positive_int, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, output_file, positive_int, stage_parser
 from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
 from pipeline.results.read import (
     Source,
@@ -57,7 +56,6 @@ _SETTINGS = (
     "SET autoload_known_extensions = false",
     "SET lock_configuration = true",
 )
-logger = logging.getLogger("pipeline")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -43,16 +43,13 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import logging
 from typing import TYPE_CHECKING
 
-from pipeline.cli import file_path, folder_path, stage_parser
+from pipeline.cli import file_path, folder_path, logger, stage_parser
 from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
-
-logger = logging.getLogger("pipeline")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ Shapes: S rows of a sequence, T targets (query rows), F far-context positions (o
 width, N subsets, E = F + 1 starts, B starts of a pass.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -17,7 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext
 from pipeline.models.interface import CausalLM, ReadText, to_device
@@ -30,7 +29,6 @@ _SUREST = 2.0**-24
 """Nats: a loss below float32's last bit is taken for this, as its logit would be infinite."""
 RIDGE = 1e-3
 """What is added to the variances of heads' attention, as a share of their mean."""
-logger = logging.getLogger("pipeline")
 
 LogProbs = Callable[[torch.Tensor], torch.Tensor]
 """Embeddings [B, S, D] -> ln p of every target [B, T]."""

@@ -1,7 +1,6 @@
 """The device that is computed on: found and tried; its memory, free and taken; and keeping what is freed."""
 
 import ctypes
-import logging
 import os
 import resource
 import sys
@@ -12,11 +11,10 @@ from functools import lru_cache
 import psutil
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory
+from pipeline.cli import InputError, is_out_of_memory, logger
 
 GIBIBYTE = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
-logger = logging.getLogger("pipeline")
 
 
 def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") -> torch.device:

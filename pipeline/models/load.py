@@ -10,7 +10,6 @@ whenever a model is loaded. A model of the hub is fetched once into its cache, t
 """
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from olmo.model import OLMo
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from pipeline.cli import InputError, is_out_of_memory
+from pipeline.cli import InputError, is_out_of_memory, logger
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
@@ -40,8 +39,6 @@ MODEL_FILES = ("config.yaml", "model.pt")
 RUN_FILES = (*MODEL_FILES, "optim.pt", "train.pt")
 FACTS = ("train_step", "train_context_length", "position_scheme", "seed")
 _HINT = "put back the file that was saved, or take another checkpoint"
-
-logger = logging.getLogger("pipeline")
 
 
 def step_folders(run_folder: Path) -> dict[int, Path]:

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -12,15 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.results.versions import git_commit
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
 from pipeline.studies.file import ROOT, Study, TextStudy
 
 if TYPE_CHECKING:
     from pipeline.studies.costs import Checked  # which imports torch
-
-logger = logging.getLogger("pipeline")
 
 
 def is_stage(command: Command) -> bool:
@@ -94,32 +92,31 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
                 configs[about.name] = program.check(arguments, facts)
             elif isinstance(about, Measuring):
                 program.check(arguments)
-                _refuse_unsaved_steps(about, configs)
+                for training in dict.fromkeys(about.trainings):
+                    _refuse_unsaved_steps(training.name, configs[training.name], about.evaluation.steps or ())
             elif isinstance(about, TaskMeasuring):
                 program.check(arguments, {one.name: configs[one.name] for one in about.trainings})
     return Checked(configs, facts)
 
 
-def _refuse_unsaved_steps(measuring: Measuring, configs: Mapping[str, Any]) -> None:
+def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
     """A checkpoint along training must be saved, and kept."""
     from pipeline.training.config import counts_epochs, num_training_steps
 
-    for training in dict.fromkeys(measuring.trainings):
-        config = configs[training.name]
-        interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
-        num_steps = None
-        if not counts_epochs(config.max_duration):
-            num_steps = num_training_steps(config.max_duration, config.tokens_per_step, 0)
-        for step in measuring.evaluation.steps or ():
-            is_saved = bool(interval) and step % interval == 0 and (num_kept or 0) <= 0
-            if num_steps is not None and step >= num_steps:
-                is_saved = step == num_steps
-            if not is_saved:
-                raise InputError(
-                    f"step {step} is to be measured, but {training.name} has {num_steps or 'unknown'} steps,"
-                    f" is saved every {interval} (save_interval) and at its end, keeping {num_kept or 'all'}"
-                    " checkpoints (save_num_unsharded_checkpoints_to_keep)"
-                )
+    interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
+    last = None  # known once the data is there
+    if not counts_epochs(config.max_duration):
+        last = num_training_steps(config.max_duration, config.tokens_per_step, 0)
+    for step in steps:
+        is_saved = bool(interval) and step % interval == 0 and (num_kept or 0) <= 0
+        if last is not None and step >= last:
+            is_saved = step == last
+        if not is_saved:
+            raise InputError(
+                f"step {step} is to be measured, but {name} has {last or 'unknown'} steps, is saved every"
+                f" {interval} (save_interval) and at its end, keeping {num_kept or 'all'} checkpoints"
+                " (save_num_unsharded_checkpoints_to_keep)"
+            )
 
 
 def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) -> None:

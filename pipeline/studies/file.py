@@ -6,7 +6,6 @@ there is looked for in this repository; a configuration, beside the study file a
 Numbers are checked by the programs' own parsers (pipeline/study.py), names here.
 """
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import InputError, logger, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
 from pipeline.measuring.rules import DEFAULT_RULES
 from pipeline.synthetic.dependencies import (
@@ -39,7 +38,6 @@ OF_PLANTED = ("planted", "foreign")
 """The kinds of documents that plant_signs.py always writes."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
-logger = logging.getLogger("pipeline")
 
 
 @dataclass

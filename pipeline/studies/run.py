@@ -10,7 +10,6 @@ second thread, and twice from a second process (analysis/LOG.md).
 """
 
 import ctypes
-import logging
 import math
 import os
 import signal
@@ -28,7 +27,7 @@ from typing import TextIO
 import psutil
 from tqdm import tqdm
 
-from pipeline.cli import InputError, duration
+from pipeline.cli import InputError, duration, logger
 from pipeline.measuring.flags import DOCUMENTS_PER_SHARD
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
@@ -44,7 +43,6 @@ _HEADING = "--- "
 _CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-logger = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,14 @@
 Shapes: L chunk (long_context_length), T targets.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.results.schemas import Columns
 from pipeline.text.folder import EvaluationDocument, TokenizedData
-
-logger = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True)

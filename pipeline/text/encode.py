@@ -14,7 +14,6 @@ training files, which stay where they are.
 """
 
 import json
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar
 
 import numpy as np
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.results.files import as_ranges, remove_leftovers, whole_or_absent, write_atomically, write_json
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import (
@@ -66,7 +65,6 @@ _BATCHES_AHEAD = 2  # of one the tokens are taken over from the library while it
 _GIVEN_OUT = ("train", "evaluation")
 
 Item = TypeVar("Item")
-logger = logging.getLogger("pipeline")
 Kind = Literal["train", "evaluation", "duplicate", "in_evaluation_source"]
 """What becomes of a document; the last two are left out, and counted by these names."""
 MAX_REMEMBERED_DOCUMENTS = 1 << 23

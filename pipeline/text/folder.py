@@ -12,7 +12,6 @@ Shapes: V vocabulary, L chunk.
 """
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.results.files import (
     make_table,
     read_parquet,
@@ -47,8 +46,6 @@ COUNTS = (
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 """The types of training tokens."""
 _TOKENS_AT_A_TIME = 1 << 22
-
-logger = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True)

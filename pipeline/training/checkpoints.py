@@ -8,7 +8,6 @@
     complete.json             sizes and SHA-256 of these (pipeline.models.load)
 """
 
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +17,12 @@ from typing import Any, Protocol, cast
 import torch
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, is_out_of_memory
+from pipeline.cli import InputError, is_out_of_memory, logger
 from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import sync, write_atomically
 from pipeline.results.write import differences
 from pipeline.training.settings import plain_values, read_yaml
 
-logger = logging.getLogger("pipeline")
 CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 
 

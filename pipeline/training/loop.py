@@ -4,7 +4,6 @@ A subclass says what a step does and a checkpoint holds: trainer.py and pipeline
 libraries are imported late, so that --help is quick and a request to stop is heard while they load.
 """
 
-import logging
 import math
 import os
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
-
-logger = logging.getLogger("pipeline")
 
 
 class StopRequest:

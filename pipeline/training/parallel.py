@@ -5,7 +5,6 @@ is called here and not through accelerate's plugin, which leaves it out on CPUs,
 rank has its own stream of random numbers: one for all would give one dropout mask to different sequences.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from pipeline.cli import logger
 from pipeline.models.olmo import blocks_of
-
-logger = logging.getLogger("pipeline")
 
 
 def seed_stream(seed: int, rank: int, step: int = 0) -> None:

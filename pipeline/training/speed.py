@@ -9,7 +9,6 @@ attention's, counted over all S keys though half of them are hidden, as usual; w
 computes twice is not counted twice. A multiplication and an addition are two FLOPs.
 """
 
-import logging
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.models.devices import supports_bfloat16
 from pipeline.training.config import PretrainConfig, counts_epochs, model_without_weights, num_training_steps
 
@@ -29,7 +28,6 @@ _NUM_REPETITIONS = 5
 _LONG_PRODUCT_SECONDS = 0.1
 _IN_WORDS = {"bf16": "bfloat16", "no": "float32"}
 _GIVING = {"bf16": "amp_bf16", "no": "fp32"}
-logger = logging.getLogger("pipeline")
 
 
 def utilization_of_a_token(

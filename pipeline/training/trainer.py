@@ -7,7 +7,6 @@ head width.
 """
 
 import json
-import logging
 import math
 import os
 import time
@@ -26,7 +25,7 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 
-from pipeline.cli import InputError, progress_bar
+from pipeline.cli import InputError, logger, progress_bar
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
@@ -53,8 +52,6 @@ from pipeline.training.parallel import (
     whole,
 )
 from pipeline.training.speed import mixed_precision_of, utilization_of_a_token
-
-logger = logging.getLogger("pipeline")
 
 _TRACKERS_FOLDER = "trackers"  # below the run folder
 _NO_TARGET = -100
