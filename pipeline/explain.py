@@ -38,7 +38,7 @@ import os
 from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.rules import RULES, find_rule
-from pipeline.results.files import refuse_folder, write_atomically
+from pipeline.results.files import write_atomically
 
 SHORT_CONTEXT_LENGTH = 16
 DEFAULT_KS = (1, 4)
@@ -52,8 +52,9 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     # fmt: off
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
-    add("--text", help="the text itself; without it and --text-file, what comes through a pipe")
-    add("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
+    source = stage.add_mutually_exclusive_group().add_argument
+    source("--text", help="the text itself; without it and --text-file, what comes through a pipe")
+    source("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
     add("--out", type=output_file, default=Path("explained.html"),
         help="the page; one that is there is replaced")
     add("--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
@@ -93,7 +94,6 @@ def check(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
-    refuse_folder(arguments.out)
     name, text = _name_and_text(arguments)
     foreign = arguments.foreign_text_file
     arguments.foreign_text = None if foreign is None else _decoded(foreign.read_bytes(), str(foreign))
@@ -110,8 +110,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
     """What the text is called, and the text."""
-    if arguments.text is not None and arguments.text_file is not None:
-        raise InputError("--text and --text-file are both given; give one of them")
     if arguments.text is not None:
         name, text = "--text", arguments.text
     elif arguments.text_file is not None:
@@ -130,7 +128,4 @@ def _decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is no text in UTF-8: byte {error.start} is {content[error.start]:#04x}; convert it, as"
-            " with iconv"
-        ) from None
+        raise InputError(f"{name} is no text in UTF-8: {error}") from None

@@ -5,13 +5,10 @@
     python pipeline/query.py --results runs/demo/results --sql-file gap.sql --format parquet --out gap.parquet
 
 Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
-is DuckDB's. Parquet is read in place: of the columns and row groups only those that the query needs, and
-with WHERE model = '...' that model's alone; other files are read by their path in quotes. A query only
-reads: it is one SELECT, and nothing of it goes to the network. Every file of an artefact that the SQL names
-is hashed before, to find it whole. Results that were measured with different settings are refused by name;
---allow-mixed queries them all the same. So are incomplete ones, of which --allow-partial queries what is
-complete. Damaged files are always refused. A query without rows says so; csv, json and parquet, which other
-programs read, then end with exit code 1.
+is DuckDB's; other files are read by their path in quotes. A query only reads: it is one SELECT, and nothing
+of it goes to the network. Every file of an artefact that the SQL names is hashed before, to find it whole.
+Damaged files are refused, and without a flag incomplete results and those of different settings. A query
+without rows says so; csv, json and parquet, which other programs read, then end with exit code 1.
 """
 
 import sys
@@ -62,8 +59,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a query."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
-    add("--sql-file", type=file_path, help="read the query from this file instead")
+    query = stage.add_mutually_exclusive_group().add_argument
+    query("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
+    query("--sql-file", type=file_path, help="read the query from this file instead")
     add("--results", type=folder_path, required=True, help="a results folder")
     formats = ["table", *EXPORTS]
     add("--format", choices=formats, default="table", help="how the rows are written; json: an array")
@@ -75,16 +73,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with one view an artefact of the results folder.
+    """A DuckDB connection with one view an artefact of the results folder that `sql` names; all where None.
 
-    Args:
-        results: the results folder.
-        sql: only the artefacts that it names are checked for being made alike; all where None.
-        allow_mixed: warn of results that were not made alike, rather than refuse them.
-
-    Raises:
-        InputError: the folder holds no results, some that were not made alike, or, unless partial results
-            are allowed, some that are not complete.
+    InputError where there are no results, or some are not complete or, unless `allow_mixed`, not made alike.
     """
     artefacts = artefacts_in(results)
     if not artefacts:
@@ -116,8 +107,7 @@ def _select(files: Sequence[Source]) -> str:
     """The rows of all files with their model.
 
     A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
-    columns, since DuckDB would otherwise open every file to compare them. (Arrow's dataset of the same files,
-    registered as a view, took three to four times as long.)
+    columns, or DuckDB would open every file to compare them. (Arrow's dataset took three times as long.)
     """
     paths: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for file in files:
@@ -201,8 +191,6 @@ def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
     sql, file_format, out = arguments.sql, arguments.format, arguments.out
     if arguments.sql_file is not None:
-        if sql is not None:
-            raise InputError("both SQL and --sql-file are given; one of them is the query")
         try:
             sql = arguments.sql_file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

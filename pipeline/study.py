@@ -68,8 +68,9 @@ def parser() -> argparse.ArgumentParser:
              " of the first of this script; what slurm/job.sh asks for")
     add("--utilization", type=positive_fraction, default=0.4,
         help="of the peak, as the estimates of large models assume; small ones are timed")
-    add("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
-    add("--gpu", metavar="NAME", help="estimate for this GPU by its data sheet: a100, h100 or h200")
+    machine = program.add_mutually_exclusive_group().add_argument
+    machine("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
+    machine("--gpu", choices=("a100", "h100", "h200"), help="estimate for this GPU by its data sheet")
     add("--vocabulary-size", type=positive_int, default=_OLMO_VOCABULARY,
         help="tokens of the tokenizer, where a training configuration is planned; OLMo's")
     # fmt: on

@@ -34,14 +34,13 @@ it, training leaves out every document that evaluates. The default for --source 
 validation split. Exact repetitions are dropped, within each run of 8 million distinct documents.
 
 A task takes a run of whole files, so which documents evaluate does not depend on --num-tasks. What does:
-where part files end; that a text is dropped as a repetition within its task only (evaluation documents are
-made distinct over all); and, with --max-tokens or --max-documents, the documents taken, as each task takes
-its equal share.
+where part files end; repetitions, found within a task only (among evaluation documents over all); and, with
+--max-tokens or --max-documents, the documents taken, as each task takes its equal share.
 
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
-behind the last whole training file, with the same bytes as a result: the text before is read, but not
-encoded again. Where a file is missing or of another size, or with --verify of another content, the data is
-written anew. A folder that holds other data, or in which another run is at work, is refused.
+behind the last whole training file, to the same bytes. Where a file is missing or of another size, or with
+--verify of another content, the data is written anew. A folder that holds other data, or in which another
+run is at work, is refused.
 Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
 80 bytes a document, 0.6 GiB at most.
 """

@@ -186,7 +186,7 @@ def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> No
     [
         (["--text", "  \n "], "the text of --text is empty"),
         (["--text", "a b"], "fewer than two short contexts of 4"),
-        (["--text-file", "{folder}/latin"], "no text in UTF-8: byte 2 is 0xef"),
+        (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (["--text", TEXT, "--rules", "learned_attention"], "learns from other documents, which only"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),

@@ -162,7 +162,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     csv = ["SELECT 1", "--format", "csv", "--out"]
     for words, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
-        (["SELECT 1", "--sql-file", "latin.sql"], "both SQL and --sql-file are given"),
+        (["SELECT 1", "--sql-file", "latin.sql"], "not allowed with argument"),
         (["--sql-file", "latin.sql"], "--sql-file latin.sql is no text in UTF-8"),
         (["--sql-file", "none.sql"], "No such file or directory: none.sql"),
         (["SELECT 1", "--results", "empty"], "empty holds no results"),

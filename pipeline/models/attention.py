@@ -1,9 +1,9 @@
 """Attention of a batch of rows to a prefix that all of them see, and to the rows of their own sequence.
 
 The two are computed apart and merged by their log-sum-exps (as in cascade attention): all rows of the batch
-look at one prefix together, which is never copied for each sequence and needs no mask. torch's own function
-keeps the log-sum-exps to itself, so the kernels that it takes are called here: one on the CPU, two on CUDA.
-Flash attention computes in half precision and knows no mask; the memory-efficient kernel does the rest.
+look at one prefix together, which is never copied and needs no mask. torch's own function keeps the
+log-sum-exps to itself, so its kernels are called here: one on the CPU; on CUDA flash attention in half
+precision without a mask, else the memory-efficient kernel.
 
 Shapes: B batch, S query rows, P prefix rows, K = S or P + S rows to look at, T watched rows, H query heads,
 G key-value heads, X = H / G, E head width.

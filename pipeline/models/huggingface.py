@@ -1,13 +1,10 @@
 """Hugging Face causal LMs behind the `CausalLM` interface.
 
 The model's own code runs; ours is what it is given: position IDs, a mask, the keys and values of a shared
-prefix. Families differ in more ways than a reader can check, so a model must show on a few tokens, when it is
-loaded, that it obeys (`check_model`), or it is refused. A prefix is copied in front of each sequence's own
-rows, unless the library lets attention be replaced: then ours (`attention.py`) looks at it without copies.
-
-Looking inside takes the library's attention "eager", which is written out in plain tensor operations. Only
-there are the weights to be had, and only there does every family add our mask to its scores, soft-capped or
-not, so that a derivative by the mask is one by the gates.
+prefix. A model must show on a few tokens, when it is loaded, that it obeys (`check_model`), or it is refused.
+A prefix is copied in front of each sequence's own rows, unless the library lets attention be replaced: then
+ours (`attention.py`) looks at it without copies. Looking inside takes the library's attention "eager": only
+there are the weights to be had, and does every family add our mask to its scores.
 
 Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D width, H heads, G key-value
 heads, E head width, V vocabulary, N any number of rows.

@@ -1,11 +1,10 @@
 """An ai2-olmo model behind the `CausalLM` interface.
 
 Stock OLMo rotates the token in row n of its input by position n. Here row n is rotated by whatever position
-ID it is given (RoPE), which is what lets a token keep its place when others are left out, and what PoSE
-training needs. The blocks are run so that a prefix is shared by a batch and the last one works at query rows
-only; OLMo's own cache cannot serve, as it holds a copy for every sequence, unrotated, and rotates it anew by
-row number. With IDs 0, 1, 2, … and attention that is not scaled (`AttentionScaling`) the logits equal stock
-OLMo's bit for bit (a test).
+ID it is given (RoPE), so that a token keeps its place when others are left out. The blocks are run so that a
+prefix is shared by a batch, of which OLMo's own cache would hold a copy for every sequence, and the last one
+works at query rows only. With IDs 0, 1, 2, … and attention that is not scaled the logits equal stock OLMo's
+bit for bit (a test).
 
 Shapes: B batch, S rows, P prefix rows or positions, K = S or P + S, T query rows, D width, H heads,
 G key-value heads, E head width, V vocabulary.
@@ -44,9 +43,8 @@ class AttentionScaling(nn.Module):
     2501.19399, without its bias); s_h begins at 1 / ln L, our choice, so that training begins as with
     `log_length`. PoSE and randomized IDs leave n as it is: tokens are counted, not IDs.
 
-    Where measuring leaves tokens out, n is the number of keys that the row does see. So leaving out one of n
-    tokens also changes the factor, from that of n to that of n - 1, as in a text that never had it; under the
-    interventions that replace tokens n stays. A derivative by a gate (`CausalLM.gate_gradients`) holds n.
+    Where measuring leaves tokens out, n is the number of keys that the row does see, as in a text that never
+    had them. A derivative by a gate (`CausalLM.gate_gradients`) holds n.
     """
 
     def __init__(self, scaling: str, num_heads: int, train_context_length: int) -> None:
@@ -145,8 +143,7 @@ class RotaryTable:
 class PositionIDRotaryEmbedding(nn.Module):
     """A drop-in for `olmo.model.RotaryEmbedding`, shared by all blocks of one model.
 
-    The IDs are set once a forward pass, and stay set until the next: activation checkpointing runs
-    the blocks again during the backward pass and must find the same IDs.
+    The IDs stay set until the next pass: activation checkpointing runs the blocks again in the backward pass.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -11,13 +11,10 @@ times chunks times checkpoints. Of a chunk of l tokens with m targets, short con
                         contexts, m s, and backgrounds; for every judge all but the passes of the rules again
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
-vocabulary, which is projected on at targets only. What several rules or k share is counted each time, so it
-is rather too much. Hours: of small models, a second of each model's own work is timed. Of others, and for
-another machine, they are FLOPs over the peak, in the precision that it would compute in, times an assumed
-utilization.
-
-Synthetic tasks: 6 N + 12 L D S FLOPs a token of an example of S in training. What is then asked of these
-small models is not counted.
+vocabulary, which is projected on at targets only. What several rules or k share is counted each time. Hours:
+of small models, a second of each model's own work is timed. Of others, and for another machine, they are
+FLOPs over the peak in the precision of the computation, times an assumed utilization. Of synthetic tasks only
+training is counted: 6 N + 12 L D S FLOPs a token of an example of S.
 """
 
 import operator
@@ -33,7 +30,6 @@ import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (
@@ -76,13 +72,6 @@ class Machine:
     """Of training/speed.py, whose data sheet counts. None: measured."""
     num_jobs: int = 1
     """Commands that run at once."""
-
-    def __post_init__(self) -> None:
-        """Refuse a GPU without a data sheet, or with a peak beside it."""
-        if self.gpu is not None and self.gpu not in GPUS:
-            raise unknown_name("GPU", self.gpu, GPUS)
-        if self.gpu is not None and self.peak_flops is not None:
-            raise InputError("--gpu and --peak-flops both say how fast the machine is; give one")
 
     def flops_per_second(self, precision: str | None) -> float:
         """For a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""

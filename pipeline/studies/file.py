@@ -1,9 +1,9 @@
 """What a study is, as a file of olmo_configs/studies/ says it, and reading one with overrides.
 
-Field names are those of the programs' flags and of pretrain.py's overrides; None: the program's own default.
-Lengths count tokens. Paths are relative to the folder that the command is typed in. A study file that is not
-there is looked for in this repository; a configuration, beside the study file and then in this repository.
-Numbers are checked by the programs' own parsers (pipeline/study.py), names here.
+Field names are those of the programs' flags, which --help explains, and of pretrain.py's overrides; None: the
+program's own default. Lengths count tokens. Paths are relative to the folder that the command is typed in. A
+study file that is not there is looked for in this repository; a configuration, beside the study file and then
+in this repository. Numbers are checked by the programs' own parsers (studies/checks.py), names here.
 """
 
 import re
@@ -70,7 +70,6 @@ class PlantedText:
     max_copies: int | None = None
     asked_per_piece: int | None = None
     document_lengths: list[int] | None = None
-    """Of documents beside those as long as a piece; `of_planted` calls theirs planted-<length>."""
     every_number: bool | None = None
     max_documents: int | None = None
 
@@ -89,7 +88,7 @@ class Size:
     max_duration: str | None = None
     """Steps (1000) or tokens (2e9T). None: as the file says."""
     overrides: list[str] = field(default_factory=list)
-    """Further overrides of pretrain.py, as they would be typed."""
+    """As they would be typed."""
     models: list[str] | None = None
     """Names of the study's models that are trained in this size. None: all."""
 
