@@ -160,27 +160,29 @@ def is_done(arguments: argparse.Namespace) -> bool:
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
     folders, data = _folders(arguments), TokenizedData.open(arguments.data)
-    tokenizer, seed = load_tokenizer(data.folder / TOKENIZER_FILE), arguments.seed
+    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
     planted, foreign = (arguments.out / kind / "data" for kind in ("planted", "foreign"))
     contents: dict[Path, Documents] = {}
-    if not arguments.needles:
-        counts_V = training_token_counts(data)
-        asked = arguments.num_planted, arguments.num_answers, arguments.bits_told, bool(arguments.balanced)
-        signs = Signs.rarest(counts_V, data.eos_token_id, laws_of(*asked))
-    for folder, length in folders.items():
-        if arguments.needles:
-            texts, count = data.evaluation_documents(), arguments.max_documents
-            contents[folder] = needle_documents(texts, tokenizer, length, count, seed)
-        elif folder == foreign:
-            contents[folder] = foreign_documents(_long_enough(data, length, arguments), arguments), []
-        else:
-            texts = _long_enough(data, length, arguments)
-            contents[folder] = planted_documents(texts, signs, arguments, length)
     with ExitStack() as locks:
+        # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
         for folder in folders:
             locks.enter_context(FolderLock(folder, "--out"))
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder], verify=True)]
+        if not arguments.needles:
+            counts_V = training_token_counts(data)
+            asked = arguments.num_planted, arguments.num_answers, arguments.bits_told
+            laws = laws_of(*asked, bool(arguments.balanced))
+            signs = Signs.rarest(counts_V, data.eos_token_id, laws)
+        for folder, length in folders.items():
+            if arguments.needles:
+                texts, count = data.evaluation_documents(), arguments.max_documents
+                contents[folder] = needle_documents(texts, tokenizer, length, count, arguments.seed)
+            elif folder == foreign:
+                contents[folder] = foreign_documents(_long_enough(data, length, arguments), arguments), []
+            else:
+                texts = _long_enough(data, length, arguments)
+                contents[folder] = planted_documents(texts, signs, arguments, length)
         for folder in to_write:
             (documents, rows), tally = contents[folder], {}
             if arguments.needles:

@@ -4,8 +4,6 @@ import gzip
 import hashlib
 import json
 import os
-import random
-import signal
 import socket
 import subprocess
 import sys
@@ -495,37 +493,3 @@ def test_a_merge_refuses_tasks_of_two_tokenizers(corpus: Path, tmp_path: Path) -
     with pytest.raises(InputError, match=r"task 1 was made otherwise than task 0: tokenizer was 'words"):
         run("--out", tmp_path, "--merge")
     assert not (tmp_path / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("busy", "tokenizer", "number"),
-    [("tokenizing", "olmo", signal.SIGINT), ("training", "bpe:60000", signal.SIGTERM)],
-)
-def test_it_ends_at_once_at_its_busiest(
-    busy: str, tokenizer: str, number: signal.Signals, tmp_path: Path
-) -> None:
-    long = "".join(random.Random(0).choices("abcdefghijklmnop", k=100_000)) * 100  # a word
-    source = tmp_path / "long.jsonl"
-    write_lines(source, [*(f"a short text {number}" for number in range(40)), long])
-    command = [
-        sys.executable,
-        str(STAGE),
-        "--out",
-        str(tmp_path / "data"),
-        "--source",
-        f"{tmp_path}/long.jsonl",
-    ]
-    process = subprocess.Popen([*command, "--tokenizer", tokenizer], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        said = ""
-        while busy not in said:
-            said += process.stderr.read(1)
-        time.sleep(1)
-        process.send_signal(number)
-        process.wait(20)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -number
-    assert "Traceback" not in process.stderr.read()
