@@ -2,8 +2,8 @@
 
 For each checkpoint and each context length c from 8 tokens to the long context: loss(t | exactly the c
 tokens before t), the same targets at every c, every token at its own position ID; and how far the prediction
-is from that under the long context, KL(p(.|long) || p(.|c)), which does not see the answer. Ends by printing
-the mean loss of each model and length with its 95 % interval over documents.
+is from that under the long context, KL(p(.|long) || p(.|c)), which does not see the answer. The notebook
+length_losses draws the means.
 
 writes   <results>/length_losses/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -29,10 +29,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, logger, positive_int, stage_parser
+from pipeline.cli import InputError, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
-from pipeline.results.read import read_artefact
-from pipeline.results.statistics import ratio_of_sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +73,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint, then print the means."""
+    """Measure every chunk of every checkpoint."""
     lengths = check(arguments)
     context_lengths = arguments.context_lengths
 
@@ -104,11 +102,4 @@ def main(arguments: argparse.Namespace) -> None:
         return {"length_losses": columns}
 
     settings = {"context_lengths": context_lengths}
-    for model in MeasuringStage(arguments, "length_losses", settings, measure).run():
-        # Of this model alone: another process may be writing the results of another.
-        losses = read_artefact(arguments.results, "length_losses", only={"model": [model]})
-        losses["loss_sum"] = losses["mean_loss"] * losses["num_targets"]
-        for context_length, rows in losses.groupby("context_length"):
-            sums = rows.groupby("document_id")[["loss_sum", "num_targets"]].sum()
-            interval = ratio_of_sums(sums["loss_sum"].to_numpy(), sums["num_targets"].to_numpy())
-            logger.info("%s: %5d tokens of context: mean loss %s nats", model, context_length, interval)
+    MeasuringStage(arguments, "length_losses", settings, measure).run()

@@ -1,6 +1,5 @@
 """The stage length_losses: its lengths, its means, and what it prints."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,16 +36,3 @@ def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo
             divergences += naive_divergences(stock, target, (chunk_L, range(target)), window)
         assert row.mean_loss == pytest.approx(np.mean(losses), abs=2e-5)
         assert row.mean_divergence == pytest.approx(np.mean(divergences), abs=2e-5)
-
-
-def test_the_mean_of_all_targets_is_printed(
-    folder: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    with caplog.at_level("INFO", logger="pipeline"):
-        measure(length_losses, folder, "--results", str(tmp_path))
-    rows = read_artefact(tmp_path, "length_losses").query("context_length == 9")
-    mean = (rows["mean_loss"] * rows["num_targets"]).sum() / 12
-    printed = re.search(r"run: +9 tokens of context: mean loss (\d\.\d{3}) \[(.*), (.*)\] nats", caplog.text)
-    assert printed is not None, caplog.text
-    assert float(printed[1]) == pytest.approx(mean, abs=5e-4)
-    assert float(printed[2]) <= float(printed[1]) <= float(printed[3])

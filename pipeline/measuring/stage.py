@@ -134,8 +134,8 @@ class MeasuringStage:
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
-    def run(self) -> list[str]:
-        """Measure what is missing; the names of the models whose results are now complete.
+    def run(self) -> None:
+        """Measure what is missing.
 
         With --status SystemExit, after saying what is missing: 0 where nothing is, else 1. InputError where
         data, models and results do not fit.
@@ -165,7 +165,6 @@ class MeasuringStage:
             raise SystemExit(any(output.pending_shards(of_task) for output in outputs.values()))
         for output in outputs.values():
             logger.info(output.state())
-        return [name for name, output in outputs.items() if not output.pending_shards()]
 
     def output_of(self, name: str, models: Mapping[str, Checkpoint], dtype: str) -> StageOutput:
         """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""

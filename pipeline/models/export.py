@@ -139,7 +139,13 @@ def write_hugging_face_folder(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        _save(twin, draft)
+        try:
+            twin.save_pretrained(draft)
+        except SafetensorError as error:  # a full disk is the OSError that it is
+            code = re.search(r"os error (\d+)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(draft)) from error
         shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
         eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
         settings = {  # what AutoTokenizer needs beside it
@@ -166,17 +172,6 @@ def write_hugging_face_folder(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return difference
-
-
-def _save(twin: transformers.OlmoForCausalLM, folder: Path) -> None:
-    """`save_pretrained`, where a full disk is the OSError that it is."""
-    try:
-        twin.save_pretrained(folder)
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
 
 
 @torch.inference_mode()

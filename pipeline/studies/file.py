@@ -8,13 +8,13 @@ in this repository. Numbers are checked by the programs' own parsers (studies/ch
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cli import InputError, logger, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
@@ -28,7 +28,7 @@ from pipeline.synthetic.dependencies import (
     SHORT_CONTEXT_LENGTH,
 )
 from pipeline.synthetic.evaluation import NUM_EXAMPLES
-from pipeline.training.settings import read_overrides, read_yaml
+from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
@@ -322,26 +322,11 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
                 elif place == "further_evaluations":
                     named[name] = OmegaConf.merge(given.get("evaluation") or {}, named[name])
         kind = SyntheticStudy if "synthetic" in given else TextStudy
-        study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        part = error.object_type
-        if not is_dataclass(part) or error.full_key is None:
-            raise InputError(f"{path}: {_sentence(error)}") from error
-        prefix = error.full_key[: error.full_key.rfind(".") + 1]
-        known = [prefix + known.name for known in fields(part)]
-        raise unknown_name(f"field of {path}", error.full_key, known) from error
-    except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {_sentence(error)}") from error
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:  # by what is merged
-        raise InputError(f"{path} and the overrides given: {error}") from error
+        study = settings_of(path, OmegaConf.structured(kind), given)
+    except (OmegaConfBaseException, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} and the overrides given: {str(error).splitlines()[0]}") from error
     assert isinstance(study, Study)
     return study
-
-
-def _sentence(error: OmegaConfBaseException) -> str:
-    """OmegaConf's message and the field it is about, without its dump of types."""
-    where = f" ({error.full_key})" if error.full_key else ""
-    return f"{str(error).splitlines()[0]}{where}"
 
 
 def _read(path: Path) -> DictConfig:

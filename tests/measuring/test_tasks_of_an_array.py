@@ -156,18 +156,3 @@ def test_status_names_what_is_missing_and_whose_it_is(
     assert status(*task_of(1, 2)) == (0, f"has all shards that were asked for {where}")
     measure(loss_differences, folder, *flags, *task_of(0, 2))
     assert status() == (0, f"is complete {where}")
-
-
-def test_the_means_of_a_model_wait_for_no_other_model(
-    folder: Path, tmp_path: Path, make_olmo: Callable[..., OLMo], caplog: pytest.LogCaptureFixture
-) -> None:
-    # As where a study deals two models to two processes: the one that is done first tells what is whole.
-    other = write_checkpoint(tmp_path / "other", make_olmo(seed=2))
-    flags = [*ONE_DOCUMENT, "--results", str(tmp_path / "results")]
-    with caplog.at_level("INFO", logger="pipeline"):
-        measure(length_losses, folder, *flags, *task_of(0, 2))
-        measure(length_losses, folder, *flags, "--checkpoints", str(other), *task_of(0, 2))
-        assert "misses 1 of 3 shards" in caplog.text and "tokens of context" not in caplog.text
-        measure(length_losses, folder, *flags, *task_of(1, 2))
-    assert "run:     9 tokens of context: mean loss" in caplog.text
-    assert "other:     9 tokens" not in caplog.text
