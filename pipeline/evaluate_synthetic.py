@@ -57,11 +57,9 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES)
-    stage.add_argument(
-        "--attention-scale", type=positive_float, default=1.0,
+    stage.add_argument("--attention-scale", type=positive_float, default=1.0,
         help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
-        " over more tokens than in training; a look, no part of the model",
-    )  # fmt: skip
+        " over more tokens than in training; a look, no part of the model")  # fmt: skip
     return stage
 
 

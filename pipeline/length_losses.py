@@ -44,11 +44,9 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
-    stage.add_argument(
-        "--context-lengths", type=positive_int, nargs="+",
+    stage.add_argument("--context-lengths", type=positive_int, nargs="+",
         help="context lengths, in tokens; if not given, 8, 12, 16, 24, … doubling in two steps up to what the"
-        " first target has before it",
-    )  # fmt: skip
+        " first target has before it")  # fmt: skip
     return stage
 
 

