@@ -107,10 +107,7 @@ def test_bad_input_is_refused_before_anything_is_written(
     [
         # With 7 tokens seen anyway both sides of a restated assignment may be near.
         ("2", "no answer of the test examples of size 2 depends on its far context; choose larger --sizes"),
-        (
-            "0",
-            "has 2 true dependencies in its far context, and the first answer 1 tokens to select from",
-        ),
+        ("0", "has 2 true dependencies in its far context, and the first answer 1 tokens to select from"),
     ],
 )
 def test_examples_that_cannot_be_judged_are_refused(

@@ -23,13 +23,7 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.losses.token_worth import effects_of_targets, token_effects
-from analysis.read import (
-    TARGET,
-    interval_columns,
-    interval_over_documents,
-    mean_columns,
-    read_sparse_losses,
-)
+from analysis.read import TARGET, interval_columns, interval_over_documents, mean_columns, read_sparse_losses
 from analysis.rules.selection import costs_of
 from analysis.rules.trial import OTHER, SAME, TriedText, found_signs
 from pipeline.cli import InputError

@@ -80,11 +80,7 @@ class TriedText:
 
 
 def compared_measures(
-    text: TriedText,
-    foreign: TriedText,
-    planted: TriedText,
-    signs: Sequence[Mapping[str, Any]],
-    k: int,
+    text: TriedText, foreign: TriedText, planted: TriedText, signs: Sequence[Mapping[str, Any]], k: int
 ) -> pd.DataFrame:
     """A row a measure, those first that stand more of the trial, and then whose k* is right more often."""
     on_text = text.effects(k)

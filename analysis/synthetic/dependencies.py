@@ -148,7 +148,7 @@ KINDS: dict[str, dict[str, Callable[[pd.DataFrame], pd.Series]]] = {
         "a left side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 0,
         "=": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 1,
         "a right side": lambda rows: rows["target_index"] % _TOKENS_OF_ASSIGNMENT == 2,
-    },
+    }
 }
 """Task -> whose IDs are predicted. The content decides that of a left side; the others follow it."""
 

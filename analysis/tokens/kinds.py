@@ -44,9 +44,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.gap.gaps import (
-    generalization_gaps,
-)
+from analysis.gap.gaps import generalization_gaps
 from analysis.read import (
     TARGET,
     MeasuredText,

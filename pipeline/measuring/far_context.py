@@ -49,14 +49,7 @@ from pipeline.measuring.contexts import (
     read_without_context,
 )
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.interface import (
-    CausalLM,
-    NotInspectableError,
-    Predictions,
-    Prefix,
-    ReadText,
-    to_device,
-)
+from pipeline.models.interface import CausalLM, NotInspectableError, Predictions, Prefix, ReadText, to_device
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 T = TypeVar("T")

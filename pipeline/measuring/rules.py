@@ -431,10 +431,7 @@ def refuse_rules(
             f"--intervention background has no meaning for rule {unable}; it is for {', '.join(able)}; choose"
             " of these, or say --intervention remove",
         ),
-        (
-            num_subsets % 2,
-            f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number",
-        ),
+        (num_subsets % 2, f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number"),
         (
             surrogate and num_subsets < largest_k,
             f"--num-subsets {num_subsets} tells rule {surrogate} of at most {num_subsets} tokens, and --k"

@@ -14,13 +14,7 @@ import numpy as np
 import torch
 
 from pipeline.measuring.choices import Choices
-from pipeline.measuring.contexts import (
-    HeadWeights,
-    Measured,
-    Measurement,
-    Rows,
-    measured_in_foreign_context,
-)
+from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, Rows, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (

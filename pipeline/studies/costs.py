@@ -32,12 +32,7 @@ from olmo.model import OLMo
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
-from pipeline.measuring.rules import (
-    DEFAULT_INTERVENTION,
-    DEFAULT_KS,
-    RuleCosts,
-    studied_numbers,
-)
+from pipeline.measuring.rules import DEFAULT_INTERVENTION, DEFAULT_KS, RuleCosts, studied_numbers
 from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.measuring.stage import seconds_per_token
 from pipeline.models.olmo import OLMoCausalLM

@@ -15,13 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.models.olmo import ATTENTION_SCALINGS
-from pipeline.synthetic.tasks import (
-    COUPLED_SCHEMES,
-    TASKS,
-    ExampleBatch,
-    draw_batch,
-    task_called,
-)
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
     FINITE_FROM_ZERO,

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from analysis.gap.slopes import (
-    FEWEST_DOCUMENTS,
-    cluster_robust_slope,
-    permutation_p_value,
-)
+from analysis.gap.slopes import FEWEST_DOCUMENTS, cluster_robust_slope, permutation_p_value
 
 SLOPE, DOCUMENT_DEVIATION, RESIDUAL_DEVIATION = 0.3, 0.8, 1.0
 

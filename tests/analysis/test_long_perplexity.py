@@ -8,15 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from measured_documents import (
-    DOCUMENTS,
-    LONG,
-    SHORT,
-    TARGET_POSITIONS,
-    measure,
-    write_checkpoint,
-    write_data,
-)
+from measured_documents import DOCUMENTS, LONG, SHORT, TARGET_POSITIONS, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from analysis.tokens import long_perplexity

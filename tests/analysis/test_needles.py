@@ -6,15 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_legible
-from needle_results import (
-    DEPTHS,
-    KS,
-    LENGTHS,
-    NUM_ANSWER,
-    SOURCES,
-    rows_of_needles,
-    write_needle_results,
-)
+from needle_results import DEPTHS, KS, LENGTHS, NUM_ANSWER, SOURCES, rows_of_needles, write_needle_results
 
 from analysis.drawing import ModelLabel, model_labels
 from analysis.tokens import needles

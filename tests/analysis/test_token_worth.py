@@ -8,11 +8,7 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis.losses.token_worth import (
-    loss_curves,
-    token_effects,
-    why_no_loss_figure,
-)
+from analysis.losses.token_worth import loss_curves, token_effects, why_no_loss_figure
 
 
 def tokens(**columns: Any) -> pd.DataFrame:

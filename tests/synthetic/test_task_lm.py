@@ -4,10 +4,7 @@ import pytest
 import torch
 from test_task_model import FAMILIES, V, gapped_ids, task_model, tokens
 
-from pipeline.models.interface import (
-    causal_visibility,
-    losses_of_hidden_states,
-)
+from pipeline.models.interface import causal_visibility, losses_of_hidden_states
 from pipeline.synthetic.lm import TaskCausalLM
 
 NUM_TOKENS = 13

@@ -2,11 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.training.positions import (
-    contiguous_position_ids,
-    pose_position_ids,
-    randomized_position_ids,
-)
+from pipeline.training.positions import contiguous_position_ids, pose_position_ids, randomized_position_ids
 
 
 class FixedDraws:
