@@ -31,26 +31,10 @@ from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import EvaluationDocument, TokenizedData
-from pipeline.training.checkpoints import (
-    METRICS_FILE,
-    drop_old_checkpoints,
-    newest_state,
-    refusing_another_state,
-    save_checkpoint,
-)
+from pipeline.training import checkpoints, parallel
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.loop import Metrics, StopRequest, TrainingLoop
-from pipeline.training.parallel import (
-    gather,
-    load_optimizer,
-    load_weights,
-    restore_stream,
-    seed_stream,
-    shard,
-    stream_states,
-    whole,
-)
 from pipeline.training.speed import mixed_precision_of, utilization_of_a_token
 
 _TRACKERS_FOLDER = "trackers"  # below the run folder
@@ -233,7 +217,7 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     if not is_sharded:
         return accelerator.prepare_model(model)
     model.to(accelerator.device)
-    shard(model, accelerator)
+    parallel.shard(model, accelerator)
     # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
     return accelerator.prepare_model(model, evaluation_mode=True)
 
@@ -320,7 +304,7 @@ class Trainer(TrainingLoop):
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
         self._answer_weight = config.answer_loss_weight
-        saved = newest_state(self._run_folder)
+        saved = checkpoints.newest_state(self._run_folder)
         self._accelerator = accelerator = _make_accelerator(
             config, None if saved is None else saved["train"].get("mixed_precision")
         )
@@ -343,13 +327,13 @@ class Trainer(TrainingLoop):
             config, accelerator.num_processes, accelerator.device, dtype
         )
         self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=accelerator.device)
-        seed_stream(config.seed, accelerator.process_index)
+        parallel.seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
-            with refusing_another_state(self._run_folder):
+            with checkpoints.refusing_another_state(self._run_folder):
                 self.step = saved["train"]["step"]
-                load_weights(self._olmo, saved["model"])
-                load_optimizer(self._optimizer, saved["optim"])
-                restore_stream(accelerator, saved["train"], config.model, config.seed)
+                parallel.load_weights(self._olmo, saved["model"])
+                parallel.load_optimizer(self._optimizer, saved["optim"])
+                parallel.restore_stream(accelerator, saved["train"], config.model, config.seed)
 
     @contextmanager
     def _open_metrics(self) -> Iterator[Metrics | None]:
@@ -361,7 +345,7 @@ class Trainer(TrainingLoop):
                 init_kwargs={"wandb": {"dir": str(self._run_folder / _TRACKERS_FOLDER)}},
             )
         if self._accelerator.is_main_process:
-            path, interval = self._run_folder / METRICS_FILE, self._config.console_log_interval
+            path, interval = self._run_folder / checkpoints.METRICS_FILE, self._config.console_log_interval
             with MetricsLog(path, self.step, self._num_steps, interval, self._accelerator.log) as log:
                 yield log
         else:
@@ -381,7 +365,7 @@ class Trainer(TrainingLoop):
         norm = self._accelerator.clip_grad_norm_(
             self._model.parameters(), math.inf if max_norm is None else max_norm
         )
-        gradient_norm = float(whole(norm))  # before clipping, over all ranks
+        gradient_norm = float(parallel.whole(norm))  # before clipping, over all ranks
         loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
@@ -447,16 +431,18 @@ class Trainer(TrainingLoop):
         is_main = self._accelerator.is_main_process
         train: dict[str, Any] = {
             "step": self.step, "tokens": self.step * self._config.tokens_per_step,
-            "random_states": stream_states(self._accelerator),
+            "random_states": parallel.stream_states(self._accelerator),
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
             "git_commit": git_commit(), "packages": package_versions(),
         }  # fmt: skip
-        model, optim = (gather(part.state_dict(), is_main) for part in (self._olmo, self._optimizer))
+        model, optim = (parallel.gather(part.state_dict(), is_main) for part in (self._olmo, self._optimizer))
         state = {"model": model, "optim": optim, "train": train}
         if is_main:
-            save_checkpoint(self._run_folder, self.step, self._config, state)
+            checkpoints.save_checkpoint(self._run_folder, self.step, self._config, state)
             if self._config.save_num_unsharded_checkpoints_to_keep > 0:
-                drop_old_checkpoints(self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep)
+                checkpoints.drop_old_checkpoints(
+                    self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep
+                )
         self._accelerator.wait_for_everyone()
