@@ -304,6 +304,24 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("pair_slopes", pa.list_(pa.float64()), "slope of each pair of seeds, by the first role's"),
         column("decision", pa.string(), "of all rows together: 'support', 'refuted at this size' or 'open'"),
     ]),
+    "needed_context": pa.schema([
+        column("model", pa.string(), "the model's name"),
+        column("source", pa.string(), "of the documents: 'all', or a site; 'other sources' have few each"),
+        column("criterion", pa.string(), "'loss' or 'divergence', by which nats are counted"),
+        column("context_length", pa.int32(), "w: the nearest tokens that are kept"),
+        column("num_targets", pa.int32(), "targets averaged over"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        *with_interval("lost", "what w tokens give less than the longest context measured, nats"),
+        *with_interval("lost_share", "the same as a share of what the shortest one gives less; NaN where the"
+                       " longest is not clearly worth more than that"),
+        *(
+            name
+            for percent in (90, 95, 99)
+            for name in with_interval(f"window_{percent}", f"w that keeps {percent} % of that worth, between"
+                                      " measured w by a straight line in log2 w, the same in all rows of a"
+                                      " model, source and criterion; NaN likewise")
+        ),
+    ]),
     "selection_rules": pa.schema([
         column("model", pa.string(), "the model's name"),
         SELECTION_COLUMNS[0],
@@ -399,8 +417,8 @@ Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test ke
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`selection_rules` and `token_categories` are made by the analysis: one file each, such as
-`selection_rules.parquet`, beside the figures; the latter is of the text alone, and the same for all models.
+`needed_context`, `selection_rules` and `token_categories` are made by the analysis: one file each, such as
+`selection_rules.parquet`, beside the figures; the last is of the text alone, and the same for all models.
 `synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.

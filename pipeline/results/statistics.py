@@ -49,7 +49,7 @@ def ratio_of_sums(
     Returns:
         The ends are NaN where documents say nothing about others: one alone, or no denominator without one.
     """
-    return _interval_over_documents([numerators_D, denominators_D], _ratio, seed, num_resamples)
+    return interval_of_statistic([numerators_D, denominators_D], _ratio, seed, num_resamples)
 
 
 def difference_of_ratios(
@@ -59,7 +59,7 @@ def difference_of_ratios(
 
     Both are of the same resampled documents, so what a document does to both is no part of the interval.
     """
-    return _interval_over_documents([*first, *second], _difference, 0, NUM_RESAMPLES)
+    return interval_of_statistic([*first, *second], _difference)
 
 
 def _ratio(sums_X2: np.ndarray) -> np.ndarray:
@@ -70,13 +70,18 @@ def _difference(sums_X4: np.ndarray) -> np.ndarray:
     return _ratio(sums_X4[:, 2:]) - _ratio(sums_X4[:, :2])
 
 
-def _interval_over_documents(
+def interval_of_statistic(
     columns: Sequence[np.ndarray],
     statistic: Callable[[np.ndarray], np.ndarray],
-    seed: int,
-    num_resamples: int,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
 ) -> Interval:
-    """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X]."""
+    """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X].
+
+    Args:
+        columns: of each a value a document, as `ratio_of_sums` takes its two.
+        statistic: NaN where a resample has none; such resamples are left out.
+    """
     columns = [np.asarray(column, dtype=np.float64) for column in columns]
     if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1 or len(columns[0]) == 0:
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
