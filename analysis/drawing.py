@@ -178,11 +178,6 @@ def common_size(labels: Iterable[ModelLabel]) -> str:
     return sizes.pop() if len(sizes) == 1 else ""
 
 
-def percent(share: float) -> str:
-    """A share of one as "65 %"."""
-    return f"{100 * share:.0f} %"
-
-
 def is_above(low: float, bound: float = 0.0) -> bool:
     """Whether an interval lies above `bound`; False where it is NaN."""
     return bool(low > bound)
@@ -215,7 +210,7 @@ _LEADING, _MARGIN = 1.3, 0.08  # height of a line, of its font's; inches around 
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
-    """Write a title, a question, and below it n, model, what bars are; the figure grows by their height.
+    """Write a title, the finding where data say it, and below it n, model, what bars are; the figure grows.
 
     Empty parts are left out. Call it last; names at line ends (`label_line_ends`) may come before or after.
     """
@@ -416,10 +411,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def tokens_axis(ax: Axes, ks: Iterable[int], label: str = "k tokens") -> None:
-    """The horizontal axis of k: powers of two evenly spaced, those of them that were studied named."""
+    """The horizontal axis of k: powers of two evenly spaced; those studied, and the largest k, are named."""
     ax.set_xscale("log", base=2)
-    powers = [int(k) for k in sorted(ks) if not int(k) & (int(k) - 1)]
-    ax.set_xticks(powers, [str(k) for k in powers])
+    named = sorted(int(k) for k in ks if not int(k) & (int(k) - 1) or k == max(ks))
+    ax.set_xticks(named, [str(k) for k in named])
     ax.minorticks_off()
     ax.set_xlabel(label)
 

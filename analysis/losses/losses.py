@@ -155,7 +155,24 @@ def lengths_figure(
     drawing.label_line_ends(ax, ends)
     size = drawing.common_size(labels[model] for model in models)
     drawing.put_title(
-        figure, "Does a longer context help each model?", drawing.sample_size(differences), size,
+        figure, _whose_loss_is_lower(differences, labels), drawing.sample_size(differences), size,
         f"{drawing.BARS}, of the difference",
     )  # fmt: skip
     return figure
+
+
+def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> str:
+    """The finding of `lengths_figure`: the loss at the longest context beside that at the shortest."""
+    by_length = differences.pivot(index="context_length", columns="model", values="difference")
+    is_lower = (by_length.iloc[-1] < by_length.iloc[0])[list(dict.fromkeys(differences["model"]))]
+    lengths = f"with {by_length.index[-1]:,} tokens of context than with {by_length.index[0]}"
+    if is_lower.nunique() == 1:
+        return f"Every model's loss is {'lower' if is_lower.iloc[0] else 'higher'} {lengths}"
+    trainings: dict[bool, dict[str, None]] = {True: {}, False: {}}  # each once, without its seeds
+    for model, lower in is_lower.items():
+        words = labels[str(model)].text.partition(", seed")[0].replace(", ", " with ")
+        trainings[bool(lower)][words] = None
+    if set(trainings[True]) & set(trainings[False]):
+        return f"Loss is lower {lengths} in {is_lower.sum()} of {len(is_lower)} models"
+    lower_in, higher_in = (" and ".join(trainings[lower]) for lower in (True, False))
+    return f"Loss is lower {lengths} in models {lower_in}, higher in those {higher_in}"

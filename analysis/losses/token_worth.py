@@ -107,6 +107,7 @@ _ROLES = {
     "nearest": "nearest", "random": "random",
 }  # fmt: skip
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
+_BLIND = "leave_one_out_divergence"
 _ASIDE = 0.04  # doublings between lines whose bars would hide each other
 _STEP_TO_ALL = 1.5  # doublings from the largest k to all far tokens, not to scale
 
@@ -169,7 +170,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
         style, share = drawing.rule_style(str(rule)), line["recovered_share"].iloc[-1]
         is_own, aside = far_context == OWN, _ASIDE * drawing.beside(index, len(lines))
         name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
-        name += "" if np.isnan(share) else f": {drawing.percent(share)}"
+        name += "" if np.isnan(share) else f": {share:.2f}"
         at = line["k"].map(places) + aside * (line["k"] > 0)
         end = drawing.draw_line(ax, at, line, "loss", style.measured if is_own else style.null, name)
         if is_own or needs_null(str(rule)):  # the other nulls lie about the short context's line
@@ -186,12 +187,22 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
     drawing.put_title(
-        figure, "How much of what the long context gains do k of its tokens bring back?",
+        figure, _what_is_brought_back(curves),
         drawing.sample_size(curves), label.size, label.text, f"judged by {judge}" if judge else "",
-        "hollow: the same choice in another text", "%: of the gain, at the last k",
+        "hollow: in another text", "behind names: fraction of the gain, at the last k",
         f"{drawing.BARS}, of the difference from the short context",
     )  # fmt: skip
     return figure
+
+
+def _what_is_brought_back(curves: pd.DataFrame) -> str:
+    """The finding of `loss_figure`: of the choice that does not see the answer, or of the first there is."""
+    rule = next(rule for rule in (_BLIND, *_ROLES) if rule in set(curves["rule"]))
+    last = curves[(curves["rule"] == rule) & (curves["far_context"] == OWN)].sort_values("k").iloc[-1]
+    if np.isnan(last["recovered_share"]):
+        return "The long context is not shown to gain anything that k tokens could bring back"
+    tokens = f"{drawing.counted(int(last['k']), 'far token')}, {_ROLES[rule]},"
+    return f"{tokens} bring back {last['recovered_share']:.2f} of what the long context gains"
 
 
 def _name(rule: str) -> str:
@@ -222,5 +233,18 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str 
     axes[0].set_ylabel("worth of k tokens (nats)")
     judged = f"judged by another model, {judge}" if judge else ""
     parts = [drawing.sample_size(effects), label.size, label.text, judged, drawing.BARS]
-    drawing.put_title(figure, "What are k tokens of the far context worth?", *parts)
+    drawing.put_title(figure, _worth_in_nearest_tokens(effects), *parts)
     return figure
+
+
+def _worth_in_nearest_tokens(effects: pd.DataFrame) -> str:
+    """The finding of `effects_figure`, true of each panel's means; a question without both rules."""
+    worth = effects.pivot_table("effect", "k", ["rule", "criterion"])
+    if not {_BLIND, "nearest"} <= set(effects["rule"]):
+        return "What are k tokens of the far context worth?"
+    chosen = worth[_BLIND].dropna()
+    as_many = worth.index[(worth["nearest"] <= chosen.iloc[-1]).all(axis=1)]
+    k, nearest = chosen.index[-1], max(as_many, default=0)
+    if nearest < k:
+        return f"{k} far tokens, chosen blind, are worth less than the {k} nearest by one criterion at least"
+    return f"{k} far tokens, chosen blind, are worth as much as the {nearest} nearest, or more"

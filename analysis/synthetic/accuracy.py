@@ -33,7 +33,7 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
     """Of how many seeds and examples the numbers are, for a caption."""
-    return f"n = {drawing.counted_seeds(cells)} a training, {num_examples:,} examples a size"
+    return f"n = {drawing.counted_seeds(cells)} per training, {num_examples:,} examples per size"
 
 
 POSITION_WORDS = {
@@ -85,7 +85,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
         drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
-    solved = "solved: 90 %, learnt: 99 % in the sizes of training, guessing: about 0 %"
+    solved = "solved: 0.90, learnt: 0.99 in the sizes of training, guessing: about 0"
     title = "How far beyond the training size is each task solved?"
     drawing.put_title(figure, title, sample_size(cells, num_examples), _BANDS, solved)
     return figure
@@ -118,7 +118,15 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     parts = names, sample_size(cells, num_examples), _BANDS
-    drawing.put_title(figure, f"Do answers that fewer {noun}s decide hold farther?", *parts)
+    is_ordered, beyond = True, cells["size"] > cells["largest_train_size"]
+    for column, lines, *_ in shown:
+        by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
+        is_ordered &= bool((by_k.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None))
+    where = "across trainings and within one" if len(shown) > 1 else "within one training"
+    finding = f"Beyond the trained sizes, answers of fewer {noun}s are right at least as often, {where}"
+    if not is_ordered:
+        finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
+    drawing.put_title(figure, finding, *parts)
     return figure
 
 

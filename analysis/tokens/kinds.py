@@ -439,13 +439,18 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
     sizes = [f"{row['words']} ({row['num_targets']:,})" for row in kinds.to_dict("records")]
     ax.set_yticks(heights, sizes)
     ax.set_ylim(min(heights, default=0) - 0.6, 0.6)
-    ax.set_xlabel("gain of the long context (nats a token)")
+    ax.set_xlabel("gain of the long context (nats per token)")
     if drawing.is_above(overall["loss_difference_low"]):
         _write_shares(kinds, heights, ax)
     n = f"{drawing.sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
-    drawing.put_title(
-        figure, "Which kinds of tokens gain from the far context?", n, label.text, label.size, drawing.BARS
-    )
+    finding = "The far context is not shown to gain anything"
+    if drawing.is_above(overall["loss_difference_low"]) and len(kinds):
+        most = kinds.sort_values("loss_difference").iloc[-1]
+        part = most["num_targets"] / overall["num_targets"]
+        finding = (
+            f"{most['share_of_gain']:.2f} of the gain falls to {part:.2f} of the tokens: {most['words']}"
+        )
+    drawing.put_title(figure, finding, n, label.text, label.size, drawing.BARS)
     return figure
 
 
@@ -457,6 +462,6 @@ def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
     )  # fmt: skip
     for share, height in zip(kinds["share_of_gain"], heights, strict=True):
         ax.annotate(
-            drawing.percent(share), (1.02, height), xycoords=("axes fraction", "data"), va="center",
+            f"{share:.2f}", (1.02, height), xycoords=("axes fraction", "data"), va="center",
             color=drawing.GREY, annotation_clip=False,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.optimize import minimize
 from synthetic_results import KS, SHORT_MODELS
@@ -84,7 +85,7 @@ def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, M
     levels = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1][-2:]
     assert levels == pytest.approx([short, long])
     share = of(curves, rule="leave_one_out", far_context="own", k=16)["recovered_share"]
-    expected = {f"chosen by the answer: {100 * share.iloc[0]:.0f} %", f"long context: {long:.2f}"}
+    expected = {f"chosen by the answer: {share.iloc[0]:.2f}", f"long context: {long:.2f}"}
     assert expected <= {text.get_text() for text in ax.texts}
     assert_legible(figure)
 
@@ -144,6 +145,50 @@ def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], s
         selection.rules_figure(selection.rules_table(of(sparse, model=LONG), settings), labels[LONG]),
     ):
         assert_legible(figure)
+
+
+def title_of(figure: Figure) -> str:
+    (title,) = (text for text in figure.texts if text.get_gid() == drawing.TITLE)
+    return " ".join(title.get_text().split())
+
+
+def test_titles_say_what_is_drawn(
+    small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame, effects: pd.DataFrame
+) -> None:
+    curves = token_worth.loss_curves(of(sparse, model=LONG))
+    blind = of(curves, rule="leave_one_out", far_context="own", k=16)["recovered_share"].iloc[0]
+    title = f"16 far tokens, chosen by the answer, bring back {blind:.2f} of what the long context gains"
+    assert title_of(token_worth.loss_figure(curves, labels[LONG])) == title
+    without = curves.assign(recovered_share=np.nan)
+    assert "is not shown to gain" in title_of(token_worth.loss_figure(without, labels[LONG]))
+
+    rows = of(effects, model=LONG, judge=LONG).replace(
+        {"rule": {"leave_one_out": "leave_one_out_divergence"}}
+    )
+    is_nearest = rows["rule"] == "nearest"
+    for worth, words in (
+        (lambda k: 0.9 * k, "as much as the 16 nearest, or more"),
+        (lambda k: k + 16, "worth less than"),
+    ):
+        of_each = rows.assign(effect=rows["k"].where(~is_nearest, worth(rows["k"])).astype(float))
+        of_each = of_each.assign(effect_low=of_each["effect"] - 1, effect_high=of_each["effect"] + 1)
+        assert words in title_of(token_worth.effects_figure(of_each, labels[LONG]))
+
+    lengths = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
+    longest = f"with {lengths['context_length'].max()} tokens of context than with 32"
+    is_long, is_pose = lengths["model"].str.startswith("long"), lengths["model"] == "short-pose"
+    for is_lower, title in (
+        (is_long | ~is_long, f"Every model's loss is lower {longest}"),
+        (
+            is_pose,
+            f"Loss is lower {longest} in models trained at 32 with PoSE, higher in those trained at 256",
+        ),
+        (lengths["model"] == LONG, f"Loss is lower {longest} in 1 of 4 models"),
+    ):
+        values = lengths["context_length"] * (1.0 - 2.0 * is_lower)
+        drawn = lengths.assign(difference=values, difference_low=values - 1, difference_high=values + 1)
+        assert title_of(losses.lengths_figure(drawn, labels, [], LONG)).startswith(title)
+    plt.close("all")
 
 
 def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
