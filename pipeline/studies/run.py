@@ -262,23 +262,20 @@ class _Run:
                 command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
                 if command is None:
                     return
-                self._begin(command)
+                config = self._configs.get(command.arguments[0])
+                if config is not None and Path(command.arguments[0]).read_bytes() != config:
+                    raise InputError(
+                        f"{command.arguments[0]} was edited while the study ran, and {command.name} would be"
+                        " made of other settings than the models before it; undo the edit, or choose another"
+                        " run folder, as in run=FOLDER; then run the same again"
+                    )
+                self._waiting.remove(command)
+                number = num_processes(command, self._workers.number)
+                self._ready = [(command, index, number) for index in range(number)]
+                self._unended[command.name], self._started[command.name] = number, time.time()
+                self._print(f"{command}\n", sys.stdout)
             place = min(set(range(self._workers.number)) - {one.place for one in self._running})
             self._running.append(Process(*self._ready.pop(0), place, self._workers, self._logs))
-
-    def _begin(self, command: Command) -> None:
-        config = self._configs.get(command.arguments[0])
-        if config is not None and Path(command.arguments[0]).read_bytes() != config:
-            raise InputError(
-                f"{command.arguments[0]} was edited while the study ran, and {command.name} would be made of"
-                " other settings than the models before it; undo the edit, or choose another run folder, as"
-                " in run=FOLDER; then run the same again"
-            )
-        self._waiting.remove(command)
-        number = num_processes(command, self._workers.number)
-        self._ready = [(command, index, number) for index in range(number)]
-        self._unended[command.name], self._started[command.name] = number, time.time()
-        self._print(f"{command}\n", sys.stdout)
 
     def _ended(self) -> list[Process]:
         """Those that have ended since the last look; they run no more."""

@@ -282,7 +282,10 @@ class TaskTrainer(TrainingLoop):
         self._parts_of = Prefetch(self._draw)
         saved = newest_state(run_folder)
         if saved is not None:
-            self._go_on_from(saved)
+            with refusing_another_state(self._run_folder):
+                self.step = saved["train"]["step"]
+                load_weights(self._model, saved["model"], self.checkpoint / "model.pt")
+                self._optimizer.load_state_dict(saved["optim"])
         self._metrics = TaskMetrics(run_folder, step=self.step, num_steps=config.num_steps)
 
     @property
@@ -374,9 +377,3 @@ class TaskTrainer(TrainingLoop):
             "train": {"step": self.step},
         }
         save_checkpoint(self._run_folder, self.step, self._config, state)
-
-    def _go_on_from(self, saved: dict[str, dict[str, Any]]) -> None:
-        with refusing_another_state(self._run_folder):
-            self.step = saved["train"]["step"]
-            load_weights(self._model, saved["model"], self.checkpoint / "model.pt")
-            self._optimizer.load_state_dict(saved["optim"])

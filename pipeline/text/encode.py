@@ -145,21 +145,18 @@ class PackedShardWriter:
 
     def add(self, token_ids: np.ndarray) -> None:
         """Take one document's token IDs, without EOS; ends a part when that is full."""
-        file = self._file or self._begin_part()
-        file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes() + self._eos)
+        if self._file is None:
+            path = self._folder / f"part-{len(self.paths):05d}.npy"
+            temporary = self._part.enter_context(whole_or_absent(path))
+            self._file = self._part.enter_context(temporary.open("wb", buffering=_BUFFER_BYTES))
+            self.paths.append(path)
+            self._num_tokens_in_part = 0
+        self._file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes() + self._eos)
         self.num_tokens += len(token_ids) + 1
         self._num_tokens_in_part += len(token_ids) + 1
         if self._num_tokens_in_part >= self._tokens_per_part:
             self._file = None
             self._part.close()
-
-    def _begin_part(self) -> BinaryIO:
-        path = self._folder / f"part-{len(self.paths):05d}.npy"
-        temporary = self._part.enter_context(whole_or_absent(path))
-        self._file = self._part.enter_context(temporary.open("wb", buffering=_BUFFER_BYTES))
-        self.paths.append(path)
-        self._num_tokens_in_part = 0
-        return self._file
 
 
 @dataclass
