@@ -30,9 +30,9 @@ PROGRAMS = (
     "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
     "pipeline.length_losses", "pipeline.influential_tokens", "analysis.run_notebooks", "analysis.summary",
     "analysis.explorer", "analysis.measures", "analysis.methods", "analysis.outcomes",
-    "analysis.needed_context", "pipeline.explain",
-    "pipeline.query", "pipeline.plant_signs", "pipeline.export_huggingface", "pipeline.train_synthetic",
-    "pipeline.evaluate_synthetic", "pipeline.found_dependencies", "pipeline.sparse_functional_attention",
+    "analysis.needed_context", "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
+    "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
+    "pipeline.found_dependencies", "pipeline.sparse_functional_attention",
 )  # fmt: skip
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
 EXIT_BAD_INPUT = 2
