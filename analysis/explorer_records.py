@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.read import TARGET, read_sparse_losses, read_sparsity
+from analysis.read import TARGET, read_sparse_losses, read_sparsity, shown_rule
 from pipeline.cli import InputError, unknown_name
 from pipeline.explorer_page.writing import PAGE_COLUMNS, Record, ResultRows, chunk_record, grouped
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_settings
@@ -31,6 +31,7 @@ class Shown:
     models: list[str]
     """Those with selections first; the others have losses only."""
     rules: list[str]
+    """The recommended one first: the page opens with it."""
     document_ids: list[str]
     """In the order of their hashes: the first few are a random sample."""
     num_documents_of_one_stage: int
@@ -67,7 +68,9 @@ def choose(
     present = [*with_selections, *sorted(set(losses["model"]) - set(with_selections))]
     chosen_models = _named("model", models, present)
     sparsity = sparsity[sparsity["model"].isin(chosen_models)]
-    chosen_rules = _named("rule", rules, list(dict.fromkeys(sparsity["rule"])))
+    present_rules = list(dict.fromkeys(sparsity["rule"]))
+    recommended_first = sorted(present_rules, key=lambda rule: rule != shown_rule(present_rules))
+    chosen_rules = _named("rule", rules, recommended_first)
     sparsity = sparsity[sparsity["rule"].isin(chosen_rules)]
     losses = losses[losses["model"].isin(chosen_models)]
     both = sparsity[["model", "document_id"]].drop_duplicates().merge(losses.drop_duplicates())

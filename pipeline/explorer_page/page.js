@@ -109,6 +109,14 @@ function describe() {
   ]));
 }
 
+/** Of one document a list, a search and a sort say nothing: its targets alone are listed, behind the text. */
+function showNoListOfOne() {
+  at("documents-tab").parentElement.hidden = at("search").closest("label").hidden = true;
+  at("columns").classList.add("one-document");
+  for (const key of ["d", "s", "/"]) delete KEYS[key];
+  showPanel("targets");
+}
+
 function fillControls() {
   fill(at("model"), data.models);
   fill(at("rule"), data.rules);
@@ -159,6 +167,7 @@ function openAddress() {
 }
 
 function start() {
+  if (data.documents.length === 1) showNoListOfOne();
   describe();
   fillControls();
   setTheme(keptTheme());

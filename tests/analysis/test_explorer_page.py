@@ -147,6 +147,8 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
             [str(row.rank), str(row.distance), f"{row.influence:+.3f}".replace("-", "−")]
             for row in rows.itertuples()
         ]
+        is_ranked = rows["influence"].is_monotonic_decreasing
+        assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
         assert lit_tokens(page) == {
             int(rank): pieces[place].strip(" ") or pieces[place]
             for rank, place in zip(rows["rank"], rows["context_position"], strict=True)
@@ -187,9 +189,11 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
 
 
 def test_a_narrow_window_needs_no_sideways_scrolling(page: "sync_api.Page") -> None:
-    page.set_viewport_size({"width": 360, "height": 700})
     open_document(page, "plain words")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.locator("#beside").evaluate("select => select.add(new Option('a model of a long name'.repeat(5)))")
+    for width in (360, 420):
+        page.set_viewport_size({"width": width, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_link_opens_the_same_view(
@@ -270,6 +274,9 @@ def test_an_explained_text_is_shown_as_text(explained_page: "sync_api.Page") -> 
         "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
     )
     assert explained_page.locator("script").count() == 3
+    for of_many in ("#documents", "#search", "[role=tablist]"):
+        assert not explained_page.locator(of_many).is_visible()
+    assert explained_page.locator("#targets button").first.is_visible()
 
 
 def test_the_page_of_a_text_shows_what_the_frame_says(
