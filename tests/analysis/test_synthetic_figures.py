@@ -59,6 +59,14 @@ def test_the_figures_can_be_read(cells: pd.DataFrame) -> None:
     (alone,) = (figure := synthetic_accuracy.sparsity_figure(cells[cells["sparsity"] <= 2], 500)).axes
     assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
     assert_legible(figure)
+    for second, title in (
+        (0.95, "are not right more often at every size"),
+        (0.5, "at least as often, within one"),
+    ):
+        changed = cells[cells["sparsity"] <= 2].copy()
+        changed.loc[(changed["sparsity"] == 2) & (changed["size"] == 40), "exact_match"] = second
+        figure = synthetic_accuracy.sparsity_figure(changed, 500)
+        assert title in " ".join(figure.texts[0].get_text().split())
     figure = synthetic_accuracy.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=True), 500)
     assert [ax.get_title() for ax in figure.axes] == [synthetic_accuracy.POSITION_WORDS["predicted"]]
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
