@@ -80,6 +80,8 @@ RULE_STYLES = {
     "attention_rollout": Style("#00585F", "h"), "learned_attention": Style("#FF8C69", "s"),
     "learned_attention_divergence": Style("#B5533C", "s"), "input_x_gradient": Style("#5B5BD6", "o"),
     "integrated_gradients": Style("#2E2E8C", "o"),
+    "h2o": Style("#C2185B", "^"), "snapkv": Style("#6A9A1F", "s"), "quest": Style("#1F6F9A", "o"),
+    "streaming_llm": Style("#9A6A1F", "X"),
 }  # fmt: skip
 """Of every selection rule."""
 
@@ -163,7 +165,8 @@ def rule_text(rule: str) -> str:
     if rule.endswith("_divergence"):
         return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
     irregular = {"nearest": "nearest tokens", "random": "random tokens",
-                 "input_x_gradient": "input times gradient"}  # fmt: skip
+                 "input_x_gradient": "input times gradient", "h2o": "H2O", "snapkv": "SnapKV",
+                 "quest": "Quest", "streaming_llm": "StreamingLLM"}  # fmt: skip
     return irregular.get(rule, rule.replace("_", " "))
 
 

@@ -119,6 +119,10 @@ class CountingLM:
         self.token_forwards += token_ids.numel()
         self._model.watch_attention(token_ids, *arguments)
 
+    def watch_heads(self, token_ids: torch.Tensor, *arguments: object) -> None:
+        self.token_forwards += token_ids.numel()
+        self._model.watch_heads(token_ids, *arguments)
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._model.embed(token_ids)
 

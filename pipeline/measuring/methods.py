@@ -10,7 +10,8 @@ width, N subsets, E = F + 1 starts, B starts of a pass.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext
+from pipeline.measuring.rules import ranked
 from pipeline.models.interface import CausalLM, ReadText, to_device
 
 PENALTY = 0.01
@@ -30,6 +32,12 @@ _SUREST = 2.0**-24
 RIDGE = 1e-3
 """What is added to the variances of heads' attention, as a share of their mean."""
 
+POOLED, PAGE = 5, 16
+"""Neighbours that `snapkv` averages over; tokens of a page of `quest`."""
+Policy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Sequence[int] | np.ndarray | torch.Tensor]
+"""(keys of the far tokens [A, F, E]; queries of the rows that always stay [A, W, E], of which the last
+predicts the target; attention of all rows to the far tokens [A, F + W, F]; budget k) -> k places in [0, F),
+the most important first. A smaller budget keeps the first of these. A: heads of all layers; float32."""
 LogProbs = Callable[[torch.Tensor], torch.Tensor]
 """Embeddings [B, S, D] -> ln p of every target [B, T]."""
 
@@ -372,3 +380,98 @@ def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeight
     ridge = RIDGE * np.trace(products_HH) / len(products_HH)
     weights_H2 = np.linalg.solve(products_HH + ridge * np.eye(len(products_HH)), outcomes_H2)
     return HeadWeights(weights_H2[:, 0], weights_H2[:, 1])
+
+
+def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:
+    """Make a method of a policy that keeps some far tokens of a cache, such as those below.
+
+    One set of tokens for all layers and heads, where a cache may keep others in each: what is evicted here is
+    gone from the network. The rows that always stay are the short context. In memory: the attention of all
+    rows in every head. The method's InputError: the policy returns no choice, or its choices are not nested.
+    """
+
+    def kept(given: tuple[torch.Tensor, ...], budget: int) -> list[int]:
+        keys_AFE, queries_AWE, attention_ANF = given
+        places = torch.as_tensor(policy(keys_AFE, queries_AWE, attention_ANF, budget)).tolist()
+        num_far = keys_AFE.shape[1]
+        if len(places) != budget or len(set(places)) != budget or not {*places} <= {*range(num_far)}:
+            raise InputError(
+                f"policy {policy.__name__} returned {places[:8]}{'…' * (len(places) > 8)} for a budget of"
+                f" {budget}: return so many different places below {num_far}"
+            )
+        return places
+
+    def order_of_sequence(context: FarContext, read: ReadText) -> torch.Tensor:
+        layers: list[tuple[torch.Tensor, ...]] = []
+        context.model.watch_heads(*read[:3], lambda *of_layer: layers.append(of_layer))
+        queries_ASE, keys_ASE, attention_ASS = (torch.cat(parts) for parts in zip(*layers, strict=True))
+        order_TS = torch.full((len(read.query_rows_T), keys_ASE.shape[1]), torch.nan)
+        for target, row in enumerate(read.query_rows_T.tolist()):
+            seen = torch.arange(row + 1, device=keys_ASE.device)
+            if read.visible_1SS is not None:
+                seen = read.visible_1SS[0, row].nonzero()[:, 0]
+            far, short = seen.tensor_split([len(seen) - context.lengths.short_context_length])
+            given = keys_ASE[:, far], queries_ASE[:, short], attention_ASS[:, seen][:, :, far]
+            places, fewer = kept(given, len(far)), max(1, len(far) // 4)
+            if set(kept(given, fewer)) != set(places[:fewer]):
+                raise InputError(
+                    f"policy {policy.__name__}: the {fewer} places of a budget of {fewer} are not the first"
+                    f" of those of a budget of {len(far)}; return the most important first"
+                )
+            order_TS[target, places] = torch.arange(len(far), 0, -1.0)
+        return order_TS
+
+    @wraps(policy)
+    def method(context: FarContext) -> np.ndarray:
+        return context.look_inside(policy.__name__, lambda model, read: order_of_sequence(context, read))
+
+    return method
+
+
+@cache_policy
+def h2o(
+    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
+) -> np.ndarray:
+    """Tokens that all rows so far have attended to most, in sum: "heavy hitters".
+
+    Zhang et al. 2023, arXiv 2306.14048. Theirs chooses in each head, and anew at every token, when what was
+    evicted gets no more attention; here every row sees all before it.
+    """
+    return ranked(attention_ANF.sum(1).mean(0).cpu().numpy()[None], budget)[0]
+
+
+@cache_policy
+def snapkv(
+    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
+) -> np.ndarray:
+    """Tokens that the last rows attend to most, in sum, each with its neighbours' mean.
+
+    Li et al. 2024, arXiv 2404.14469. The last rows, theirs an "observation window", are the short context.
+    Theirs chooses in each head.
+    """
+    votes_AF = attention_ANF[:, -queries_AWE.shape[1] :].sum(1)
+    pooled_AF = torch.nn.functional.avg_pool1d(votes_AF, POOLED, stride=1, padding=POOLED // 2)
+    return ranked(pooled_AF.mean(0).cpu().numpy()[None], budget)[0]
+
+
+@cache_policy
+def quest(
+    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
+) -> np.ndarray:
+    """Pages whose keys may give the largest score, by their least and largest value in each channel.
+
+    Tang et al. 2024, arXiv 2406.10774: no key of the page can give the query q more than
+
+        sum over channels d of max(q_d min_d, q_d max_d)
+
+    Theirs chooses in each head; here heads vote by the softmax of these bounds, scaled as scores are, over
+    the pages. Of a page that the budget holds in part, the nearest tokens are kept.
+    """
+    last_AE = queries_AWE[:, -1]
+    bounds_PA = [
+        torch.maximum(last_AE * page_APE.amin(1), last_AE * page_APE.amax(1)).sum(-1)
+        for page_APE in keys_AFE.split(PAGE, dim=1)
+    ]
+    votes_P = (torch.stack(bounds_PA) / keys_AFE.shape[-1] ** 0.5).softmax(0).mean(1)
+    votes_F = votes_P.repeat_interleave(PAGE)[: keys_AFE.shape[1]]
+    return ranked(votes_F.cpu().numpy()[None], budget)[0]

@@ -288,6 +288,18 @@ def _method(name: str) -> Ranking:
     return _by(lambda context: getattr(import_module("pipeline.measuring.methods"), name)(context))
 
 
+def _streaming_llm(
+    contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator
+) -> np.ndarray:
+    """The first four tokens ("attention sinks"), then the nearest: Xiao et al. 2023, arXiv 2309.17453.
+
+    Theirs counts positions within the cache; here tokens keep their IDs.
+    """
+    nearest_TK = _nearest(contexts, max_k, generator)
+    sinks_T4 = np.broadcast_to(np.arange(4), (len(nearest_TK), 4))
+    return np.concatenate([sinks_T4, nearest_TK], axis=1)[:, :max_k]
+
+
 _ROWS = (
     # Necessity: what leaving the token out of the long context costs; how far it moves the prediction.
     Rule("leave_one_out", "answer", _by(lambda far: far.influence_TF), RuleCosts.removals, INTERVENTIONS),
@@ -357,6 +369,12 @@ _ROWS = (
         )
         for criterion, sees in _CRITERIA.items()
     ),
+    # Policies that evict from a cache of keys and values, or read a part of it.
+    *(
+        Rule(name, "attention", _method(name), RuleCosts.one_pass, reads_everything=True)
+        for name in ("h2o", "snapkv", "quest")
+    ),
+    Rule("streaming_llm", "nothing", _streaming_llm, lambda costs, k: 0),
     Rule("random", "nothing", _random, lambda costs, k: 0),
     Rule("nearest", "nothing", _nearest, lambda costs, k: 0),
 )  # fmt: skip

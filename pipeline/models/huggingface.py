@@ -29,6 +29,7 @@ from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import (
     CausalLM,
     KeysAndValues,
+    NoteHeads,
     NotInspectableError,
     Prefix,
     causal_visibility,
@@ -37,6 +38,8 @@ from pipeline.models.interface import (
 
 SHARED_PREFIX = "sdpa_with_shared_prefix"
 """What our attention is called among the library's."""
+WATCHED = "watched_attention"
+"""What our attention that shows its heads is called there."""
 _FAR_FROM_ONE = 0.01
 """No rounding does this to a sum of weights; a share that is given to no token (attention sinks) does."""
 
@@ -102,8 +105,32 @@ def _attend_with_shared_prefix(
     return attended.transpose(1, 2).contiguous(), None
 
 
-transformers.AttentionInterface.register(SHARED_PREFIX, _attend_with_shared_prefix)
-transformers.AttentionMaskInterface.register(SHARED_PREFIX, sdpa_mask)
+_WATCHING: ContextVar[NoteHeads | None] = ContextVar("who is told of every layer's heads", default=None)
+
+
+def _attend_watched(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor, scaling: float | None = None, softcap: float | None = None, **further: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention written out, whose heads are told of; of one sequence. What is returned is [B, S, H, E]."""
+    if given := {name for name in ("position_bias", "s_aux") if further.get(name) is not None}:
+        what = f"{type(module).__name__} cannot be looked into: it has {', '.join(sorted(given))}"
+        raise NotInspectableError(what)
+    num_sharing, width = query.shape[1] // key.shape[1], query.shape[-1]
+    key, value = (part.repeat_interleave(num_sharing, dim=1) for part in (key, value))
+    scores_1HSS = (scaling or width**-0.5) * query.float() @ key.float().transpose(-1, -2)
+    if softcap:
+        scores_1HSS = softcap * torch.tanh(scores_1HSS / softcap)
+    weights_1HSS = (scores_1HSS + attention_mask).softmax(-1)
+    note = _WATCHING.get()
+    assert note is not None, "only watch_heads runs it"
+    note(query[0].float() * (scaling or width**-0.5) * width**0.5, key[0].float(), weights_1HSS[0])
+    return (weights_1HSS.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+
+
+for _name, _function in ((SHARED_PREFIX, _attend_with_shared_prefix), (WATCHED, _attend_watched)):
+    transformers.AttentionInterface.register(_name, _function)
+    transformers.AttentionMaskInterface.register(_name, sdpa_mask)
 
 
 def _arguments(model: transformers.PreTrainedModel) -> set[str]:
@@ -211,12 +238,12 @@ class HuggingFaceCausalLM(CausalLM):
         return logits
 
     @contextmanager
-    def derivable_attention(self) -> Iterator[None]:
+    def derivable_attention(self, implementation: str = "eager") -> Iterator[None]:
         """Attention as plain tensor operations for a while, then as it was before."""
         before = self._model.config._attn_implementation
-        if before != "eager" and not self._model._can_set_attn_implementation():
+        if before != implementation and not self._model._can_set_attn_implementation():
             raise self._not_inspectable("its attention is written in one form, which shows no weights")
-        self._model.set_attn_implementation("eager")
+        self._model.set_attn_implementation(implementation)
         try:
             yield
         finally:
@@ -252,6 +279,24 @@ class HuggingFaceCausalLM(CausalLM):
             if not bool(((weights_HTS.sum(-1) - 1).abs() < _FAR_FROM_ONE).all()):
                 raise self._not_inspectable("the attention of a token to those before it does not sum to 1")
             note(weights_HTS.to(device))
+
+    @torch.inference_mode()
+    def watch_heads(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        note: NoteHeads,
+    ) -> None:  # fmt: skip
+        """See `CausalLM.watch_heads`."""
+        layers: list[tuple[torch.Tensor, ...]] = []
+        before = _WATCHING.set(lambda *of_layer: layers.append(of_layer))
+        try:
+            with self.derivable_attention(WATCHED):
+                self._run_layers(token_ids_1S, position_ids_1S, visible_1SS, None)
+        finally:
+            _WATCHING.reset(before)
+        if len(layers) != (num_layers := self._config.num_hidden_layers):
+            raise self._not_inspectable(f"{len(layers)} of its {num_layers} layers show their heads")
+        for of_layer in layers:
+            note(*(part.to(self.device) for part in of_layer))
 
     def _not_inspectable(self, reason: str) -> NotInspectableError:
         return NotInspectableError(f"{type(self._model).__name__} cannot be looked into: {reason}")

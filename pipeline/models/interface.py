@@ -34,6 +34,10 @@ _LOGITS_COMPARED = 1 << 19
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Of one layer, keys rotated by their position IDs: two [B, G, K, E]."""
 
+NoteHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Given a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and the
+attention of each row to each [H, S, S]; float32. Its scores are query times key over the square root of E."""
+
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The array as a tensor on `device`, of the same dtype.
@@ -177,6 +181,16 @@ class CausalLM(ABC):
         It sums to 1 over the rows. Arguments are as in `hidden_states`, for one sequence without a prefix.
         NotInspectableError where the kind of model does not show it.
         """
+
+    def watch_heads(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        note: NoteHeads,
+    ) -> None:  # fmt: skip
+        """Call `note` with queries and keys of all rows, and their attention, layer by layer.
+
+        As `watch_attention`; NotInspectableError where the kind of model does not show them.
+        """
+        raise NotInspectableError(f"{type(self._model).__name__} does not show its queries and keys")
 
     @torch.inference_mode()
     def read(

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.models.attention import attend, note_attention, tells_log_sum_exp
-from pipeline.models.interface import CausalLM, KeysAndValues, Prefix, causal_visibility
+from pipeline.models.interface import CausalLM, KeysAndValues, NoteHeads, Prefix, causal_visibility
 
 ATTENTION_SCALINGS = ("none", "log_length", "learnt")
 
@@ -337,5 +337,22 @@ class OLMoCausalLM(CausalLM):
 
         def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
             note_attention(query_1HSE, key_1GSE, visible_1SS, rows_T, note)
+
+        self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
+
+    @torch.inference_mode()
+    def watch_heads(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        note: NoteHeads,
+    ) -> None:  # fmt: skip
+        """See `CausalLM.watch_heads`."""
+        if visible_1SS is None:
+            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+
+        def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
+            query_HSE, key_HSE = query_1HSE[0].float(), key_1GSE[0].float()
+            key_HSE = key_HSE.repeat_interleave(len(query_HSE) // len(key_HSE), dim=0)
+            rest = visible_1SS, slice(None), lambda attention_HSS: note(query_HSE, key_HSE, attention_HSS)
+            note_attention(query_1HSE, key_1GSE, *rest)
 
         self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)

@@ -322,6 +322,23 @@ SCHEMAS: dict[str, pa.Schema] = {
                                       " model, source and criterion; NaN likewise")
         ),
     ]),
+    "cache_policies": pa.schema([
+        column("model", pa.string(), "the model's name"),
+        SELECTION_COLUMNS[0],
+        column("is_null", pa.bool_(), "the tokens are another document's, at the places that the same rule"
+               " chooses there"),
+        column("k", pa.int32(), "the budget: far tokens that are kept beside the short context"),
+        column("num_targets", pa.int32(), "targets averaged over"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        *with_interval("divergence_kept", "share of the far context's worth that is kept, by the divergence:"
+                       " 1 - sum of D(k) / sum of D(0)"),
+        *with_interval("loss_kept", "the same by the loss; NaN where the far context is not clearly worth"
+                       " anything"),
+        *with_interval("recall", "of the tokens with which leave_one_out_divergence brings half of the"
+                       " prediction back, the share that is kept; NaN where that was not measured"),
+        column("token_forwards_per_target", pa.float64(), "what the choice costs, tokens run through the"
+               " network; that of the policies is the pass that a cache makes anyway"),
+    ]),
     "selection_rules": pa.schema([
         column("model", pa.string(), "the model's name"),
         SELECTION_COLUMNS[0],
@@ -417,8 +434,9 @@ Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test ke
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`needed_context`, `selection_rules` and `token_categories` are made by the analysis: one file each, such as
-`selection_rules.parquet`, beside the figures; the last is of the text alone, and the same for all models.
+`needed_context`, `cache_policies`, `selection_rules` and `token_categories` are made by the analysis: one
+file each, such as `selection_rules.parquet`, beside the figures; the last is of the text alone, and the same
+for all models.
 `synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.

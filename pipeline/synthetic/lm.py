@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from pipeline.models.interface import CausalLM, Prefix, rows_of
+from pipeline.models.interface import CausalLM, NoteHeads, Prefix, rows_of
 from pipeline.synthetic.models import TaskModel
 
 
@@ -81,6 +81,13 @@ class TaskCausalLM(CausalLM):
         """See `CausalLM.watch_attention`."""
         placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
         self._model.lm.watch_attention(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
+
+    def watch_heads(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        note: NoteHeads,
+    ) -> None:  # fmt: skip
+        """See `CausalLM.watch_heads`."""
+        self._model.lm.watch_heads(*self._placed(token_ids_1S, position_ids_1S), visible_1SS, note)
 
 
 class PositionIdLM(TaskCausalLM):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from olmo.model import OLMo
 from quoted import REFERENCE, agree, by, interval
 
@@ -24,14 +25,16 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=12, targets
 
 
 def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (name,) = re.findall(r"^def (\w+)", code, re.MULTILINE)
-    written: dict[str, Any] = {}
-    exec(code, written)  # noqa: S102
-    monkeypatch.setattr(methods, name, written[name], raising=False)
-    (row,) = re.findall(r"`(Rule\(.*\))`", PAGE)
-    monkeypatch.setitem(rules.RULES, name, eval(row, vars(rules)))  # noqa: S307
-    assert rules.RULES[name].name == name
+    codes, rows = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), re.findall(r"`(Rule\(.*\))`", PAGE)
+    names = []
+    for code, row in zip(codes, rows, strict=True):
+        names += re.findall(r"^def (\w+)", code, re.MULTILINE)
+        written: dict[str, Any] = {}
+        exec(code, written)  # noqa: S102
+        monkeypatch.setattr(methods, names[-1], written[names[-1]], raising=False)
+        monkeypatch.setitem(rules.RULES, names[-1], eval(row, vars(rules)))  # noqa: S307
+        assert rules.RULES[names[-1]].name == names[-1]
+    name, policy = names
     # The token before target 10 is 7, and before target 11 it is 5. Behind a 7 stand the places 2 and 6,
     # behind a 5 the places 4 and 9, but 9 is in the short context.
     own = np.array([1, 7, 3, 5, 3, 7, 3, 2, 5, 7, 5, 1])
@@ -42,6 +45,31 @@ def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.
     assert found.tolist() == [[6, 2], [4, 8]]  # of the others the nearest
     measured = sparse_contexts(context["own"], {name: found}, {name: [1, 2]})[name]
     assert np.isfinite(measured.losses).all() and measured.losses.shape == (2, 2, 1)
+    layers: list[np.ndarray] = []
+    tokens_1S, positions_1S = (torch.as_tensor(array)[None] for array in (own[:11], np.arange(11)))
+    context["own"].model.watch_heads(
+        tokens_1S, positions_1S, None, lambda queries, keys, attention: layers.append(keys.numpy())
+    )
+    norms_S = np.linalg.norm(np.concatenate(layers), axis=-1).mean(0)
+    small = selected_positions(context["own"], policy, 8, seed=[0])
+    for target, num_far in enumerate((8, 9)):
+        assert small[target].tolist() == np.argsort(norms_S[:num_far])[:8].tolist()
+
+
+def test_the_policies_of_a_cache() -> None:
+    _, _, text = PAGE.partition("## Policies of a cache")
+    table = pd.read_parquet(REFERENCE / "cache_policies.parquet")
+    of_policies = by(table, "rule", "is_null", "k")
+    quoted = re.findall(r"^\| `(\w+)`[^|]*\|(.*)\|$", text.partition("\n## ")[0], re.MULTILINE)
+    assert [rule for rule, _ in quoted] == table.query("k == 16 and not is_null")["rule"].tolist()
+    for rule, cells in quoted:
+        *kept, by_loss, recall = cells.split("|")
+        for k, cell in zip((4, 16, 64), kept, strict=True):
+            agree(cell, *interval(of_policies[rule, False, k], "divergence_kept"))
+        agree(by_loss, *interval(of_policies[rule, False, 16], "loss_kept"))
+        agree(recall, *interval(of_policies[rule, False, 16], "recall"))
+    (null,) = re.findall(r"is below 0: (.*?) at k = 16", text)
+    agree(null, *interval(of_policies["leave_one_out_divergence", True, 16], "divergence_kept"))
 
 
 def test_the_benchmark_of_methods() -> None:

@@ -32,6 +32,7 @@ from analysis.gap.scale import carried_by_scale, compared_models, gaps_by_scale
 from analysis.gap.slopes import WITH_GAIN, few_and_many, gap_slopes, gap_targets, mean_gaps
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import token_effects
+from analysis.needed_context import needed_context
 from analysis.read import TARGET, of_targets, read_sparse_losses
 from analysis.tokens.kinds import by_repeats, gaps_by_repeats
 from pipeline.query import connect, run_query
@@ -79,6 +80,23 @@ def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
     agree(re.findall(r"far context is worth (\S+ \[.*?\])", text.replace("\n", " "))[0], *whole)
     share = interval(effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4], "share")
     agree(re.findall(r"carry (\S+ \[.*?\])\*\* of it", text)[0], *share)
+
+
+def test_how_much_context_is_needed() -> None:
+    table = needed_context(read_artefact(JUDGED, "length_losses"))
+    rows, text = (
+        by(table, "model", "criterion", "context_length"),
+        section(FINDINGS, "How much context is needed?"),
+    )
+    for place, criterion in enumerate((LOSS, DIVERGENCE)):
+        for w in (32, 64, 128):
+            agree_cell(text, f"w = {w} loses", rows[CHOOSING, criterion, w], "lost", place)
+        for percent in (90, 95, 99):
+            row = rows[CHOOSING, criterion, 8]
+            agree_cell(text, f"w that keeps {percent} %", row, f"window_{percent}", place)
+    long = table[table["model"].str.contains("-long-")]["window_90"]
+    assert (round(long.min()), round(long.max())) == (111, 120)
+    assert all(abs(rows[f"2m-short-pose-seed{seed}", LOSS, 96]["lost"]) < 0.006 for seed in (0, 1))
 
 
 def test_for_how_many_predictions_few_tokens_suffice() -> None:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
+from pipeline.measuring import methods
 from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
@@ -51,6 +52,10 @@ FIELDS: dict[str, dict[str, Any]] = {
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"})]
 
 
+Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Attention [H, S, S] of a layer, its queries [H, S, E], scaled, and its keys."""
+
+
 @dataclass
 class Family:
     """A model under test, and what a stock model of the same weights says."""
@@ -58,9 +63,12 @@ class Family:
     lm: CausalLM
     losses_under_gates: Callable[[torch.Tensor, int, torch.Tensor], np.ndarray]
     """(text [S], answer, gates [B, S], which multiply exp(score) of edges into a row) -> float64 [B]."""
-    attention: Callable[[torch.Tensor], list[np.ndarray]]
-    """A text [S] -> [H, S, S] of every layer."""
+    heads: Callable[[torch.Tensor], list[Heads]]
+    """A text [S] -> those of every layer."""
     tolerance: float = TOLERANCE
+
+    def attention(self, text_S: torch.Tensor) -> list[np.ndarray]:
+        return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
         measurement = Measurement(
@@ -99,28 +107,29 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
         logits = double(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
         return -logits[:, -1].double().log_softmax(-1)[:, answer].numpy()
 
-    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
-        layers: list[np.ndarray] = []
+    def heads(text_S: torch.Tensor) -> list[Heads]:
+        layers: list[Heads] = []
         with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
             for block in stock.transformer.blocks:
                 original = block._scaled_dot_product_attention
 
                 def note(q: Any, k: Any, *rest: Any, original: Callable = original, **more: Any) -> Any:
-                    layers.append(softmax(q[0], k[0].repeat_interleave(2, 0), 1 / math.sqrt(8), None).numpy())
+                    query, key = q[0] / math.sqrt(8), k[0].repeat_interleave(2, 0)
+                    layers.append((softmax(query, key, 1, None).numpy(), query.numpy(), key.numpy()))
                     return original(q, k, *rest, **more)
 
                 patch.setattr(block, "_scaled_dot_product_attention", note)
             stock(text_S[None])
         return layers
 
-    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, attention)
+    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, heads)
 
 
 def of_hugging_face(name: str) -> Family:
     def make(attention: str | None = None) -> PreTrainedModel:
         return make_model(name, 4, attention=attention, **FIELDS.get(name, {}))
 
-    double, stock, layers = make("eager").double(), make(), list[np.ndarray]()
+    double, stock, layers = make("eager").double(), make(), list[Heads]()
 
     def hidden(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((num_rows, num_rows), -1e30, dtype=dtype).triu(1)
@@ -143,12 +152,13 @@ def of_hugging_face(name: str) -> Family:
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         num_sharing = query.shape[1] // key.shape[1]
         key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
-        weights_HSS = softmax(query[0], key, scaling or 1 / math.sqrt(query.shape[-1]), softcap)
-        layers.append(weights_HSS.numpy())
+        query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
+        weights_HSS = softmax(query_HSE, key, 1, softcap)
+        layers.append((weights_HSS.numpy(), query_HSE.numpy(), key.numpy()))
         return (weights_HSS @ value).transpose(0, 1)[None], None
 
     @torch.inference_mode()
-    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+    def heads(text_S: torch.Tensor) -> list[Heads]:
         layers.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ALL_ATTENTION_FUNCTIONS, "witness", witness)
@@ -162,7 +172,7 @@ def of_hugging_face(name: str) -> Family:
         return list(layers)
 
     tolerance = TOLERANCE_AT_KINKS if name == "opt" else TOLERANCE
-    return Family(HuggingFaceCausalLM(make()), losses, attention, tolerance)
+    return Family(HuggingFaceCausalLM(make()), losses, heads, tolerance)
 
 
 @pytest.fixture(scope="module", params=INSPECTED)
@@ -209,6 +219,62 @@ def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(
                 assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
             if heads_HTF is not None:
                 np.testing.assert_allclose(heads_HTF[:, index, :num_far], last_HS[:, :num_far], atol=1e-5)
+
+
+def test_cache_policies_are_the_formulas_of_their_papers(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "PAGE", 5)
+    for name, context in family.contexts().items():
+        orders = {policy: getattr(methods, policy)(context) for policy in ("h2o", "snapkv", "quest")}
+        for index, target in enumerate(TARGETS):
+            layers, num_far = family.heads(seen(name, target)), target - S
+            weights_ASS, queries_ASE, keys_ASE = map(np.concatenate, zip(*layers, strict=True))
+            votes_A = []
+            for last_E, key_SE in zip(queries_ASE[:, -1], keys_ASE, strict=True):
+                pages = [key_SE[:num_far][start : start + 5] for start in range(0, num_far, 5)]
+                bounds = [
+                    sum(max(q * key.min(), q * key.max()) for q, key in zip(last_E, page.T, strict=True))
+                    for page in pages
+                ]
+                shares = np.exp(bounds) / np.exp(bounds).sum()
+                votes_A.append([shares[place // 5] for place in range(num_far)])
+            recent = weights_ASS[:, -S:].sum((0, 1))[:num_far]
+            naive = {
+                "h2o": weights_ASS.sum((0, 1))[:num_far],
+                "snapkv": [sum(recent[max(0, i - 2) : i + 3]) / 5 for i in range(num_far)],
+                "quest": np.mean(votes_A, axis=0),
+            }
+            for policy, order_TF in orders.items():
+                assert sorted(order_TF[index, :num_far]) == list(range(1, num_far + 1)), policy
+                falling = np.array(naive[policy])[np.argsort(-order_TF[index, :num_far])]
+                assert (np.diff(falling) < 1e-4 * falling[0]).all(), (policy, name, target)
+                assert np.isnan(order_TF[index, num_far:]).all()
+            assert np.ptp(naive["quest"]) > 0 and orders["quest"][index, :num_far].argmax() % 5 in (
+                4,
+                3,
+                2,
+                1,
+            )
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (lambda *given: [0] * given[-1], r"policy <lambda> returned \[0, 0, .* return so many different"),
+        (lambda *given: range(given[-1] + 1), "for a budget of 17: return so many different places below 17"),
+        (lambda *given: range(1, given[-1] + 1), "for a budget of 17: return so many different places below"),
+        (lambda *given: range(17 - given[-1], 17), "the 4 places of a budget of 4 are not the first"),
+    ],
+)
+def test_a_policy_that_makes_no_nested_choice_is_refused(
+    make_olmo: Callable[..., OLMo], choice: Any, reason: str
+) -> None:
+    lengths = ContextLengths(short_context_length=S, long_context_length=22, targets_per_chunk=1)
+    measurement = Measurement(OLMoCausalLM(make_olmo()), lengths, Batching(100))
+    own = far_contexts(measurement, CHUNKS["own"][:22], CHUNKS["other_document"][:22])["own"]
+    with pytest.raises(InputError, match=reason):
+        methods.cache_policy(choice)(own)
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
@@ -317,6 +383,7 @@ def _compares() -> PreTrainedModel:
     ("make", "rule", "reason"),
     [
         (_falcon, "attention", "its attention is written in one form, which shows no weights"),
+        (_falcon, "quest", "its attention is written in one form, which shows no weights"),
         (_falcon, "gradient", "its attention is written in one form, which shows no weights"),
         (_gpt_oss, "attention", "the attention of a token to those before it does not sum to 1"),
         (_compares, "gradient", ".*no derivative by what is added to its attention scores"),

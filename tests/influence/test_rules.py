@@ -39,7 +39,7 @@ OF_METHODS = [name for name in RULES if hasattr(methods, name)]
 def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in OF_METHODS:  # a method is the function of its name
         monkeypatch.setattr(methods, rule, lambda context: SCORES_TF)
-    for rule in RULES.keys() - {"greedy", "greedy_divergence", *CONTROLS}:
+    for rule in RULES.keys() - {"greedy", "greedy_divergence", "streaming_llm", *CONTROLS}:
         if RULES[rule].is_installed:
             assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
             assert _select(rule, 2) == [[3, 1], [2, 4]], rule
@@ -47,6 +47,12 @@ def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyP
 
 def test_nearest_starts_right_before_the_short_context() -> None:
     assert _select("nearest", 3) == [[3, 2, 1], [4, 3, 2]]
+
+
+def test_streaming_llm_takes_the_first_four_and_then_the_nearest() -> None:
+    assert _select("streaming_llm", 4) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    far = SimpleNamespace(num_far_tokens_T=np.array([9, 10]))
+    assert _select("streaming_llm", 7, context=far) == [[0, 1, 2, 3, 8, 7, 6], [0, 1, 2, 3, 9, 8, 7]]
 
 
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:

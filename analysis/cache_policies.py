@@ -1,0 +1,183 @@
+"""Compare policies of a cache by what they lose: a leaderboard of the share of the far context's worth kept.
+
+  python analysis/cache_policies.py --results runs/demo/policies --figures runs/demo/policies-figures
+
+A policy keeps k far tokens of a cache of keys and values, its budget, beside the short context. What it keeps
+is not attention but the prediction: loss and divergence with these tokens and nothing else. Reads what
+
+  python pipeline/influential_tokens.py --results runs/demo/policies … --intervention remove \\
+      --rules leave_one_out_divergence streaming_llm h2o snapkv quest nearest random
+
+measured. Beside the policies stands the measure's own choice, leave_one_out_divergence, and its null, another
+document's tokens. Prints and writes cache_policies.parquet (pipeline/RESULTS.md), the best first, and draws
+the share kept against the budget, of the first model. The tokens are the same in all layers and heads.
+
+A policy of your own is a function of ten lines: analysis/METHODS.md, "Add a policy of a cache".
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.cli import start
+
+    start(__file__)
+
+import argparse
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from pipeline.cli import InputError, folder_path, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+REFERENCE = "leave_one_out_divergence"
+COMPARED_AT = 16
+"""Or at the largest budget below it."""
+_KEPT = {"divergence_kept": "divergence", "loss_kept": "loss"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--results", type=folder_path, required=True, help="a results folder of influential_tokens")
+    add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
+    return program
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the table, write it and draw it."""
+    # Imported late, for a --help at once.
+    import pandas as pd
+
+    from analysis.drawing import save
+    from analysis.read import interval_cell, read_sparse_losses, read_sparsity, write_derived_table
+    from analysis.rules.selection import costs_of
+    from pipeline.measuring.rules import REMOVE
+    from pipeline.results.read import read_artefact, read_settings
+    from pipeline.results.schemas import DIVERGENCE
+    from pipeline.results.table import as_table
+
+    results = arguments.results
+    losses, chosen = read_sparse_losses(results), read_artefact(results, "influential_tokens")
+    sparsity = read_sparsity(results, DIVERGENCE)
+    tables = []
+    for model, settings in read_settings(results, "influential_tokens").items():
+        if settings["intervention"] != REMOVE:
+            raise InputError(
+                f"{results} was measured with --intervention {settings['intervention']}, where other tokens"
+                " stand in the place of evicted ones; measure with --intervention remove"
+            )
+        of_model = (rows[rows["model"] == model] for rows in (losses, chosen, sparsity))
+        table, costs = leaderboard(*of_model), costs_of(settings)
+        rule_and_k = zip(table["rule"], table["k"], strict=True)
+        costing = [costs.token_forwards_per_target(*one) for one in rule_and_k]
+        tables.append(table.assign(model=model, token_forwards_per_target=costing))
+    table = pd.concat(tables, ignore_index=True)
+    cells = [
+        [
+            row["model"], row["rule"] + " (null)" * row["is_null"], row["k"],
+            *(interval_cell(row, name) for name in (*_KEPT, "recall")),
+            f"{row['token_forwards_per_target']:,.0f}",
+        ]
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    header = [
+        "model", "policy", "budget", "kept, by divergence", "kept, by loss", "recall", "token-forwards"
+    ]  # fmt: skip
+    sys.stdout.write(as_table(header, cells, widest_cell=None, num_left_columns=2))
+    arguments.figures.mkdir(parents=True, exist_ok=True)
+    write_derived_table(table, "cache_policies", arguments.figures)
+    save(policies_figure(tables[0]), arguments.figures, "cache_policies")
+
+
+def leaderboard(losses: "pd.DataFrame", chosen: "pd.DataFrame", sparsity: "pd.DataFrame") -> "pd.DataFrame":
+    """What each policy keeps at each budget: a row a policy and k, by k, the best first.
+
+    Args:
+        losses, chosen, sparsity: rows of one model of sparse_context_losses, influential_tokens and, by the
+            divergence, dependency_sparsity.
+
+    Returns:
+        The columns of the artefact `cache_policies`, without model and cost.
+    """
+    from analysis.read import NO_INTERVAL, interval_columns, interval_over_documents, summarized
+    from pipeline.results.schemas import OWN
+
+    losses = losses.assign(is_null=losses["far_context"] != OWN)
+    losses = losses[~losses["is_null"] | (losses["rule"] == REFERENCE)]
+    recalls = _recalls(chosen[chosen["far_context"] == OWN], sparsity)
+
+    def numbers(rows: "pd.DataFrame") -> dict[Hashable, float]:
+        documents, (rule, is_null, k) = rows["document_id"], rows[["rule", "is_null", "k"]].iloc[0]
+        short, long = rows["short_context_loss"], rows["long_context_loss"]
+        gain = rows["short_context_divergence"]
+        kept = interval_over_documents(documents, gain - rows["sparse_context_divergence"], gain)
+        loss_kept = interval_over_documents(documents, short - rows["sparse_context_loss"], short - long)
+        if not interval_over_documents(documents, short - long).low > 0:
+            loss_kept = NO_INTERVAL
+        found = recalls[recalls["rule"] == rule]
+        recall = NO_INTERVAL if is_null else interval_over_documents(found["document_id"], found["rank"] <= k)
+        return {
+            **interval_columns("divergence_kept", kept),
+            **interval_columns("loss_kept", loss_kept),
+            **interval_columns("recall", recall),
+        }
+
+    table = summarized(losses, ["rule", "is_null", "k"], numbers)
+    return table.sort_values(["k", "divergence_kept"], ascending=[True, False], ignore_index=True)
+
+
+def _recalls(chosen: "pd.DataFrame", sparsity: "pd.DataFrame") -> "pd.DataFrame":
+    """The rank that each rule gives to each token that the reference needs; NaN where it has none."""
+    import pandas as pd
+
+    from analysis.read import TARGET
+
+    needed = chosen[chosen["rule"] == REFERENCE].merge(
+        sparsity.loc[sparsity["rule"] == REFERENCE, [*TARGET, "half_sparsity"]].dropna(), on=TARGET
+    )
+    needed = needed.loc[needed["rank"] <= needed["half_sparsity"], [*TARGET, "context_position"]]
+    ranks = chosen[[*TARGET, "context_position", "rule", "rank"]]
+    of_rules = [
+        needed.merge(ranks[ranks["rule"] == rule], on=[*TARGET, "context_position"], how="left").assign(
+            rule=rule
+        )
+        for rule in chosen["rule"].unique()
+    ]
+    return pd.concat(of_rules)
+
+
+def policies_figure(table: "pd.DataFrame") -> "Figure":
+    """The share kept against the budget, a line a policy, beside the measure's own choice."""
+    from analysis import drawing
+
+    at = max((k for k in table["k"] if k <= COMPARED_AT), default=table["k"].min())
+    own = table[~table["is_null"]]
+    policies = own[(own["k"] == at) & ~own["rule"].isin([REFERENCE, "random"])]
+    first, last = policies.iloc[0], policies.iloc[-1]
+    names, rules = [name for name in _KEPT if own[name].notna().any()], list(own["rule"].unique())
+    figure, axes = drawing.panels(len(names), 3.6)
+    for ax, name in zip(axes, names, strict=True):
+        ends = []
+        for place, rule in enumerate(rules):
+            line, called = own[own["rule"] == rule].sort_values("k"), drawing.rule_text(rule)
+            x = line["k"] * 1.05 ** drawing.beside(place, len(rules))  # the axis is logarithmic
+            style = drawing.rule_style(rule).measured
+            ends.append(drawing.draw_line(ax, x, line, name, style, called.replace(", by", ",\nby")))
+        drawing.tokens_axis(ax, own["k"].unique(), "budget (far tokens)")
+        ax.set_ylim(-0.05, 1.1)  # intervals by the loss may leave it
+        ax.set_title(f"by the {_KEPT[name]}")
+    axes[0].set_ylabel("share of the far context's worth kept")
+    drawing.label_line_ends(axes[-1], ends)
+    most, least = (
+        f"{drawing.rule_text(row['rule'])} keeps {100 * row['divergence_kept']:.0f} %"
+        for row in (first, last)
+    )
+    title = f"Of what the far context is worth by divergence, {most} with {at} tokens, {least}"
+    drawing.put_title(figure, title, drawing.sample_size(own), drawing.BARS)
+    return figure
