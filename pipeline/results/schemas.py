@@ -339,6 +339,25 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("token_forwards_per_target", pa.float64(), "what the choice costs, tokens run through the"
                " network; that of the policies is the pass that a cache makes anyway"),
     ]),
+    "document_scores": pa.schema([
+        column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+        column("model", pa.string(), "whose losses these are"),
+        column("num_targets", pa.int32(), "targets that the scores are means over"),
+        column("num_tokens", pa.int32(), "tokens of the document"),
+        column("stake", pa.float64(), "mean specific_gain, nats: what the own far context is worth more than"
+               " a foreign one"),
+        column("gain", pa.float64(), "mean loss_difference, nats"),
+        column("long_filter", pa.float64(), "mean short_context_divergence, nats: the score of LongFilter"
+               " (arXiv 2510.25804)"),
+        column("prolong_difference", pa.float64(), "(PPL(short) - PPL(long)) / PPL(short), PPL being exp of a"
+               " mean loss: the dependency strength of ProLong (arXiv 2405.17915), the short context in place"
+               " of a segment alone, without its weights of distance and specificity; it ranks as gain does"),
+        column("key_token_share", pa.float64(), "share of targets that are key tokens of LongPPL"),
+        column("mean_log2_k", pa.float64(), "mean over the targets that have one; NaN where there is none"),
+        column("mean_distance", pa.float64(), "tokens between a target and those that bring half of its"
+               " prediction back, mean; NaN likewise"),
+        column("gzip_ratio", pa.float64(), "compressed over plain bytes of the text"),
+    ]),
     "selection_rules": pa.schema([
         column("model", pa.string(), "the model's name"),
         SELECTION_COLUMNS[0],
@@ -434,9 +453,9 @@ Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test ke
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`needed_context`, `cache_policies`, `selection_rules` and `token_categories` are made by the analysis: one
-file each, such as `selection_rules.parquet`, beside the figures; the last is of the text alone, and the same
-for all models.
+`needed_context`, `cache_policies`, `document_scores`, `selection_rules` and `token_categories` are made by
+the analysis: one file each, such as `selection_rules.parquet`, beside the figures; the last is of the text
+alone, and the same for all models.
 `synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.

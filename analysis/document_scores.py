@@ -1,0 +1,127 @@
+"""Score documents for training at long contexts: what their far context is worth, how far, how concentrated.
+
+  python analysis/document_scores.py --results runs/demo/results --data runs/demo/data --out runs/demo/scores
+
+Writes document_scores.parquet (pipeline/RESULTS.md), and document_scores.jsonl: a line a document with "id",
+"text" and "metadata", the scores, as datatrove's JsonlReader takes it. Prints how documents' ranks by each
+score go together with those by the stake. From loss_differences; how far and how many the tokens are from
+influential_tokens in the same folder, where it was run.
+
+Whether training on documents of a high score helps has not been tried (analysis/LOG.md, 2026-11-25).
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.cli import start
+
+    start(__file__)
+
+import argparse
+import gzip
+import json
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli import folder_path, stage_parser
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RULE = "leave_one_out_divergence"
+SCORES = (
+    "stake", "gain", "long_filter", "prolong_difference", "key_token_share", "mean_log2_k", "mean_distance",
+    "gzip_ratio", "num_tokens",
+)  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add("--results", type=folder_path, required=True, help="a results folder of loss_differences")
+    add("--data", type=folder_path, help="the tokenized data; beside the results where not given")
+    add("--out", type=folder_path, required=True, help="where the two files are written")
+    add("--model", help="whose scores; the first by name if not given")
+    return program
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the scores, and print how their ranks go together."""
+    # Imported late, for a --help at once.
+    import numpy as np
+
+    from analysis.read import MeasuredText, read_sparsity, rows_of, write_derived_table
+    from pipeline.results.read import artefacts_in, read_artefact
+    from pipeline.results.schemas import DIVERGENCE
+    from pipeline.results.table import as_table
+
+    results = arguments.results
+    losses = read_artefact(results, "loss_differences")
+    losses = rows_of(losses, arguments.model or min(losses["model"]))
+    model, text = losses["model"].iloc[0], MeasuredText.open(results, "loss_differences", arguments.data)
+    only, chosen, sparsity = {"model": [model], "rule": [RULE]}, losses.iloc[:0], losses.iloc[:0]
+    if "dependency_sparsity" in artefacts_in(results):
+        chosen = read_artefact(results, "influential_tokens", only=only | {"far_context": ["own"]})
+        sparsity = read_sparsity(results, DIVERGENCE, only=only)
+    measured = set(losses["document_id"])
+    documents = [one for one in text.data.evaluation_documents() if one.document_id in measured]
+    texts = {one.document_id: "".join(text.tokenizer.pieces(one.token_ids.tolist())) for one in documents}
+    table = document_scores(losses, chosen, sparsity, texts).assign(model=model)
+    table["num_tokens"] = table["document_id"].map({one.document_id: len(one.token_ids) for one in documents})
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_derived_table(table, "document_scores", arguments.out)
+    with (arguments.out / "document_scores.jsonl").open("w", encoding="utf-8") as lines:
+        for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+            document_id = row.pop("document_id")
+            line = {"id": document_id, "text": texts[document_id], "metadata": row}
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+    ranks = table[list(SCORES)].astype("float64").rank()
+    with np.errstate(invalid="ignore"):  # equal scores have no correlation
+        rows = [[name, int(ranks[name].count()), float(ranks["stake"].corr(ranks[name]))] for name in SCORES]
+    sys.stdout.write(as_table(["score", "documents", "rank correlation with the stake"], rows))
+
+
+def document_scores(
+    losses: "pd.DataFrame", chosen: "pd.DataFrame", sparsity: "pd.DataFrame", texts: dict[str, str]
+) -> "pd.DataFrame":
+    """A row a document, the largest stake first: the columns of `document_scores` but model and num_tokens.
+
+    Args:
+        losses, chosen, sparsity: rows of one model of loss_differences and, of `RULE`, of influential_tokens
+            in the own far context and of dependency_sparsity by the divergence; the last two may be empty.
+        texts: document ID -> its text.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from analysis.read import TARGET
+    from analysis.tokens.long_perplexity import is_key_token
+
+    needed = pd.DataFrame(columns=["document_id", "distance"])
+    if len(sparsity):
+        needed = chosen.merge(sparsity[[*TARGET, "half_sparsity"]].dropna(), on=TARGET)
+        needed = needed[needed["rank"] <= needed["half_sparsity"]]
+    sizes = {"document_id": sparsity["document_id"], "mean_log2_k": sparsity.get("mean_log2_k", np.nan)}
+
+    def numbers(targets: "pd.DataFrame", document_id: str) -> dict[Hashable, Any]:
+        short, long = targets["short_context_loss"].mean(), targets["long_context_loss"].mean()
+        content = texts[document_id].encode()
+        return {
+            "document_id": document_id,
+            "num_targets": len(targets),
+            "stake": targets["specific_gain"].mean(),
+            "gain": short - long,
+            "long_filter": targets["short_context_divergence"].mean(),
+            "prolong_difference": 1 - np.exp(long - short),
+            "key_token_share": is_key_token(targets).mean(),
+            "gzip_ratio": len(gzip.compress(content, mtime=0)) / len(content),
+        }
+
+    table = pd.DataFrame([numbers(rows, str(key)) for key, rows in losses.groupby("document_id")])
+    for column, of_tokens in (("mean_log2_k", pd.DataFrame(sizes)), ("mean_distance", needed)):
+        values = of_tokens.rename(columns={"distance": "mean_distance"}).groupby("document_id")[column].mean()
+        table[column] = table["document_id"].map(values).astype("float64")
+    return table.sort_values("stake", ascending=False, ignore_index=True)
