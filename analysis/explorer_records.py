@@ -211,6 +211,6 @@ def null_token_ids(record: Record) -> set[int]:
         for chunk in record["chunks"]
         for model in chunk["models"].values()
         for rule in model["rules"].values()
-        for token_ids in rule[OTHER_DOCUMENT]["token"]
+        for token_ids in rule.get(OTHER_DOCUMENT, {"token": []})["token"]
         for token_id in token_ids
     }

@@ -106,6 +106,8 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
                 **interval_columns("difference", Interval(float(differences.mean()), low, high)),
                 "p_value": tested.pvalue,
             })  # fmt: skip
+    if not rows:
+        return pd.DataFrame()
     table = pd.DataFrame(rows)
     decides = table["attention_scaling"] == NONE
     table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
