@@ -64,7 +64,7 @@ def test_the_paper_figure() -> None:
     pages = [text.replace("\n", " "), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")]
     for page in pages:
         share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_share")
-        agree(re.findall(r"bring back (\S+ \[.*?\]) of what", page)[0], *share)
+        agree(re.findall(r"bring back +(\S+ \[.*?\]) of", page)[0], *share)
     four, eight, sixteen = (curves["leave_one_out", "other_document", k] for k in (4, 8, 16))
     found = re.findall(r"at k = 8: their loss is (\S+) nats, that of the long context (\S+)\.", pages[0])
     agree(" ".join(found[0]), eight["loss"], eight["long_loss"])

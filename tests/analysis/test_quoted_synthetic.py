@@ -91,10 +91,11 @@ def test_sparse_parity_in_single_models() -> None:
     (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
     agree(spoilt, *doubled[6, 6, 20])
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Does it hold where the truth is known?")[0]
-    one_and_four = re.findall(r"right are (.*?) of answers of one bit, (.*?) of four", first)[0]
-    for k, quoted in zip((1, 4), one_and_four, strict=True):
+    means = re.findall(r"(\S+) of the answers of one bit are right, (\S+) of four bits", first)[0]
+    ranges = re.findall(r"(\d\S+ to \d\.\d+)", first)
+    for k, *quoted in zip((1, 4), means, ranges, strict=True):
         of_seeds = own[4, k, 200]
-        agree(quoted, of_seeds.mean(), of_seeds.min(), of_seeds.max())
+        agree(" ".join(quoted), of_seeds.mean(), of_seeds.min(), of_seeds.max())
     for most in (4, 6):
         for seed in range(3):
             at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]

@@ -70,7 +70,7 @@ def test_every_rule_and_intervention_is_there_once() -> None:
         opaque, ["remove", "substitute"], 3, np.random.default_rng(0)
     )
     names = {(one.rule, one.intervention) for one in selections}
-    assert len(selections) == len(names) == 16
+    assert len(selections) == len(names) == 17
     assert names >= {("leave_one_out", "remove"), ("leave_one_out", "substitute"), ("nearest", None)}
     assert all(one.positions_TK.shape == (1, 3) for one in selections)
 
