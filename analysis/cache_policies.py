@@ -175,8 +175,7 @@ def policies_figure(table: "pd.DataFrame") -> "Figure":
     axes[0].set_ylabel("share of the far context's worth kept")
     drawing.label_line_ends(axes[-1], ends)
     most, least = (
-        f"{drawing.rule_text(row['rule'])} keeps {100 * row['divergence_kept']:.0f} %"
-        for row in (first, last)
+        f"{drawing.rule_text(row['rule'])} keeps {row['divergence_kept']:.2f}" for row in (first, last)
     )
     title = f"Of what the far context is worth by divergence, {most} with {at} tokens, {least}"
     drawing.put_title(figure, title, drawing.sample_size(own), drawing.BARS)

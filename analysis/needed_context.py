@@ -217,7 +217,7 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
     for key, of_group in groups:
         model, source = map(str, key)
         called = labels[model].text + ("" if source == ALL else f", {source}")
-        names += [f"{called}: {KEPT[0]} %", *(f"{percent} %" for percent in KEPT[1:])]
+        names += [f"{called}: {KEPT[0] / 100:.2f}", *(f"{percent / 100:.2f}" for percent in KEPT[1:])]
         for ax, criterion in zip(axes, criteria, strict=True):
             rows = of_group[of_group["criterion"] == criterion].head(1)
             for place, percent in enumerate(KEPT, start=len(names) - len(KEPT)):
@@ -233,7 +233,7 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
     extent = f"{low}" if low == high else f"{low} to {high}"
     size = drawing.common_size(labels[model] for model in table["model"])
     drawing.put_title(
-        figure, f"To keep 90 % of what {longest} tokens are worth takes {extent} of them",
+        figure, f"To keep nine tenths of what {longest} tokens are worth takes {extent} of them",
         drawing.sample_size(table), size, f"worth: what they give more than {shortest}", drawing.BARS,
     )  # fmt: skip
     return figure

@@ -166,13 +166,6 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
             main(arguments)
 
 
-def duration(seconds: float) -> str:
-    """1:02:03, or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def progress(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
     """`items`, with a progress bar and an ETA on standard error (a line each ten seconds into a file)."""
     return iter(progress_bar(items, description, unit, total))

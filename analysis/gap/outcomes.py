@@ -357,7 +357,7 @@ def variants(targets: pd.DataFrame, outcome: Outcome, **roles: Any) -> list[Row]
 
     Args:
         targets: with "log2_half_sparsity of JUDGE" and "mean_log2_k_by_loss of JUDGE" where they are known,
-            and "follows", of `tokens/kinds.py`, where copying is told from the rest.
+            and "follows" of `tokens/kinds.py` for the variant away from repeated phrases.
         roles: short and long, as `outcome_rows` takes them.
     """
     rows = []

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, duration, is_out_of_memory, logger, progress
+from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching, HeadWeights, Measurement, PassQueue, Rows
 from pipeline.measuring.far_context import far_contexts
 from pipeline.measuring.flags import ContextLengths, split_of_this_process
@@ -35,6 +36,7 @@ from pipeline.text.tokenizer import knows_token_ids
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
+_NOT_LONG_SECONDS = 10
 LEARNING_RULES = ("learned_attention", "learned_attention_divergence")
 """Those that need weights of heads."""
 
@@ -223,7 +225,8 @@ class MeasuringStage:
                 * self.planned(document.document_id)
                 for document in documents
             )
-            lengths = ContextLengths(1, limits[0], arguments.targets_per_chunk)
+            length = self.last_tokens or arguments.long_context_length
+            lengths = ContextLengths(1, length, arguments.targets_per_chunk)
             less = "--max-documents, --max-chunks-per-document, --targets-per-chunk or fewer --rules"
             say_how_long(first, num_tokens, lengths, less)
         tables: dict[str, Columns] = {}
@@ -264,13 +267,18 @@ class MeasuringStage:
 
 
 def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
-    """Say in the log about how long so many tokens take; `less` names what spares time."""
-    whole = duration(seconds_per_token(loaded.model, loaded.batching, lengths) * num_tokens)
+    """Say in the log about how long so many tokens take, where it is long; `less` names what spares time."""
+    timed = loaded.model, loaded.batching, lengths
+    if num_tokens * seconds_per_token(*timed, at_least=0) < _NOT_LONG_SECONDS:
+        return
+    whole = timedelta(seconds=round(num_tokens * seconds_per_token(*timed)))
     logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
 
 
-def seconds_per_token(model: CausalLM, batching: Batching, lengths: ContextLengths) -> float:
-    """Of passes as most are that leave a token out, timed for a second.
+def seconds_per_token(
+    model: CausalLM, batching: Batching, lengths: ContextLengths, at_least: float = 1.0
+) -> float:
+    """Of passes as most are that leave a token out, timed for `at_least` so many seconds, and one pass.
 
     Their rows are half of a chunk, and its targets' losses and divergences are wanted.
     """
@@ -286,7 +294,7 @@ def seconds_per_token(model: CausalLM, batching: Batching, lengths: ContextLengt
     # One sequence first, as the first pass is slower than those after it.
     reference = Predictions.of(model, model.hidden_states(*rows(1).on_device(model.device))[0])
     started, num_run = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < 1 or not num_run:
+    while (seconds := time.perf_counter() - started) < at_least or not num_run:
         batch = rows(batching.num_sequences(model, num_rows))
         queue = PassQueue(model, batching, reference)
         num_run += queue.run(batch, np.zeros_like(batch.query_rows_BT)) * num_rows

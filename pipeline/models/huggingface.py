@@ -105,14 +105,14 @@ def _attend_with_shared_prefix(
     return attended.transpose(1, 2).contiguous(), None
 
 
-_WATCHING: ContextVar[NoteHeads | None] = ContextVar("who is told of every layer's heads", default=None)
+_WATCHING: ContextVar[NoteHeads | None] = ContextVar("what takes every layer's heads", default=None)
 
 
 def _attend_watched(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor, scaling: float | None = None, softcap: float | None = None, **further: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention written out, whose heads are told of; of one sequence. What is returned is [B, S, H, E]."""
+    """Attention of one sequence, written out; it hands its heads to `_WATCHING`. Returns [B, S, H, E]."""
     if given := {name for name in ("position_bias", "s_aux") if further.get(name) is not None}:
         what = f"{type(module).__name__} cannot be looked into: it has {', '.join(sorted(given))}"
         raise NotInspectableError(what)

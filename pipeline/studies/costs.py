@@ -119,7 +119,7 @@ def _seconds_per_token(config: PretrainConfig, lengths: ContextLengths | None = 
         if key not in _timed:
             _timed[key] = seconds_per_trained_token(config, _device())
         return _timed[key]
-    key = repr((model.n_layers, model.d_model, model.n_heads, model.vocab_size, lengths))
+    key = repr(({**model.asdict(), "max_sequence_length": None}, lengths))
     if key not in _timed:
         lm = OLMoCausalLM(OLMo(ModelConfig(**{**model.asdict(), "init_device": str(_device())})))
         _timed[key] = seconds_per_token(lm, Batching.for_model(lm), lengths)
@@ -190,7 +190,7 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
         of_a_token = flops_per_token(model, about.evaluation.long_context_length) / 3 - vocabulary
         of_training = num_checkpoints * of_a_checkpoint
         flops += of_training * of_a_token
-        if machine.is_timed(model):
+        if machine.is_timed(model) and evaluation.dtype in (None, "float32"):
             seconds += of_training * _seconds_per_token(checked.configs[training.name], lengths)
         else:
             seconds += of_training * of_a_token / machine.flops_per_second(evaluation.dtype)

@@ -21,13 +21,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
 import psutil
 from tqdm import tqdm
 
-from pipeline.cli import InputError, duration, logger
+from pipeline.cli import InputError, logger
 from pipeline.measuring.flags import DOCUMENTS_PER_SHARD
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
@@ -238,7 +239,8 @@ class _Run:
                 if not self._unended[name]:
                     self._finished.add(name)
                     self._bar.update()
-                    self._say(f"{name} finished in {duration(time.time() - self._started[name])}")
+                    seconds = round(time.time() - self._started[name])
+                    self._say(f"{name} finished in {timedelta(seconds=seconds)}")
                 if process.output:
                     self._print(process.output.decode(errors="replace"), sys.stdout)
             if not self._bar.disable and time.monotonic() - drawn > _SECONDS_BETWEEN_DRAWINGS:

@@ -91,7 +91,7 @@ def test_queries_shown_with_their_answers() -> None:
     ):
         sql = next(c for c in commands_of(page, heading) if c.program.endswith("query.py")).arguments[-1]
         sql = sql.replace("runs/mine/needles/length-256", str(needles))
-        sql = sql.replace("WHERE target", "WHERE model = '2m-long-seed0' AND target")
+        sql = sql.replace("'pythia-160m'", "'2m-long-seed0'")
         answer = [
             row for row in run_query(connect(results, sql), sql, 50)[1] if not str(row[0]).startswith("300k")
         ]
