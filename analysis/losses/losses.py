@@ -162,17 +162,29 @@ def lengths_figure(
 
 
 def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> str:
-    """The finding of `lengths_figure`: the loss at the longest context beside that at the shortest."""
-    by_length = differences.pivot(index="context_length", columns="model", values="difference")
-    is_lower = (by_length.iloc[-1] < by_length.iloc[0])[list(dict.fromkeys(differences["model"]))]
-    lengths = f"with {by_length.index[-1]:,} tokens of context than with {by_length.index[0]}"
-    if is_lower.nunique() == 1:
-        return f"Every model's loss is {'lower' if is_lower.iloc[0] else 'higher'} {lengths}"
-    trainings: dict[bool, dict[str, None]] = {True: {}, False: {}}  # each once, without its seeds
-    for model, lower in is_lower.items():
-        words = labels[str(model)].text.partition(", seed")[0].replace(", ", " with ")
-        trainings[bool(lower)][words] = None
-    if set(trainings[True]) & set(trainings[False]):
-        return f"Loss is lower {lengths} in {is_lower.sum()} of {len(is_lower)} models"
-    lower_in, higher_in = (" and ".join(trainings[lower]) for lower in (True, False))
-    return f"Loss is lower {lengths} in models {lower_in}, higher in those {higher_in}"
+    """The finding of `lengths_figure`: the loss at the longest context beside that at the shortest.
+
+    A training is named where the intervals of all its seeds leave out the mean at the shortest.
+    """
+    lengths = differences["context_length"]
+    before, after = (
+        differences[lengths == length].set_index("model") for length in (lengths.min(), lengths.max())
+    )
+    trainings = [
+        labels[str(model)].text.partition(", seed")[0].replace(", ", " with ") for model in after.index
+    ]
+    is_so = pd.DataFrame({
+        "lower": after["difference_high"] < before["difference"],
+        "higher": after["difference_low"] > before["difference"],
+    }).groupby(trainings, sort=False).all()  # fmt: skip
+    change = f"with {lengths.max():,} tokens of context than with {lengths.min()}"
+    for way in is_so:
+        if is_so[way].all():
+            return f"Every model's loss is {way} {change}"
+    named = {way: " and ".join(is_so.index[is_so[way]]) for way in is_so if is_so[way].any()}
+    if not named:
+        return f"No model's loss is clearly other {change}"
+    (way, models), *others = named.items()
+    return f"Loss is {way} {change} in models {models}" + "".join(
+        f", {other} in those {those}" for other, those in others
+    )

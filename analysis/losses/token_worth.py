@@ -108,6 +108,8 @@ _ROLES = {
 }  # fmt: skip
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
 _BLIND = "leave_one_out_divergence"
+_FEW = 16
+"""Tokens that titles speak of, or the fewest studied: most of the far context brings everything back."""
 _ASIDE = 0.04  # doublings between lines whose bars would hide each other
 _STEP_TO_ALL = 1.5  # doublings from the largest k to all far tokens, not to scale
 
@@ -198,7 +200,8 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
 def _what_is_brought_back(curves: pd.DataFrame) -> str:
     """The finding of `loss_figure`: of the choice that does not see the answer, or of the first there is."""
     rule = next(rule for rule in (_BLIND, *_ROLES) if rule in set(curves["rule"]))
-    last = curves[(curves["rule"] == rule) & (curves["far_context"] == OWN)].sort_values("k").iloc[-1]
+    own = curves[(curves["rule"] == rule) & (curves["far_context"] == OWN)].sort_values("k")
+    last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
     if np.isnan(last["recovered_share"]):
         return "The long context is not shown to gain anything that k tokens could bring back"
     tokens = f"{drawing.counted(int(last['k']), 'far token')}, {_ROLES[rule]},"
@@ -243,6 +246,7 @@ def _worth_in_nearest_tokens(effects: pd.DataFrame) -> str:
     if not {_BLIND, "nearest"} <= set(effects["rule"]):
         return "What are k tokens of the far context worth?"
     chosen = worth[_BLIND].dropna()
+    chosen = chosen[chosen.index <= max(_FEW, chosen.index.min())]
     as_many = worth.index[(worth["nearest"] <= chosen.iloc[-1]).all(axis=1)]
     k, nearest = chosen.index[-1], max(as_many, default=0)
     if nearest < k:

@@ -445,8 +445,9 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
     n = f"{drawing.sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
     finding = "The far context is not shown to gain anything"
     if drawing.is_above(overall["loss_difference_low"]) and len(kinds):
-        most = kinds.sort_values("loss_difference").iloc[-1]
-        part = most["num_targets"] / overall["num_targets"]
+        parts = kinds["num_targets"] / overall["num_targets"]
+        place = (kinds["share_of_gain"] - parts).argmax()
+        most, part = kinds.iloc[place], parts.iloc[place]
         finding = (
             f"{most['share_of_gain']:.2f} of the gain falls to {part:.2f} of the tokens: {most['words']}"
         )
