@@ -5,14 +5,17 @@
       --short-trained 2m-short-pose-seed{0,1,2,3} --long-trained 2m-long-seed{4,5,6,7} \\
       --placebo 2m-long-seed8 --out runs/decisive-2m/outcomes
 
+again from the targets that this has written, as for the study of the first page:
+  python analysis/outcomes.py --targets analysis/reference/decisive/outcome_targets.parquet --out runs/again
+
 Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: of the gap in nats; of the gap
 as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length
 alone. Each stands beside that of the placebo, a long-trained model in the place of the short-trained ones,
 and the slope with each judge's sparsity as the instrument of the other's. Variants follow, none of which
 decides: other thresholds of D(0), weights by it, C4 alone, targets not after a repeated bigram, k* at 0.5,
-the loss in the place of the divergence. Prints them with the decision, and writes outcomes.parquet
-(pipeline/RESULTS.md) and the figure gap_by_sparsity: both outcomes in nats against mean_log2_k, binned, with
-what is held constant taken out.
+the loss in the place of the divergence. Prints them with the decision, and writes outcome_targets.parquet,
+all that the slopes rest on, outcomes.parquet (both in pipeline/RESULTS.md) and the figure gap_by_sparsity:
+both outcomes in nats against mean_log2_k, binned, with what is held constant taken out.
 
 The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
 models named. A model of two roles is refused.
@@ -32,7 +35,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, folder_path, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, stage_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,28 +47,63 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("--sparsity-results", type=folder_path, required=True, help="mean_log2_k of all far tokens")
-    add(
-        "--near-results", type=folder_path, required=True, help="mean_log2_k within length_harm's last tokens"
-    )
-    add("--loss-results", type=folder_path, required=True, help="loss_differences of all models")
+    add("--targets", type=file_path, metavar="FILE", help="outcome_targets.parquet, in the place of results")
+    add("--sparsity-results", type=folder_path, help="mean_log2_k of all far tokens")
+    add("--near-results", type=folder_path, help="mean_log2_k within length_harm's last tokens")
+    add("--loss-results", type=folder_path, help="loss_differences of all models")
     beside = "the tokenized data that was measured; beside the loss results where not given"
     add("--data", type=folder_path, help=beside)
-    add("--short-trained", nargs="+", required=True, metavar="MODEL", help="trained at a short context")
-    add("--long-trained", nargs="+", required=True, metavar="MODEL", help="whom these are compared with")
-    add("--placebo", required=True, metavar="MODEL", help="a long-trained model of no other role")
-    add("--out", type=folder_path, required=True, help="where the table is written")
+    add("--short-trained", nargs="+", metavar="MODEL", help="trained at a short context")
+    add("--long-trained", nargs="+", metavar="MODEL", help="whom these are compared with")
+    add("--placebo", metavar="MODEL", help="a long-trained model of no other role")
+    add("--out", type=folder_path, required=True, help="where the tables and the figure are written")
     return program
+
+
+_OF_RESULTS = (
+    "sparsity_results", "near_results", "loss_results", "short_trained", "long_trained", "placebo",
+)  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the table and the decision, and write them."""
     # Imported late, for a --help at once.
-    import pandas as pd
-
     from analysis import drawing
     from analysis.gap import outcomes
-    from analysis.read import MeasuredText, write_derived_table
+    from analysis.read import write_derived_table
+    from pipeline.results.files import read_parquet
+    from pipeline.results.schemas import SCHEMAS
+
+    given = [name for name in _OF_RESULTS if getattr(arguments, name)]
+    if (arguments.targets is None) != (len(given) == len(_OF_RESULTS)) or (arguments.targets and given):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RESULTS)
+        raise InputError(f"give --targets alone, or all of {flags}")
+    table = None if arguments.targets else targets_of_results(arguments)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.targets or write_derived_table(table, "outcome_targets", arguments.out)
+    # Read also where it was just written: the numbers are then those that anyone gets from the file.
+    table = read_parquet(path, SCHEMAS["outcome_targets"].names).to_pandas()
+    planned, others, of_outcomes = [], [], {}
+    for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
+        targets, short, long = outcomes.of_measured(table, outcome.measured)
+        planned += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=outcomes.PLACEBO)
+        others += outcomes.variants(targets, outcome, short=short, long=long)
+        if not outcome.is_share:
+            of_outcomes[outcome] = outcomes.binned(
+                targets, outcome, short=short, long=long, placebo=outcomes.PLACEBO
+            )
+    slopes = outcomes.with_decision([*planned, *others])
+    sys.stdout.write(lines_of(slopes))
+    write_derived_table(slopes, "outcomes", arguments.out)
+    drawing.save(outcomes.outcome_figure(of_outcomes, slopes), arguments.out, "gap_by_sparsity")
+
+
+def targets_of_results(arguments: argparse.Namespace) -> "pd.DataFrame":
+    """The table outcome_targets (pipeline/RESULTS.md) of the results that the command line names."""
+    import pandas as pd
+
+    from analysis.gap import outcomes
+    from analysis.read import MeasuredText
     from analysis.tokens import kinds
     from pipeline.results.read import read_artefact
     from pipeline.results.schemas import DIVERGENCE, LOSS
@@ -97,22 +135,15 @@ def main(arguments: argparse.Namespace) -> None:
             kind = kinds.follows(chunk.token_ids_L, position - chunk.start, short_length)
             kinds_of_targets.append((chunk.document_id, position, kind))
     follows = pd.DataFrame(kinds_of_targets, columns=[*outcomes.KEYS, "follows"])
-    planned, others, of_outcomes = [], [], {}
-    for outcome in (outcomes.GAP, outcomes.SHARE, outcomes.HARM):
+    tables = []
+    for sparsity, outcome in ((far, outcomes.GAP), (near, outcomes.HARM)):
         targets = outcomes.outcome_targets(
-            near if outcome is outcomes.HARM else far, losses, measured=outcome.measured, models=models,
-            token_counts_V=token_counts_V, sources=sources,
+            sparsity, losses, measured=outcome.measured, models=models, token_counts_V=token_counts_V,
+            sources=sources,
         )  # fmt: skip
         targets = targets.merge(follows, on=outcomes.KEYS, how="left", validate="1:1")
-        planned += outcomes.outcome_rows(targets, outcome, short=short, long=long, placebo=placebo)
-        others += outcomes.variants(targets, outcome, short=short, long=long)
-        if not outcome.is_share:
-            of_outcomes[outcome] = outcomes.binned(targets, outcome, short=short, long=long, placebo=placebo)
-    table = outcomes.with_decision([*planned, *others])
-    sys.stdout.write(lines_of(table))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_derived_table(table, "outcomes", arguments.out)
-    drawing.save(outcomes.outcome_figure(of_outcomes, table), arguments.out, "gap_by_sparsity")
+        tables.append(outcomes.by_role(targets, outcome.measured, short=short, long=long, placebo=placebo))
+    return pd.concat(tables)
 
 
 def lines_of(table: "pd.DataFrame") -> str:

@@ -140,6 +140,29 @@ def outcome_targets(
     return targets.assign(source=targets["document_id"].map(sources))
 
 
+def by_role(
+    targets: pd.DataFrame, measured: str, *, short: Sequence[str], long: Sequence[str], placebo: str
+) -> pd.DataFrame:
+    """What `outcome_targets` gives, as the table of that name: lists over the judges, and a role's seeds."""
+    of_models = of_each(targets, measured)
+    lists = {"short_trained": of_models[list(short)], "long_trained": of_models[list(long)]}
+    lists |= {name: of_each(targets, name) for name in (SPARSITY, *_INSTEAD)}
+    as_lists = {name: list(values.to_numpy(dtype="float64")) for name, values in lists.items()}
+    return targets.assign(measured=measured, placebo=of_models[placebo], **as_lists)
+
+
+def of_measured(table: pd.DataFrame, measured: str) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """The other way; and what the short- and the long-trained are called in it."""
+    rows = table[table["measured"] == measured].reset_index(drop=True)
+    wide, names = {f"{measured} of {PLACEBO}": rows["placebo"].astype("float64")}, {}
+    for role in ("short_trained", "long_trained", SPARSITY, *_INSTEAD):
+        values = np.stack(rows[role].to_list()).astype("float64")
+        what, whose = (measured, role) if role.endswith("_trained") else (role, "judge")
+        names[role] = [f"{whose} {index}" for index in range(values.shape[1])]
+        wide |= {f"{what} of {name}": values[:, index] for index, name in enumerate(names[role])}
+    return rows.assign(**wide), names["short_trained"], names["long_trained"]
+
+
 def of_each(targets: pd.DataFrame, name: str) -> pd.DataFrame:
     """The columns "NAME of MODEL" of `outcome_targets`, called by the models."""
     columns = [column for column in map(str, targets) if column.startswith(f"{name} of ")]

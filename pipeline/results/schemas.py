@@ -280,6 +280,27 @@ SCHEMAS: dict[str, pa.Schema] = {
                " that chose, needs for an interval of excess as narrow"),
         column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
     ]),
+    "outcome_targets": pa.schema([
+        column("measured", pa.string(), "what of each model: 'long_context_loss', or 'length_harm', whose"
+               " mean_log2_k and D(0) are within its last tokens; nats"),
+        column("document_id", pa.string(), "the text"),
+        column("target_position", pa.int32(), "the target's place in it"),
+        column("source", pa.string(), "'C4' or 'Wikipedia'"),
+        column("follows", pa.string(), "what the target stands after, as in token_categories"),
+        column("position", pa.int32(), "tokens before it in the long context"),
+        column("log_token_count", pa.float32(), "natural log of its token's count in the training text + 1"),
+        column("divergence", pa.float32(), "D(0), what the far context is worth, mean of the judges, nats"),
+        column("least_divergence", pa.float32(), "the least of theirs"),
+        column("gain", pa.float32(), "the judges' mean loss_difference, nats"),
+        column("difficulty", pa.float32(), "the judges' mean long_context_loss, nats"),
+        column("mean_log2_k", pa.list_(pa.float32()), "of each judge; NaN where there is too little to bring"
+               " back"),
+        column("log2_half_sparsity", pa.list_(pa.float32()), "log2 of half_sparsity, likewise"),
+        column("mean_log2_k_by_loss", pa.list_(pa.float32()), "mean_log2_k by the loss, likewise"),
+        column("short_trained", pa.list_(pa.float32()), "what is measured, of each short-trained seed"),
+        column("long_trained", pa.list_(pa.float32()), "the same of the long-trained seeds"),
+        column("placebo", pa.float32(), "the same of the long-trained model in the place of the former"),
+    ]),
     "outcomes": pa.schema([
         column("outcome", pa.string(), "'gap', L_short - L_long under the long context, nats; 'share of the"
                " stake', the same as a share of the judges' D(0); 'harm of length', of length_harm, nats"),
@@ -453,9 +474,9 @@ Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test ke
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`needed_context`, `cache_policies`, `document_scores`, `selection_rules` and `token_categories` are made by
-the analysis: one file each, such as `selection_rules.parquet`, beside the figures; the last is of the text
-alone, and the same for all models.
+`needed_context`, `cache_policies`, `document_scores`, `outcome_targets`, `outcomes`, `selection_rules` and
+`token_categories` are made by the analysis: one file each, such as `outcomes.parquet`; the last is of the
+text alone, and the same for all models.
 `synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.

@@ -270,7 +270,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setattr(UnigramDistribution, "of_training_tokens", lambda _: counts)
 
     def run(*further: str) -> None:
-        words = [
+        words = [*further, "--out", str(tmp_path / "again")] if "--targets" in further else [
             "--sparsity-results", str(tmp_path / "far"), "--near-results", str(tmp_path / "near"),
             "--loss-results", str(tmp_path / "far"), "--short-trained", *SHORT, "--long-trained", *LONG,
             "--placebo", PLACEBO, "--out", str(tmp_path / "out"), *further,
@@ -297,7 +297,14 @@ def test_the_program_tells_all_slopes_and_the_decision(
     assert of_any >= planned["num_targets"].iloc[0] >= of_most > 0
     assert table["slope"][0] == pytest.approx(0.1, abs=0.05)
     assert table["slope"][2] > table["slope"][0]  # the judges' error draws the latter to 0
-    assert f"Decision: {table['decision'][0]}. Half of each interval: gap 0." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Decision: {table['decision'][0]}. Half of each interval: gap 0." in printed
+    tell("--targets", str(tmp_path / "out/outcome_targets.parquet"))
+    assert capsys.readouterr().out == printed
+    assert read_parquet(tmp_path / "again/outcomes.parquet").to_pandas().equals(table)
+    for given in (["--targets", str(tmp_path / "out/outcome_targets.parquet"), "--placebo", "long8"], []):
+        with pytest.raises(InputError, match="give --targets alone, or all of --sparsity-results, --near"):
+            program.main(program.parser().parse_args([*given, "--out", str(tmp_path / "none")]))
 
 
 def test_models_of_two_roles_or_of_none_are_refused(tell: Callable[..., None], tmp_path: Path) -> None:
