@@ -17,6 +17,9 @@ the loss in the place of the divergence. Prints them with the decision, and writ
 all that the slopes rest on, outcomes.parquet (both in pipeline/RESULTS.md) and the figure gap_by_sparsity:
 both outcomes in nats against mean_log2_k, binned, with what is held constant taken out.
 
+With --chosen-results a second table: the loss with the short context and k chosen tokens alone, of models
+that chose none of them (chosen_alone.parquet, and a figure of that name).
+
 The judges are those of the sparsity results that chose no tokens. The loss results hold the judges and all
 models named. A model of two roles is refused.
 
@@ -33,6 +36,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, file_path, folder_path, stage_parser
@@ -56,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     add("--short-trained", nargs="+", metavar="MODEL", help="trained at a short context")
     add("--long-trained", nargs="+", metavar="MODEL", help="whom these are compared with")
     add("--placebo", metavar="MODEL", help="a long-trained model of no other role")
-    add("--out", type=folder_path, required=True, help="where the tables and the figure are written")
+    chosen = "of influential_tokens --choices under --intervention remove, one of each --positions"
+    add("--chosen-results", type=folder_path, nargs="+", default=[], metavar="RESULTS", help=chosen)
+    add("--out", type=folder_path, required=True, help="where the tables and the figures are written")
     return program
 
 
@@ -78,9 +84,9 @@ def main(arguments: argparse.Namespace) -> None:
     if (arguments.targets is None) != (len(given) == len(_OF_RESULTS)) or (arguments.targets and given):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RESULTS)
         raise InputError(f"give --targets alone, or all of {flags}")
-    table = None if arguments.targets else targets_of_results(arguments)
+    if (path := arguments.targets) is None:
+        path = write_derived_table(targets_of_results(arguments), "outcome_targets", arguments.out)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.targets or write_derived_table(table, "outcome_targets", arguments.out)
     # Read also where it was just written: the numbers are then those that anyone gets from the file.
     table = read_parquet(path, SCHEMAS["outcome_targets"].names).to_pandas()
     planned, others, of_outcomes = [], [], {}
@@ -96,6 +102,39 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write(lines_of(slopes))
     write_derived_table(slopes, "outcomes", arguments.out)
     drawing.save(outcomes.outcome_figure(of_outcomes, slopes), arguments.out, "gap_by_sparsity")
+    if arguments.chosen_results:
+        tell_of_chosen(arguments.chosen_results, arguments.out)
+
+
+def tell_of_chosen(folders: Sequence[Path], out: Path) -> None:
+    """Print and write what the models make of the short context and the chosen tokens alone."""
+    import pandas as pd
+
+    from analysis import drawing
+    from analysis.losses.token_worth import alone_figure, chosen_alone
+    from analysis.read import interval_cell, read_sparse_losses, write_derived_table
+    from pipeline.results.read import read_settings
+    from pipeline.results.table import as_table
+
+    tables: list[pd.DataFrame] = []
+    labels: dict[str, drawing.ModelLabel] = {}
+    for folder in folders:
+        settings = read_settings(folder, "influential_tokens")
+        positions = {model: of.get("positions") or "original" for model, of in settings.items()}
+        alone = chosen_alone(read_sparse_losses(folder, only={"rule": [RULE]}))
+        tables.append(alone.assign(positions=alone["model"].map(positions)))
+        labels |= drawing.model_labels(folder, "sparse_context_losses")
+    table = pd.concat(tables, ignore_index=True).sort_values("model", kind="stable", ignore_index=True)
+    names = ("loss", "gain", "less_than_short", "null_less_than_short", "less_than_long")
+    rows = [
+        [row["model"], row["positions"], row["k"], row["num_targets"]]
+        + [interval_cell(row, name) for name in names]
+        for row in table.to_dict("records")
+    ]
+    header = ["model", "positions", "k", "targets", *(name.replace("_", " ") for name in names)]
+    sys.stdout.write(as_table(header, rows, widest_cell=None) + "\n")
+    write_derived_table(table, "chosen_alone", out)
+    drawing.save(alone_figure(table, labels), out, "chosen_alone")
 
 
 def targets_of_results(arguments: argparse.Namespace) -> "pd.DataFrame":

@@ -158,6 +158,73 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns="short")
 
 
+def chosen_alone(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
+    """What models make of the short context and k tokens that others chose blind, and nothing else.
+
+    Rows under `remove`, of any models: do they fail at the length of the context, or at its use?
+
+    Returns:
+        model, k, num_targets, num_documents; short_loss and long_loss; then with intervals gain, the former
+        less the latter, loss, less_than_short and less_than_long: with k tokens, and how much lower that is;
+        null_less_than_short: with another document's tokens. All nats; the interval of the loss is of its
+        difference from short_loss.
+    """
+    amounts = _amounts_of_targets(sparse_context_losses, LOSS)
+    amounts = amounts[amounts["rule"] == _BLIND].rename(
+        columns={"recovered": "less_than_short", "null_recovered": "null_less_than_short"}
+    )
+    amounts["less_than_long"] = amounts["less_than_short"] - amounts["gain"]
+
+    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
+        null = mean_columns(targets.dropna(subset="null_less_than_short"), "null_less_than_short")
+        columns = mean_columns(targets, "gain", "less_than_short", "less_than_long") | null
+        short = targets["baseline"].mean()
+        for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+            columns[f"loss{end}"] = short - columns[f"less_than_short{other}"]
+        return {"short_loss": short, "long_loss": short - columns["gain"], **columns}
+
+    return summarized(amounts, ["model", "k"], numbers, sort=False)
+
+
+def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
+    """A panel a model: the loss with the short context and k chosen tokens, between those of both contexts.
+
+    Args:
+        alone: of `chosen_alone`, with a column `positions`, "original" or "compact".
+    """
+    of_models = list(alone.groupby("model", sort=False))
+    figure, axes = drawing.panels(len(of_models), 3.0)
+    for ax, (model, of_model) in zip(axes, of_models, strict=True):
+        style, ends = labels[str(model)].style, []
+        for positions, line in of_model.groupby("positions", sort=False):
+            name = "closed up" if positions == "compact" else "each at\nits position"
+            drawn = style.null if positions == "compact" else style.measured
+            ends.append(drawing.draw_line(ax, line["k"], line, "loss", drawn, name))
+        for name in ("short", "long"):
+            level = of_model[f"{name}_loss"].iloc[0]
+            ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
+            ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name}: {level:.2f}", drawing.GREY))
+        drawing.tokens_axis(ax, of_model["k"].unique())
+        ax.set_title(labels[str(model)].text, loc="left")
+        drawing.label_line_ends(ax, ends)
+    axes[0].set_ylabel("loss (nats)")
+    size = drawing.common_size(labels[str(model)] for model, _ in of_models)
+    drawing.put_title(
+        figure, _what_few_give(alone), drawing.sample_size(alone), size,
+        "tokens chosen blind by other models", "grey: the short and the whole long context",
+        f"{drawing.BARS}, of the difference from the short context",
+    )  # fmt: skip
+    return figure
+
+
+def _what_few_give(alone: pd.DataFrame) -> str:
+    """The finding of `alone_figure`; it must hold for all models that the long context hurts."""
+    hurt = alone[(alone["k"] == _FEW) & (alone["gain_high"] < 0)]
+    if len(hurt) and (hurt[["less_than_short_low", "less_than_long_low"]] > 0).all(axis=None):
+        return f"Where the long context hurts, {_FEW} chosen tokens of it help"
+    return f"What do {_FEW} chosen tokens give, and nothing else?"
+
+
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
     """The paper's figure: the loss with the short context and k far tokens, from none of them to all.
 

@@ -325,6 +325,21 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("pair_slopes", pa.list_(pa.float64()), "slope of each pair of seeds, by the first role's"),
         column("decision", pa.string(), "of all rows together: 'support', 'refuted at this size' or 'open'"),
     ]),
+    "chosen_alone": pa.schema([
+        column("model", pa.string(), "the model's name; others chose the tokens"),
+        column("positions", pa.string(), "'original', or 'compact': closed up"),
+        column("k", pa.int32(), "tokens beside the short context, and nothing else"),
+        column("num_targets", pa.int32(), "targets averaged over"),
+        column("num_documents", pa.int32(), "documents they are from"),
+        column("short_loss", pa.float64(), "loss with the short context alone, nats"),
+        column("long_loss", pa.float64(), "loss with the long context, nats"),
+        *with_interval("gain", "short_loss - long_loss, nats"),
+        *with_interval("loss", "with k tokens, nats; its interval is of the difference from short_loss"),
+        *with_interval("less_than_short", "short_loss - loss, nats"),
+        *with_interval("null_less_than_short", "the same with another document's tokens, where there is"
+                       " such a null, nats"),
+        *with_interval("less_than_long", "long_loss - loss, nats: above 0 where k tokens beat all of them"),
+    ]),
     "needed_context": pa.schema([
         column("model", pa.string(), "the model's name"),
         column("source", pa.string(), "of the documents: 'all', or a site; 'other sources' have few each"),
@@ -474,9 +489,9 @@ Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test ke
 
 A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
 `pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`needed_context`, `cache_policies`, `document_scores`, `outcome_targets`, `outcomes`, `selection_rules` and
-`token_categories` are made by the analysis: one file each, such as `outcomes.parquet`; the last is of the
-text alone, and the same for all models.
+`cache_policies`, `chosen_alone`, `document_scores`, `needed_context`, `outcome_targets`, `outcomes`,
+`selection_rules` and `token_categories` are made by the analysis: one file each, such as `outcomes.parquet`;
+the last is of the text alone, and the same for all models.
 `synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
 In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
 Losses are in nats, and never negative; `_position` counts tokens from the start of the document.

@@ -298,7 +298,8 @@ def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Co
         named = [*asked.short_trained, *asked.long_trained, asked.placebo]
         if plan.name or not set(named) <= plan.trainings.keys():
             continue
-        near, full = plan._of(asked.near), {name: plan.trainings[name].name for name in named}
+        full = {name: plan.trainings[name].name for name in named}
+        near, *chosen = (plan._of(name) for name in (asked.near, *asked.chosen))
         results, out = str(plan.folder("results")), plan.folder("outcomes")
         arguments = (
             "--sparsity-results", results, "--near-results", str(near.folder("results")),
@@ -307,7 +308,11 @@ def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Co
             "--long-trained", *(full[name] for name in asked.long_trained),
             "--placebo", full[asked.placebo], "--out", str(out),
         )  # fmt: skip
-        needs = [one.name for some in (plan, near) for one in some.commands() if one.about is not None]
+        if chosen:
+            arguments += ("--chosen-results", *(str(one.folder("results")) for one in chosen))
+        needs = [
+            one.name for some in (plan, near, *chosen) for one in some.commands() if one.about is not None
+        ]
         yield Command(plan._command_name("outcomes"), "analysis/outcomes.py", arguments, tuple(needs))
 
 

@@ -163,6 +163,8 @@ class Outcomes:
     short_trained: list[str] = MISSING
     long_trained: list[str] = MISSING
     placebo: str = MISSING
+    chosen: list[str] = field(default_factory=list)
+    """Further evaluations that try the chosen tokens alone."""
 
 
 @dataclass
@@ -362,7 +364,8 @@ def _refuse_names(study: TextStudy) -> None:
     if study.outcomes is not None:
         named = [*study.outcomes.short_trained, *study.outcomes.long_trained, study.outcomes.placebo]
         _refuse_unknown("model of outcomes", named, study.models)
-        _refuse_unknown("evaluation of outcomes.near", [study.outcomes.near], study.further_evaluations)
+        further = [study.outcomes.near, *study.outcomes.chosen]
+        _refuse_unknown("evaluation of outcomes", further, study.further_evaluations)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
         if evaluation.choices is not None:

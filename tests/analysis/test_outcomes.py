@@ -307,6 +307,30 @@ def test_the_program_tells_all_slopes_and_the_decision(
             program.main(program.parser().parse_args([*given, "--out", str(tmp_path / "none")]))
 
 
+def test_chosen_tokens_alone_stand_in_a_second_table(
+    tell: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for positions in (None, "compact"):
+        rows = [
+            {
+                "document_id": str(text), "chunk_index": 0, "target_position": 9, "rule": program.RULE,
+                "far_context": far, "k": k, "judge": "pose0", "short_context_loss": 3.0 + text,
+                "long_context_loss": 2.0 + text,
+                "sparse_context_loss": text + (2.5 if far == "own" else 2.75) - (0.25 if positions else 0),
+            }
+            for text in range(30) for far in ("own", "other_document") for k in (1, 16)
+        ]  # fmt: skip
+        tables = {"sparse_context_losses": rows}
+        settings = {"positions": positions, "k": [1, 16]}
+        write_tables(tmp_path / str(positions), "influential_tokens", "pose0", settings, tables)
+    tell("--chosen-results", str(tmp_path / "None"), str(tmp_path / "compact"))
+    table = read_parquet(tmp_path / "out/chosen_alone.parquet").to_pandas()
+    assert table["positions"].tolist() == ["original"] * 2 + ["compact"] * 2
+    assert table["less_than_short"].tolist() == [0.5] * 2 + [0.75] * 2
+    assert table["null_less_than_short"].tolist() == [0.25] * 2 + [0.5] * 2
+    assert "less than long" in capsys.readouterr().out
+
+
 def test_models_of_two_roles_or_of_none_are_refused(tell: Callable[..., None], tmp_path: Path) -> None:
     for model in ("long4", "judge0", "chooser1"):
         with pytest.raises(InputError, match=f"{model} has two roles"):

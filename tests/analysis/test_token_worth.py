@@ -6,9 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import legibility_faults
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis.losses.token_worth import loss_curves, token_effects, why_no_loss_figure
+from analysis import drawing
+from analysis.losses.token_worth import (
+    alone_figure,
+    chosen_alone,
+    loss_curves,
+    token_effects,
+    why_no_loss_figure,
+)
 
 
 def tokens(**columns: Any) -> pd.DataFrame:
@@ -41,6 +49,24 @@ def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
     assert (row["excess_low"], row["excess_high"]) == (0.5, 0.5)
     (one,) = token_effects(by_hand[by_hand["document_id"] == "a"]).to_dict("records")
     assert np.isnan([one["recovered_low"], one["share"]]).all()  # a single document gives no interval
+
+
+def test_chosen_tokens_alone_by_hand(by_hand: pd.DataFrame) -> None:
+    """The null is of b alone, where it takes off a nat at one of two targets."""
+    rows = by_hand.assign(rule="leave_one_out_divergence")
+    rows = rows[(rows["far_context"] == "own") | (rows["document_id"] == "b")]
+    (row,) = chosen_alone(rows).to_dict("records")
+    assert (row["k"], row["num_targets"], row["short_loss"], row["long_loss"]) == (1, 4, 3.0, 2.0)
+    assert (row["loss"], row["gain"], row["less_than_short"], row["less_than_long"]) == (2.25, 1, 0.75, -0.25)
+    assert row["null_less_than_short"] == 0.5 and np.isnan(row["null_less_than_short_low"])
+    assert row["loss_high"] - row["loss"] == pytest.approx(
+        row["less_than_short"] - row["less_than_short_low"]
+    )
+    label = drawing.ModelLabel("trained at 64", drawing.TRAINED_CONTIGUOUS, 340_000, 64)
+    lines = [
+        chosen_alone(rows.assign(k=k)).assign(positions=of) for of in ("original", "compact") for k in KS
+    ]
+    assert legibility_faults(alone_figure(pd.concat(lines), {"m": label})) == []
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
