@@ -34,7 +34,7 @@ another document's, in `background` of the whole far context but for S_k."""
 DEFAULT_INTERVENTION = BACKGROUND
 CONTROLS = ("random", "nearest")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
-"""First the one that stood the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
+"""First the best one of the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of influential tokens studied where nothing else is asked for, as far as the far context goes."""
 

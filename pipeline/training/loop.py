@@ -171,7 +171,7 @@ def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callabl
         stack.enter_context(out_of_memory_in_words(less_memory))
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
-        # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-24). Set before
+        # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-23). Set before
         # torch starts its threads, which take it over.
         torch.set_flush_denormal(True)
         training = make()
