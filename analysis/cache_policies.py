@@ -12,7 +12,7 @@ measured. Beside the policies stands the measure's own choice, leave_one_out_div
 document's tokens. Prints and writes cache_policies.parquet (pipeline/RESULTS.md), the best first, and draws
 the share kept against the budget, of the first model. The tokens are the same in all layers and heads.
 
-A policy of your own is a function of ten lines: analysis/METHODS.md, "Add a policy of a cache".
+A policy of your own is a function of ten lines: analysis/METHODS.md, "Policies of a cache".
 """
 
 import sys
