@@ -486,48 +486,62 @@ SCHEMAS: dict[str, pa.Schema] = {
 _PREAMBLE = """# What the Parquet files hold
 
 Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test keeps it equal to the schemas.
+Words: [glossary](GLOSSARY.md).
 
-A results folder holds one folder an artefact, `<artefact>/model=<model>/<shard>-of-<shards>.parquet`, so
-`pandas.read_parquet("<results>/<artefact>")` reads all models at once and adds the column `model`.
-`cache_policies`, `chosen_alone`, `document_scores`, `needed_context`, `outcome_targets`, `outcomes`,
-`selection_rules` and `token_categories` are made by the analysis: one file each, such as `outcomes.parquet`;
-the last is of the text alone, and the same for all models.
-`synthetic_training` is in the run folder of train_synthetic: `synthetic_training.parquet`.
-In `sparse_functional_attention` the model is the name of its condition and of k, such as `local-k2`.
-Losses are in nats, and never negative; `_position` counts tokens from the start of the document.
-Each file's metadata (`pyarrow.parquet.read_schema(path).metadata`) holds `schema_version`, `stage`,
-`settings` (the full configuration: rules, intervention, engine and dtype among it), `inputs` (SHA-256 of
-checkpoint and documents), `model_facts` (num_parameters, train_step, train_context_length, position_scheme,
-seed, as far as the checkpoint has them; of the shard, how many pairs of target and judge were measured, and
-how many of them have too little at stake for a mean_log2_k: num_asked, num_without_gain), `git_commit` and
-`packages` (their versions). A table that was made of results read in part (`--allow-partial`) says of which
-in its metadata's `note`.
+**Files.** A results folder holds one folder per artefact,
+`<artefact>/model=<model>/<shard>-of-<shards>.parquet`. `pandas.read_parquet("<results>/<artefact>")` reads
+all models and adds the column `model`. In `sparse_functional_attention` the model is a condition and k,
+such as `local-k2`. Programs of `analysis/` write one file each beside the figures, such as
+`outcomes.parquet`: `methods`, `measures`, `outcomes`, `outcome_targets`, `chosen_alone`, `needed_context`,
+`cache_policies`, `document_scores`, `selection_rules`, and `token_categories`, which is of the text alone.
+`synthetic_training` is in the run folder of `train_synthetic`.
 
-A shard is whole once its completion mark stands, `_stages/<stage>/model=<model>/<shard>-of-<shards>.done`,
-which holds rows, bytes and SHA-256 of its files, and among how many tasks the work was split. Programs here
-check that, and refuse results that are damaged or not complete; pandas knows nothing of it, but can be told
-to check the pages of the files that it reads: `pandas.read_parquet(..., page_checksum_verification=True)`.
+**Columns.** Losses are in nats, and never negative. `_position` counts tokens from the start of the
+document. `x` (`_low`, `_high`) stands for three columns: x and the ends of its 95 % interval over
+documents, NaN for a single document.
 
-An export, such as the results below `analysis/reference`, is `<artefact>.parquet` beside `exported.json`,
-which holds rows, bytes and SHA-256 of its files: all models' rows in one file, the column `model` first. Its
-metadata's `models` holds, as JSON, the metadata of each model's own files.
-`python -m pipeline.results.export <results> --out <folder>` makes it.
+**Metadata** of a file, `pyarrow.parquet.read_schema(path).metadata`: `settings` (the full configuration),
+`inputs` (SHA-256 of checkpoint and documents), `model_facts` (size, training step, length, position scheme,
+seed; and of the shard `num_asked` pairs of target and judge, `num_without_gain` of which have too little at
+stake for a mean_log2_k), `git_commit`, `packages`, `stage`, `schema_version`. The `note` of a table that
+was made of results read in part (`--allow-partial`) says of which.
+
+**Whole files.** A shard is whole once `_stages/<stage>/model=<model>/<shard>-of-<shards>.done` stands. It
+holds rows, bytes and SHA-256 of the shard's files, and the number of tasks. Programs here check it and
+refuse what is damaged or missing. pandas does not; `pandas.read_parquet(...,
+page_checksum_verification=True)` checks pages at least.
+
+**Exports**, such as the results below `analysis/reference`: `<artefact>.parquet` with all models' rows, the
+column `model` first, beside `exported.json`, which holds rows, bytes and SHA-256. The metadata's `models`
+holds each model's own metadata as JSON. `python -m pipeline.results.export <results> --out <folder>` makes
+it.
 """
 
 
 def results_page() -> str:
-    """The text of pipeline/RESULTS.md: a table an artefact, a row a column."""
+    """The text of pipeline/RESULTS.md: a table an artefact, a row a column, or a number with its interval."""
     sections = [_PREAMBLE]
     for artefact, schema in SCHEMAS.items():
-        rows = [_table_row(field) for field in schema]
+        if artefact == "found_id_dependencies":
+            assert schema == SCHEMAS["found_dependencies"]
+            sections.append(f"## {artefact}\n\nThe columns of `found_dependencies`; of position IDs.\n")
+            continue
+        ends = {
+            end.name
+            for name in schema.names
+            for end in with_interval(name, "")[1:]
+            if end.name in schema.names and end.equals(schema.field(end.name), check_metadata=True)
+        }
+        rows = [_table_row(field, f"{field.name}_low" in ends) for field in schema if field.name not in ends]
         heading = [f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|"]
         sections.append("\n".join([*heading, *rows, ""]))
     return "\n".join(sections)
 
 
-def _table_row(field: pa.Field) -> str:
+def _table_row(field: pa.Field, has_interval: bool) -> str:
     meaning = field.metadata[b"meaning"].decode().replace("|", r"\|")
-    return f"| `{field.name}` | {field.type}{', may be null' if field.nullable else ''} | {meaning} |"
+    name = f"`{field.name}`" + " (`_low`, `_high`)" * has_interval
+    return f"| {name} | {field.type}{', may be null' if field.nullable else ''} | {meaning} |"
 
 
 if __name__ == "__main__":
