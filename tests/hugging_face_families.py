@@ -15,6 +15,15 @@ _GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 _GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
          "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 
+WINDOW = 7
+"""How many tokens a token sees, itself included, in layers that slide of `WINDOWED`."""
+_SLIDES = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def _rope(rope_type: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 1e4, **fields}
+
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _SIZES | _GROUPED | {"tie_word_embeddings": False}),
     "llama3_rope_tied": (
@@ -29,25 +38,65 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "llama_linear_rope": ("llama", _SIZES | _GROUPED | {"rope_parameters": _rope("linear", factor=4.0)}),
+    "llama_dynamic_rope": (
+        "llama",
+        _SIZES | _GROUPED | {"rope_parameters": _rope("dynamic", factor=4.0), "max_position_embeddings": 256},
+    ),
+    "phi3_longrope": (
+        "phi3",
+        _SIZES
+        | {
+            "max_position_embeddings": 1024, "original_max_position_embeddings": 256,
+            "rope_parameters": _rope("longrope", short_factor=[1, 1.1, 1.2, 1.3], long_factor=[1.0, 3, 5, 8]),
+        },
+    ),
     "mistral": ("mistral", _SIZES | _GROUPED | {"sliding_window": None}),
+    "mistral_window": ("mistral", _SIZES | _GROUPED | {"sliding_window": WINDOW}),
     "qwen2": ("qwen2", _SIZES | _GROUPED | {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", _SIZES | _GROUPED),
     "gemma": ("gemma", _SIZES | _GROUPED),
     "gemma2": ("gemma2", _SIZES | _GROUPED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0,
-                                              "final_logit_softcapping": 5.0}),
-    "gemma3": ("gemma3_text", _SIZES | _GROUPED | {"query_pre_attn_scalar": 8}),
+                                              "final_logit_softcapping": 5.0} | _SLIDES),
+    "gemma3": ("gemma3_text", _SIZES | _GROUPED | _SLIDES | {"query_pre_attn_scalar": 8}),
     "olmo2": ("olmo2", _SIZES | _GROUPED),
+    "olmo3": (
+        "olmo3",
+        _SIZES
+        | _GROUPED
+        | _SLIDES
+        | {
+            "rope_parameters": {
+                "sliding_attention": _rope("default"),
+                "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+            },
+        },
+    ),
+    "smollm3": ("smollm3", _SIZES | _GROUPED | {"no_rope_layers": [1, 0]}),
     "gpt_neox": ("gpt_neox", _SIZES | {"rotary_pct": 0.25}),
     "cohere": ("cohere", _SIZES | _GROUPED | {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", _SIZES | _GROUPED | _SLIDES | {"logit_scale": 0.25}),  # full layers without RoPE
     "granite": ("granite", _SIZES | _GROUPED | {"logits_scaling": 4.0, "embedding_multiplier": 2.0}),
     "phi": ("phi", _SIZES),
     "mixtral": ("mixtral", _SIZES | _GROUPED | {"num_local_experts": 4}),
     "gpt2": ("gpt2", _GPT2),
     "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }  # fmt: skip
-"""name -> model type and configuration. Windows, where a family has them, are its own default of 4,096."""
+"""name -> model type and configuration."""
 
+WINDOWED = {"mistral_window", "gemma2", "gemma3", "olmo3", "cohere2"}
 LEARNED_POSITIONS = {"gpt2", "opt"}
+
+
+def windowed(model: PreTrainedModel, mask_B1SS: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+    """A mask as a stock model must be given it, of numbers to be added: it cuts no window into one itself."""
+    width = getattr(model.config, "sliding_window", None)
+    if width is None:
+        return mask_B1SS
+    is_beyond_SS = torch.ones(mask_B1SS.shape[-2:], dtype=torch.bool).tril(-width)
+    near_B1SS = mask_B1SS.masked_fill(is_beyond_SS, mask_B1SS.min())
+    by_layer = {"full_attention": mask_B1SS, "sliding_attention": near_B1SS}
+    return by_layer if getattr(model.config, "layer_types", None) else near_B1SS
 
 
 def make_model(family: str, seed: int = 0, attention: str | None = None, **fields: Any) -> PreTrainedModel:

@@ -2,7 +2,7 @@
 
 It shares no code with the engine. It never removes a token nor chooses a position ID: stock OLMo, or the
 stock Hugging Face model with eager attention, reads all tokens before the target in place, and attention
-edges into the tokens outside the context are cut.
+edges into the tokens outside the context are cut. Windows of layers that slide are cut by the library.
 
 Shapes: N cases, S rows (the tokens before the target), V vocabulary.
 """
@@ -19,7 +19,7 @@ from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM, blocks_of, scale_attention
 
-IMPLEMENTATIONS = ("olmo", "olmo_scaled", "llama", "gpt_neox", "gemma2", "gpt2")
+IMPLEMENTATIONS = ("olmo", "olmo_scaled", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
 
 Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(int64 [N, S], bool [N, S, S]: which row sees which) -> logits [N, S, V]."""
@@ -64,11 +64,11 @@ def scaled(model: OLMo) -> OLMo:
 
 def stock_hugging_face(family: str, seed: int) -> Stock:
     model = make_model(family, seed, attention="eager")
-    least = torch.finfo(torch.float32).min
 
     def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(allowed.shape).masked_fill(~allowed, least)[:, None]
-        return model(input_ids=token_ids, attention_mask=mask, use_cache=False).logits
+        # Every row may see the same tokens, as far as they stand before it: the library makes the mask.
+        is_seen = allowed[:, -1].long()
+        return model(input_ids=token_ids, attention_mask=is_seen, use_cache=False).logits
 
     return logits
 

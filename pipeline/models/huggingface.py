@@ -6,6 +6,10 @@ A prefix is copied in front of each sequence's own rows, unless the library lets
 ours (`attention.py`) looks at it without copies. Looking inside takes the library's attention "eager": only
 there are the weights to be had, and does every family add our mask to its scores.
 
+A sliding window counts position IDs. So a token left out keeps its place in the windows of others, as where a
+stock model is given a mask that hides it; where gaps are closed up (`--positions compact`) it has none, as in
+the shortened text. A prefix is copied where windows cut, as not all rows see all of it.
+
 Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D width, H heads, G key-value
 heads, E head width, V vocabulary, N any number of rows.
 """
@@ -56,32 +60,32 @@ class PassCache(transformers.DynamicCache):
         self, prefix: Prefix | None, visible_BSS: torch.Tensor | None = None, goes_apart: bool = False
     ) -> None:
         super().__init__()
-        self._prefix, self.goes_apart = prefix, goes_apart
+        self.prefix, self.goes_apart = prefix, goes_apart
         self.visible_B1SS = None if visible_BSS is None else visible_BSS[:, None]
         self._read: dict[int, KeysAndValues] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows before those of this pass, as far as the model's own code should know."""
-        return 0 if self._prefix is None or self.goes_apart else self._prefix.num_rows
+        return 0 if self.prefix is None or self.goes_apart else self.prefix.num_rows
 
     def past(self, layer_idx: int) -> KeysAndValues:
         """The prefix's keys and values in a layer."""
-        assert self._prefix is not None
-        return self._prefix.keys_and_values[layer_idx]
+        assert self.prefix is not None
+        return self.prefix.keys_and_values[layer_idx]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> KeysAndValues:
         """What the rows of this pass look at in a layer: the prefix's keys and values and their own."""
         self._read[layer_idx] = (key_states, value_states)
-        if self._prefix is None or self.goes_apart:
+        if self.prefix is None or self.goes_apart:
             return key_states, value_states
         key, value = (part.expand(len(key_states), -1, -1, -1) for part in self.past(layer_idx))
         return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
 
-    def read_rows(self) -> Prefix:
+    def read_rows(self, position_ids_1S: torch.Tensor) -> Prefix:
         """What the pass has read, as a prefix for others."""
-        return Prefix(tuple(self._read[layer] for layer in range(len(self._read))))
+        return Prefix(tuple(self._read[layer] for layer in range(len(self._read))), position_ids_1S)
 
 
 _RUNNING: ContextVar[PassCache | None] = ContextVar("the pass that our attention runs in", default=None)
@@ -138,13 +142,19 @@ def _arguments(model: transformers.PreTrainedModel) -> set[str]:
 
 
 class HuggingFaceCausalLM(CausalLM):
-    """A Hugging Face causal LM; `load_hugging_face` makes sure that it is of a kind that can be measured."""
+    """A Hugging Face causal LM; `load_hugging_face` makes sure that it is of a kind that can be measured.
+
+    Position IDs will be below `num_positions`, where that is given: a window as wide cuts nothing.
+    """
 
     _model: transformers.PreTrainedModel
 
-    def __init__(self, model: transformers.PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, num_positions: int | None = None) -> None:
         super().__init__(model)
         self._config = model.config.get_text_config()
+        width = sliding_window(self._config)
+        self.window = width if width and (num_positions is None or num_positions > width) else None
+        """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
         # What its layers call the cache they are given; it was renamed in transformers 5.2x.
         self._cache_argument = "cache" if "cache" in _arguments(model) else "past_key_values"
         if getattr(self._config, "attn_logit_softcapping", None):
@@ -154,7 +164,7 @@ class HuggingFaceCausalLM(CausalLM):
     @property
     def shares_prefix(self) -> bool:
         """Whether a prefix is looked at as it is, without a copy for every sequence."""
-        return self._config._attn_implementation == SHARED_PREFIX
+        return self._config._attn_implementation == SHARED_PREFIX and self.window is None
 
     def share_prefix(self, is_shared: bool) -> None:
         """Look at prefixes with our attention in place of torch's; nothing where the model has its own.
@@ -181,6 +191,8 @@ class HuggingFaceCausalLM(CausalLM):
         hidden_width = getattr(config, "intermediate_size", None) or 4 * width
         num_seen = num_rows if self.shares_prefix else num_prefix_rows + num_rows
         values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
+        if self.window is not None:  # a mask of each sequence, and whom it cuts
+            values += 2 * num_rows * num_seen
         # Attention written out holds the scores twice in float32; fused attention holds none.
         is_written_out = config._attn_implementation == "eager"
         scores = config.num_attention_heads * num_rows * num_seen if is_written_out else 0
@@ -206,7 +218,7 @@ class HuggingFaceCausalLM(CausalLM):
         finally:
             _RUNNING.reset(before)
         hidden_BTD = rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
-        return hidden_BTD, cache.read_rows() if cache is not None and keeps_rows else None
+        return hidden_BTD, cache.read_rows(position_ids_BS) if cache is not None and keeps_rows else None
 
     def _run_layers(
         self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
@@ -217,14 +229,34 @@ class HuggingFaceCausalLM(CausalLM):
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
             visible_BSK = causal_visibility(tokens.shape[1], tokens.device)
-        num_past = 0 if cache is None else cache.get_seq_length()
         given = {"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens}
         return self._model.base_model(
             **given, **{self._cache_argument: cache}, **options,
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
-            attention_mask=added_to_scores(visible_BSK, num_past, self.dtype),
+            attention_mask=self._mask(position_ids_BS, visible_BSK, cache),
             use_cache=cache is not None, return_dict=True,
         )  # fmt: skip
+
+    def _mask(
+        self, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor, cache: PassCache | None
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What is added to the scores of all layers, or of each kind of layer."""
+        num_past = 0 if cache is None else cache.get_seq_length()
+        added_B1SK = added_to_scores(visible_BSK, num_past, self.dtype)
+        if self.window is None:
+            return added_B1SK
+        # The library cuts no windows into a mask that it is given.
+        ids_BK = position_ids_BS
+        if cache is not None and cache.prefix is not None:
+            past_BP = cache.prefix.position_ids_BP
+            assert past_BP is not None, "every prefix of ours has them"
+            batch_size = max(len(past_BP), len(ids_BK))
+            ids_BK = torch.cat([ids.expand(batch_size, -1) for ids in (past_BP, ids_BK)], dim=1)
+        is_beyond_BSK = ids_BK[:, None] + self.window <= position_ids_BS[..., None]
+        near_B1SK = added_B1SK.masked_fill(is_beyond_BSK[:, None], torch.finfo(self.dtype).min)
+        if getattr(self._config, "layer_types", None) is None:
+            return near_B1SK
+        return {"full_attention": added_B1SK, "sliding_attention": near_B1SK}
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scaled and soft-capped as the family does."""
@@ -248,6 +280,18 @@ class HuggingFaceCausalLM(CausalLM):
             yield
         finally:
             self._model.set_attn_implementation(before)
+
+    @contextmanager
+    def narrowed_window(self, width: int) -> Iterator[None]:
+        """Windows of another width for a while, the library's too, where there are any that cut."""
+        before = self.window
+        if before is not None:
+            self.window = self._config.sliding_window = width
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.window = self._config.sliding_window = before
 
     @torch.inference_mode()
     def watch_attention(
@@ -344,19 +388,28 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
             f"{name} {limit[1]}, so it can be measured up to --long-context-length {limit[0]}, not"
             f" {num_positions}"
         )
-    lm = HuggingFaceCausalLM(model)
-    lm.share_prefix(True)
+    lm = HuggingFaceCausalLM(model, num_positions)
+    lm.share_prefix(lm.window is None)
     if lm.shares_prefix:
         with suppress(InputError):
             check_model(lm, name, num_positions)
             return lm
         lm.share_prefix(False)
-    check_model(lm, name, num_positions)
+    try:
+        check_model(lm, name, num_positions)
+    except InputError as error:
+        if lm.window is None:
+            raise
+        raise InputError(
+            f"{name} has layers that look at only the last {lm.window} tokens (sliding_window), and a mask"
+            f" that says so is not the same to it ({error}); so it can be measured up to"
+            f" --long-context-length {lm.window}, not {num_positions}"
+        ) from error
     return lm
 
 
 def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | None:
-    """How many positions a model was made for, by its configuration: trained, in a table, or in a window."""
+    """How many positions a model was made for, by its configuration: trained, or in a table."""
     return positions_of(_config(folder, trust_remote_code))
 
 
@@ -409,29 +462,37 @@ def _reason(error: Exception) -> str:
     return next((line for line in lines if line), type(error).__name__)[:300]
 
 
+def sliding_window(config: Any) -> int | None:
+    """How many tokens, itself included, a token looks at in the layers that slide; None where none does."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:  # without a word for each layer, the family slides in all of them or in none
+        slides = getattr(config, "use_sliding_window", True)
+    else:
+        slides = "sliding_attention" in layer_types
+    return getattr(config, "sliding_window", None) if slides else None
+
+
 # What a layer may be told to do; any other word of `layer_types` (linear attention, state spaces, …) is a
 # layer into which edges cannot be cut.
-_LAYER_LIMITS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] | None:
     """Below which number a model's position IDs must be, by the `config` of its text model, and why.
 
-    Below it no sliding window cuts, no table of positions runs out, and no RoPE changes its frequencies with
-    the length of the input. None: any ID may be used. InputError where a kind of layer is not known here.
+    Below it no chunk of attention ends, no table of positions runs out, and no RoPE changes its frequencies
+    with the length of the input: a short context would be given others than the long one. Windows that slide
+    are no limit. None: any ID may be used. InputError where a kind of layer is not known here.
     """
-    limits = []
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        # Without a word for each layer, the family slides in all of them or in none.
-        names = ["sliding_window"] if getattr(config, "use_sliding_window", True) else []
-    else:
-        if unknown := set(layer_types) - _LAYER_LIMITS.keys() - {"full_attention"}:
-            raise InputError(
-                f"{config.model_type} has layers of the kind {', '.join(sorted(unknown))}, which cannot be"
-                " told whom to look at; only attention layers can"
-            )
-        names = [_LAYER_LIMITS[kind] for kind in set(layer_types) & _LAYER_LIMITS.keys()]
+    limits, names = [], []
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if unknown := layer_types - _LAYER_TYPES:
+        raise InputError(
+            f"{config.model_type} has layers of the kind {', '.join(sorted(unknown))}, which cannot be"
+            " told whom to look at; only attention layers can"
+        )
+    if "chunked_attention" in layer_types:
+        names.append("attention_chunk_size")
     if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
         names.append("window_size")
     for name in names:
@@ -442,6 +503,8 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] |
         kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
         if kind in ("dynamic", "longrope"):
             longest = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+            if kind == "dynamic":  # the library goes by this number alone
+                longest = min(longest, config.max_position_embeddings)
             reason = (
                 f"has RoPE of the type {kind}, whose frequencies change with the length of the input beyond"
                 f" {longest} tokens"
@@ -464,13 +527,15 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens; else an InputError.
 
     A family that was never tested may treat future, mask, position IDs or prefix in its own way, and the
-    numbers would be wrong without a sign of it.
+    numbers would be wrong without a sign of it. Windows are narrowed meanwhile: these few tokens must reach
+    beyond them.
     """
     generator = torch.Generator().manual_seed(0)
     size = 1, min(_NUM_TOKENS, num_positions)
     token_ids_1S = torch.randint(lm.vocabulary_size, size, generator=generator).to(lm.device)
     try:
-        broken = next(_broken_promises(lm, token_ids_1S), None)
+        with lm.narrowed_window(max(1, size[1] // 3)):
+            broken = next(_broken_promises(lm, token_ids_1S), None)
     except Exception as error:  # code of any family, met with arguments that it may not have been written for
         reason = (str(error).splitlines() or [""])[0][:300]
         raise InputError(

@@ -76,6 +76,8 @@ class Prefix:
     """What a model keeps of rows already read, layer by layer, to be looked at by rows that come after."""
 
     keys_and_values: tuple[KeysAndValues, ...]
+    position_ids_BP: torch.Tensor | None = None
+    """Of the rows, int64 [1 or B, P], for windows that slide; None where the kind of model has none."""
 
     @property
     def num_rows(self) -> int:
@@ -84,8 +86,11 @@ class Prefix:
 
     def first(self, num_rows: int) -> "Prefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        layers = self.keys_and_values
-        return Prefix(tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in layers))
+        layers, ids_BP = self.keys_and_values, self.position_ids_BP
+        return Prefix(
+            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in layers),
+            None if ids_BP is None else ids_BP[:, :num_rows],
+        )
 
     @classmethod
     def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
@@ -93,7 +98,11 @@ class Prefix:
         of_layers = (
             zip(*layer, strict=True) for layer in zip(*(p.keys_and_values for p in parts), strict=True)
         )
-        return cls(tuple((torch.cat(keys, dim=2), torch.cat(values, dim=2)) for keys, values in of_layers))
+        ids = [part.position_ids_BP for part in parts if part.position_ids_BP is not None]
+        return cls(
+            tuple((torch.cat(keys, dim=2), torch.cat(values, dim=2)) for keys, values in of_layers),
+            torch.cat(ids, dim=1) if ids else None,
+        )
 
     def one_row_each(self, rows_B: torch.Tensor) -> "Prefix":
         """The prefixes of B sequences that begin with one row of this one each: [B, G, 1, E]."""
@@ -101,7 +110,11 @@ class Prefix:
         def of_sequences(part_1GPE: torch.Tensor) -> torch.Tensor:
             return part_1GPE[0, :, rows_B.to(part_1GPE.device)].transpose(0, 1)[:, :, None]
 
-        return Prefix(tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values))
+        ids_1P = self.position_ids_BP
+        return Prefix(
+            tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values),
+            None if ids_1P is None else ids_1P[0, rows_B.to(ids_1P.device)][:, None],
+        )
 
 
 class ReadText(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model
+from hugging_face_families import FAMILIES, VOCABULARY_SIZE, make_model, windowed
 from olmo.model import OLMo
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -44,10 +44,6 @@ CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "o
 STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
 WEIGHTS = HeadWeights(np.array([0.5, -1, 2, 0, 0, 3, -0.25, 1]), np.array([1, 2, -3, 0.5, 0, -1, 1, 0]))
-# A window as wide as the chunk is the narrowest that is accepted; its layers take their mask elsewhere.
-FIELDS: dict[str, dict[str, Any]] = {
-    "gemma2": {"sliding_window": L}, "gemma3": {"sliding_window": L}, "mistral": {"sliding_window": L},
-}  # fmt: skip
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"})]
 
@@ -88,11 +84,16 @@ def seen(name: str, target: int) -> torch.Tensor:
     return torch.tensor(np.concatenate([CHUNKS[name][: target - S], CHUNKS["own"][target - S : target]]))
 
 
-def softmax(query_HSE: torch.Tensor, key_HSE: torch.Tensor, scaling: float, softcap: float | None) -> Any:
+def softmax(
+    query_HSE: torch.Tensor, key_HSE: torch.Tensor, scaling: float, softcap: float | None,
+    sliding_window: int | None = None,
+) -> Any:  # fmt: skip
     scores_HSS = scaling * query_HSE @ key_HSE.transpose(-1, -2)
     if softcap:
         scores_HSS = softcap * torch.tanh(scores_HSS / softcap)
     weights_HSS = scores_HSS.exp().tril()
+    if sliding_window:
+        weights_HSS = weights_HSS.triu(1 - sliding_window)
     return weights_HSS / weights_HSS.sum(-1, keepdim=True)
 
 
@@ -127,7 +128,7 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
 
 def of_hugging_face(name: str) -> Family:
     def make(attention: str | None = None) -> PreTrainedModel:
-        return make_model(name, 4, attention=attention, **FIELDS.get(name, {}))
+        return make_model(name, 4, attention=attention)
 
     double, stock, layers = make("eager").double(), make(), list[Heads]()
 
@@ -137,10 +138,11 @@ def of_hugging_face(name: str) -> Family:
     @torch.inference_mode()
     def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
         batch_size, num_rows = gates_BS.shape
+        mask_B1SS = (gates_BS.log()[:, None] + hidden(num_rows, torch.float64))[:, None]
         logits = double(
             input_ids=text_S.expand(batch_size, -1),
             position_ids=torch.arange(num_rows).expand(batch_size, -1),
-            attention_mask=(gates_BS.log()[:, None] + hidden(num_rows, torch.float64))[:, None],
+            attention_mask=windowed(double, mask_B1SS),
             use_cache=False,
         ).logits
         return -logits[:, -1].log_softmax(-1)[:, answer].numpy()
@@ -148,12 +150,12 @@ def of_hugging_face(name: str) -> Family:
     def witness(
         module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         attention_mask: torch.Tensor | None, scaling: float | None = None, softcap: float | None = None,
-        **_: Any,
+        sliding_window: int | None = None, **_: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         num_sharing = query.shape[1] // key.shape[1]
         key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
         query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
-        weights_HSS = softmax(query_HSE, key, 1, softcap)
+        weights_HSS = softmax(query_HSE, key, 1, softcap, sliding_window)
         layers.append((weights_HSS.numpy(), query_HSE.numpy(), key.numpy()))
         return (weights_HSS @ value).transpose(0, 1)[None], None
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, make_model
+from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, WINDOWED, make_model
 
 from pipeline.models import huggingface
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 NUM_TOKENS, NUM_PAST = 20, 8
 ROWS = torch.arange(NUM_TOKENS)[None]
 TOLERANCE = 2e-5
-COPIES_PREFIX = {"gemma2"}  # its scores are capped, which no fused kernel does
+COPIES_PREFIX = WINDOWED  # and of Gemma 2 scores are capped, which no fused kernel does
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -24,7 +24,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def lm(family: str) -> HuggingFaceCausalLM:
-    return HuggingFaceCausalLM(make_model(family))
+    return HuggingFaceCausalLM(make_model(family), NUM_TOKENS)
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -43,7 +43,8 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_tokens_ids_and_rows_are_those_it_is_given(family: str, lm: HuggingFaceCausalLM) -> None:
     token_ids = tokens(2, NUM_TOKENS)
     # The same weights, whose attention the library writes out in plain tensor operations.
-    stock = make_model(family, attention="eager")(input_ids=token_ids).logits
+    model = make_model(family, attention="eager")
+    stock = model(input_ids=token_ids).logits
     everything = lm.hidden_states(token_ids, ROWS, None, None)
     logits = lm.logits(everything)
     assert distance(logits, stock) < TOLERANCE, "the logits are the model's own"
@@ -57,6 +58,13 @@ def test_tokens_ids_and_rows_are_those_it_is_given(family: str, lm: HuggingFaceC
     hidden = logits_of(lm, token_ids, ROWS, visible, None)
     assert distance(gathered, hidden[:, kept]) < TOLERANCE, "leaving tokens out equals hiding them"
     assert distance(gathered, logits[:, kept]) > 1e-2, "they were looked at before"
+    # The library builds this mask, windows and all: it is told of the tokens alone.
+    is_kept = visible[:, -1].expand(2, -1)
+    masked = model(input_ids=token_ids, position_ids=ROWS.expand(2, -1), attention_mask=is_kept.long()).logits
+    assert distance(gathered, masked[:, kept]) < TOLERANCE, "its own way of hiding them is the same"
+    compact = logits_of(lm, token_ids[:, kept], ROWS[:, : len(kept)], None, None)
+    shortened = model(input_ids=token_ids[:, kept]).logits
+    assert distance(compact, shortened) < TOLERANCE, "closed up, they are the shortened text"
 
     assert distance(logits_of(lm, token_ids, 2 * ROWS, None, None), logits) > 1e-2, "IDs and not rows count"
     if family not in LEARNED_POSITIONS:
@@ -68,6 +76,18 @@ def test_tokens_ids_and_rows_are_those_it_is_given(family: str, lm: HuggingFaceC
     assert torch.equal(lm.hidden_states(token_ids, ROWS, None, torch.tensor([[7]])), everything[:, 7:8])
 
 
+def test_a_window_counts_position_ids_and_not_the_tokens_that_are_left() -> None:
+    lm, token_ids = HuggingFaceCausalLM(make_model("mistral_window")), tokens(1, NUM_TOKENS)
+    near = torch.arange(WINDOW, NUM_TOKENS)  # out of sight of token 0, in all layers
+    with_far = torch.cat((torch.zeros(1, dtype=torch.int64), near))
+    alone = logits_of(lm, token_ids[:, near], near[None], None, None)
+    beside = logits_of(lm, token_ids[:, with_far], with_far[None], None, None)[:, 1:]
+    closed_up = logits_of(lm, token_ids[:, with_far], ROWS[:, : len(with_far)], None, None)[:, 1:]
+    assert distance(beside, alone) < TOLERANCE < 1e-2 < distance(closed_up, alone)
+    wide = HuggingFaceCausalLM(make_model("mistral_window"), WINDOW)
+    assert (lm.window, wide.window) == (WINDOW, None), "up to its width a window cuts nothing"
+
+
 def test_a_shared_prefix_is_as_good_as_reading_it_copied_or_not(family: str, lm: HuggingFaceCausalLM) -> None:
     token_ids = tokens(3, NUM_TOKENS)
     token_ids[:, :NUM_PAST] = token_ids[0, :NUM_PAST]
@@ -77,7 +97,7 @@ def test_a_shared_prefix_is_as_good_as_reading_it_copied_or_not(family: str, lm:
     beyond = causal_visibility(NUM_TOKENS, CPU)
     beyond[:, NUM_PAST:, 5] = False  # not all of the prefix is seen: copies are needed
     whole = [logits_of(lm, token_ids, ROWS, mask, None)[:, NUM_PAST:] for mask in (None, visible, beyond)]
-    without_copies = HuggingFaceCausalLM(make_model(family))
+    without_copies = HuggingFaceCausalLM(make_model(family), NUM_TOKENS)
     without_copies.share_prefix(True)
     assert (lm.shares_prefix, without_copies.shares_prefix) == (False, family not in COPIES_PREFIX)
     for model in (lm, without_copies):

@@ -20,7 +20,14 @@ from transformers import (
 )
 
 from pipeline.cli import InputError
-from pipeline.models.huggingface import HuggingFaceCausalLM, check_model, load_hugging_face, position_limit
+from pipeline.models.huggingface import (
+    HuggingFaceCausalLM,
+    as_causal_lm,
+    check_model,
+    load_hugging_face,
+    position_limit,
+    sliding_window,
+)
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -71,14 +78,15 @@ def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str
 @pytest.mark.parametrize(
     ("family", "fields", "longest", "reason"),
     [
-        ("mistral", {"sliding_window": 16}, 16, "look at only the last 16 tokens"),
-        ("gemma3", {"sliding_window": 9}, 9, "look at only the last 9 tokens"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, 8, "last 8 tok"),
+        # Its code has no windows, whatever its configuration says: like a family that cuts them elsewhere.
+        ("llama", {"sliding_window": 9}, 9, r"look at only the last 9 tokens .*its logits are not"),
         ("gpt2", {}, 64, "has a table of 64 positions"),
         (
-            "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0,
+                                          "original_max_position_embeddings": 999}},
             64, "RoPE of the type dynamic, whose frequencies change",
         ),
+        ("phi3_longrope", {"original_max_position_embeddings": 48}, 48, "RoPE of the type longrope, whose"),
     ],
 )  # fmt: skip
 def test_positions_that_a_model_has_no_place_for(
@@ -92,14 +100,39 @@ def test_positions_that_a_model_has_no_place_for(
     token_ids, ids = torch.arange(longest)[None] % VOCABULARY_SIZE, torch.arange(longest)[None]
     with torch.inference_mode():
         stock = model(input_ids=token_ids).logits
-    # Up to the limit nothing is lost: the model left alone, windows and all, says the same.
+    # Up to the limit nothing is lost: the model left alone says the same.
     assert (lm.logits(lm.hidden_states(token_ids, ids, None, None)) - stock).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("llama_dynamic_rope", "max_position_embeddings"),
+        ("phi3_longrope", "original_max_position_embeddings"),
+    ],
+)
+@torch.inference_mode()
+def test_frequencies_are_those_of_the_text_also_after_a_longer_one(family: str, field: str) -> None:
+    model, longest, short = make_model(family, **{field: 64}), 64, slice(48, 64)
+    text, ids = torch.arange(80)[None] * 7 % VOCABULARY_SIZE, torch.arange(64)[None]
+    plain = model(input_ids=text[:, :longest]).logits
+    is_short = (ids >= short.start).long()
+    masked = model(input_ids=text[:, :longest], position_ids=ids, attention_mask=is_short).logits[:, short]
+    assert (model(input_ids=text).logits[:, :longest] - plain).abs().max() > 1e-2, "they change beyond"
+    lm = as_causal_lm(model, "m", longest)  # whose frequencies are those of 80 tokens by now
+    hidden = lm.hidden_states(text[:, short], ids[:, short], None, None)
+    assert (lm.logits(hidden) - masked).abs().max() < 2e-5
+    assert (lm.logits(lm.hidden_states(text[:, :longest], ids, None, None)) - plain).abs().max() < 2e-5
 
 
 def test_windows_that_are_switched_off_are_no_limit_and_unknown_layers_are_refused() -> None:
     config = AutoConfig.for_model("qwen2", use_sliding_window=False)
-    assert position_limit(config, has_rotary_embedding=True) is None
+    assert sliding_window(config) is position_limit(config, has_rotary_embedding=True) is None
     assert position_limit(make_model("llama").config, has_rotary_embedding=True) is None
+    config.layer_types, config.attention_chunk_size = ["chunked_attention"], 8192  # of Llama 4
+    assert position_limit(config, has_rotary_embedding=True) == (
+        8192, "has layers that look at only the last 8192 tokens (attention_chunk_size)",
+    )  # fmt: skip
     config = AutoConfig.for_model("qwen3", num_hidden_layers=2)
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(InputError, match="qwen3 has layers of the kind linear_attention, which cannot be"):
