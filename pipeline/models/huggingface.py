@@ -401,9 +401,9 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
         if lm.window is None:
             raise
         raise InputError(
-            f"{name} has layers that look at only the last {lm.window} tokens (sliding_window), and a mask"
-            f" that says so is not the same to it ({error}); so it can be measured up to"
-            f" --long-context-length {lm.window}, not {num_positions}"
+            f"{name} has layers that look at only the last {lm.window} tokens (sliding_window), which its"
+            " code cuts in a way that is not known here, so it can be measured up to --long-context-length"
+            f" {lm.window}, not {num_positions}"
         ) from error
     return lm
 
