@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gap.gaps import generalization_gaps
 from analysis.gap.scale import compared_models
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (
     PREFERRED_RULES,
     TARGET,
+    generalization_gaps,
     interval_cell,
     interval_of,
     interval_over_documents,

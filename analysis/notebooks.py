@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from analysis.read import models_by_training
+from analysis.gap.outcomes import compared_models
 from analysis.tokens.kinds import CATEGORIES_FILE
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
@@ -31,7 +31,6 @@ _NEEDED_ARTEFACTS = {
     "long_perplexity": ["loss_differences"],
     "length_losses": ["length_losses"],
     "influential_tokens": ["sparse_context_losses"],
-    "dependency_sparsity": ["dependency_sparsity", "loss_differences"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
     "selection_rules": ["sparse_context_losses"],
     "sparse_functional_attention": ["sparse_functional_attention"],
@@ -52,13 +51,11 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
     for artefact in _NEEDED_ARTEFACTS.get(notebook, ()):
         if artefact not in present:
             return f"the results hold no '{artefact}'; they hold {', '.join(present) or 'nothing'}"
-    if notebook in ("dependency_sparsity", "sparsity_and_generalization"):
-        k_star = read_artefact(results, "dependency_sparsity", ["dependency_sparsity", "is_censored"])
-        if not (k_star["dependency_sparsity"].notna() | k_star["is_censored"]).any():
-            return "no target gains enough of its far context to have a k*"
-        _, shorts = models_by_training(results, arguments.long_models, arguments.short_models)
-        if notebook == "sparsity_and_generalization" and not shorts:
-            return "no model was trained at a short context; name one with --short-models"
+    if notebook == "sparsity_and_generalization":
+        try:
+            compared_models(results, arguments.long_models, arguments.short_models)
+        except InputError as lacking:
+            return str(lacking)
     if notebook == "selection_rules":
         rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
         if len(set(rules) - set(CONTROLS)) < 2:

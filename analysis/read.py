@@ -27,7 +27,7 @@ from pipeline.results.read import (
     read_model_facts,
     read_settings,
 )
-from pipeline.results.schemas import DIVERGENCE, LOSS, SCHEMAS
+from pipeline.results.schemas import LOSS, SCHEMAS
 from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
@@ -107,6 +107,24 @@ def joined_on_common(
     )["_merge"]  # fmt: skip
     warn_of_left_out(int((sides != "both").sum()), len(sides), what)
     return left.merge(right, on=keys, suffixes=suffixes)
+
+
+def generalization_gaps(
+    loss_differences: pd.DataFrame, *, short_models: Sequence[str], reference_model: str
+) -> pd.DataFrame:
+    """Per token, how much worse a short-trained model is at the long context than a long-trained one.
+
+    Returns:
+        model (each of `short_models`), document_id, chunk_index, target_position, generalization_gap:
+        L_long of the short-trained model - L_long of the reference, nats. Targets both have, no others.
+    """
+    columns = [*TARGET, "long_context_loss"]
+    reference = rows_of(loss_differences, reference_model)[columns]
+    shorts = pd.concat([rows_of(loss_differences, model)[["model", *columns]] for model in short_models])
+    what = f"targets of {', '.join(short_models)} and of {reference_model}"
+    pairs = joined_on_common(shorts, reference, TARGET, what, ("", "_reference"))
+    pairs["generalization_gap"] = pairs["long_context_loss"] - pairs["long_context_loss_reference"]
+    return pairs[["model", *TARGET, "generalization_gap"]]
 
 
 def of_targets(rows: pd.DataFrame, targets: pd.DataFrame | None) -> pd.DataFrame:
@@ -274,18 +292,6 @@ def _with(columns: Sequence[str] | None, further: Sequence[str]) -> list[str] | 
 def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
     names = list(rows) if columns is None else ["model", *(name for name in columns if name != "model")]
     return rows[names].reset_index(drop=True)
-
-
-def read_judged_sparsity(results: Path, only: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
-    """Rows of dependency_sparsity judged by the first other model, by the divergence: first in the trial.
-
-    Of rules that choose and never see the answer.
-    """
-    rows = read_artefact(results, "dependency_sparsity", None, only)
-    chooses = ~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)
-    is_other = rows["judge"].notna() & (rows["judge"] != rows["model"])
-    rows = rows[is_other & (rows["criterion"] == DIVERGENCE) & chooses]
-    return rows[rows["judge"] == rows.groupby("model")["judge"].transform("first")].reset_index(drop=True)
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:

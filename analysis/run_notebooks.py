@@ -7,10 +7,10 @@
 A notebook is skipped where its executed copy was made from the same files and parameters: results, data and
 code. It is skipped too where something lacks (analysis/notebooks.py): the results it is about, several
 selection rules (selection_rules), model sizes or training steps, those of --also-results counted
-(model_scale), a short-trained model (sparsity_and_generalization), the tokenized data, beside the results or
-as --data (influential_places; token_categories, which takes a table of its own in that place too), planted
-needles, as --needles (needles). Given --data, or that table in its place, model_scale tells targets that
-copying can predict from all others.
+(model_scale), a short-trained model, and a long-trained one that neither chose nor judged
+(sparsity_and_generalization), the tokenized data, beside the results or as --data (influential_places;
+token_categories, which takes a table of its own in that place too), planted needles, as --needles (needles).
+Given --data, or that table in its place, model_scale tells targets that copying can predict from all others.
 
 To execute some notebooks only, which must then lack nothing:
 
@@ -106,8 +106,8 @@ def parser() -> argparse.ArgumentParser:
     models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
-    add("--long-models", **models, help="models trained at the long context; k* from the first, gap from the"
-        " last; those that the results name if not given")
+    add("--long-models", **models, help="models trained at the long context; the gap is from the last, or"
+        " from all that neither chose nor judged; those that the results name if not given")
     add("--short-models", **models, help="models trained at a short context; likewise")
     add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length")

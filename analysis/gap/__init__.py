@@ -1,1 +1,1 @@
-"""Generalization gaps, their slopes by sparsity, model sizes."""
+"""Generalization gaps by the number of tokens needed, and by model size."""

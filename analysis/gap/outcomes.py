@@ -28,6 +28,8 @@ Shapes: T targets, G texts, M models, J judges, C controls, P parameters.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,18 +37,25 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.gap.slopes import FEWEST_DOCUMENTS
 from analysis.read import (
+    MeasuredText,
     complete_rows,
     interval_columns,
     interval_of,
     interval_over_documents,
     joined_on_common,
+    models_by_training,
     rows_of,
+    sees_answer,
+    shown_rule,
 )
 from analysis.tokens.kinds import NO_REPEAT
 from pipeline.cli import InputError
+from pipeline.measuring.rules import CONTROLS
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.statistics import Interval
+from pipeline.text.folder import MANIFEST_FILE, training_token_counts
 
 KEYS = ["document_id", "target_position"]
 SPARSITY = "mean_log2_k"
@@ -56,6 +65,8 @@ SPLINE_DEGREES = 4
 """Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
 PLANNED, LEAST_DIVERGENCE = "as planned", 0.1
 """The variant that decides, and its D(0) of both judges, nats: below there is nothing to bring back."""
+FEWEST_DOCUMENTS = 10
+"""Standard errors over fewer clusters are too small to be called robust (Cameron and Miller 2015)."""
 _NOTHING = 1e-9  # relative: what rounding leaves of a column that others determine
 
 
@@ -100,7 +111,7 @@ def with_other_sparsities(of_divergence: pd.DataFrame, of_loss: pd.DataFrame) ->
 
 def outcome_targets(
     sparsity: pd.DataFrame, losses: pd.DataFrame, *, measured: str, models: Sequence[str],
-    token_counts_V: np.ndarray, sources: Mapping[str, str],
+    token_counts_V: np.ndarray | None = None, sources: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """A row a target: its sparsity to each judge, what is held constant, and what each model has of it.
 
@@ -108,7 +119,8 @@ def outcome_targets(
         sparsity: of `judged`, `with_other_sparsities` where `variants` are asked for.
         losses: loss_differences of the judges and of `models`, whose column `measured` makes the outcome.
         token_counts_V: how often each token ID occurs in the training text.
-        sources: document_id -> where the text is from.
+        sources: document_id -> where the text is from. Where one of both is None, its column is missing, and
+            not held constant.
 
     Returns:
         document_id, target_position, "mean_log2_k of JUDGE" (doublings; null where there is too little to
@@ -126,7 +138,9 @@ def outcome_targets(
         gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),
         position=("num_long_context_tokens", "first"), token_id=("target_token_id", "first"),
     )  # fmt: skip
-    held["log_token_count"] = np.log(token_counts_V[held.pop("token_id")] + 1.0)
+    token_ids = held.pop("token_id")
+    if token_counts_V is not None:
+        held["log_token_count"] = np.log(token_counts_V[token_ids] + 1.0)
     of_models = pd.concat([rows_of(losses, model) for model in models])
     outcomes = of_models.pivot(index=KEYS, columns="model", values=measured).astype("float64")
     known = complete_rows(held.join(outcomes.add_prefix(f"{measured} of ")), f"targets with {measured}")
@@ -137,7 +151,65 @@ def outcome_targets(
             found = found.join(of_judge[name].add_prefix(f"{name} of "))
     what = f"targets with {SPARSITY} and with {measured}"
     targets = joined_on_common(found.reset_index(), known.reset_index(), KEYS, what, may_right_have_more=True)
-    return targets.assign(source=targets["document_id"].map(sources))
+    return targets if sources is None else targets.assign(source=targets["document_id"].map(sources))
+
+
+Trainings = Mapping[str, Sequence[str]]
+"""How short-trained models were trained, in words -> the seeds."""
+
+
+def compared_models(
+    results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
+) -> tuple[pd.DataFrame, Trainings, list[str]]:
+    """Whom any results can compare: rows of `judged`, the short-trained models, and other long-trained ones.
+
+    The rows are by the divergence, of the most trusted rule that is blind to the answer. The long-trained
+    models are those that neither chose its tokens nor judged them. Models: as `models_by_training` has them.
+
+    Raises:
+        InputError: says which model or measurement the results lack.
+    """
+    columns = [*KEYS, "rule", "judge", "criterion", "gain", SPARSITY]
+    rows = read_artefact(results, "dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
+    rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)]
+    if rows[SPARSITY].isna().all():
+        raise InputError(f"no rule that is blind to the answer has {SPARSITY}; run influential_tokens anew")
+    rows = judged(rows[rows["rule"] == shown_rule(rows["rule"])])
+    judges, choosers = set(rows["judge"]), rows["model"].iloc[0].split("+")
+    labels = drawing.model_labels(results, "loss_differences")
+    if unknown := judges - labels.keys():
+        raise InputError(f"the loss differences of the judge {min(unknown)} are missing")
+    longs, shorts = models_by_training(results, long_models, short_models)
+    if not shorts:
+        raise InputError("no model was trained at a short context; name one with --short-models")
+    if not (others := [model for model in longs if model not in judges.union(choosers)]):
+        raise InputError("a long-trained model that neither chose tokens nor judged them is missing")
+    at_stake = rows[rows[SPARSITY].notna() & (rows["gain"] >= LEAST_DIVERGENCE)]
+    if (num_documents := at_stake["document_id"].nunique()) < FEWEST_DOCUMENTS:
+        raise InputError(f"{num_documents} texts have {SPARSITY}, and an interval needs {FEWEST_DOCUMENTS}")
+    trainings: dict[str, list[str]] = {}
+    for model in shorts:
+        trainings.setdefault(labels[model].text.partition(", seed")[0], []).append(model)
+    return rows, trainings, others
+
+
+def gap_targets(
+    results: Path, data: Path | None = None, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
+) -> tuple[pd.DataFrame, Trainings, list[str]]:
+    """`outcome_targets` of the gap between the models of `compared_models`, and these, short and long.
+
+    How frequent a token is, and where a text is from, is held constant where the tokenized data is at hand:
+    in the folder `data`, or in that of this name beside the results.
+    """
+    sparsity, trainings, long = compared_models(results, long_models, short_models)
+    losses, of_data = read_artefact(results, "loss_differences"), dict[str, Any]()
+    if data is not None or (results.parent / "data" / MANIFEST_FILE).is_file():
+        text = MeasuredText.open(results, "loss_differences", data).data
+        urls = {document.document_id: document.url or "" for document in text.evaluation_documents()}
+        sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+        of_data = {"token_counts_V": training_token_counts(text), "sources": sources}
+    models = [*chain(*trainings.values()), *long]
+    return outcome_targets(sparsity, losses, measured=GAP.measured, models=models, **of_data), trainings, long
 
 
 def by_role(
@@ -181,8 +253,8 @@ def controls_of(targets: pd.DataFrame) -> np.ndarray:
 
     values = {"stake": np.log(targets["divergence"].to_numpy()), "gain": targets["gain"].to_numpy()}
     splines = [dmatrix(f"cr({name}, df={SPLINE_DEGREES}) - 1", values) for name in values]
-    straight = targets[["difficulty", "log_token_count", "position"]].to_numpy(dtype="float64")
-    return np.hstack([*splines, straight, pd.get_dummies(targets["source"]).to_numpy(dtype="float64")])
+    names = [name for name in ("difficulty", "log_token_count", "position", "source") if name in targets]
+    return np.hstack([*splines, pd.get_dummies(targets[names]).to_numpy(dtype="float64")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,8 +475,8 @@ def variants(targets: pd.DataFrame, outcome: Outcome, **roles: Any) -> list[Row]
 
 
 def binned(
-    targets: pd.DataFrame, outcome: Outcome, *, short: Sequence[str], long: Sequence[str], placebo: str,
-    num_bins: int = 8,
+    targets: pd.DataFrame, outcome: Outcome, *, short: Sequence[str], long: Sequence[str],
+    placebo: str | None = None, num_bins: int = 8,
 ) -> pd.DataFrame:  # fmt: skip
     """The outcome against mean_log2_k with the controls held: a row a bin of equally many targets.
 
@@ -412,13 +484,14 @@ def binned(
 
     Returns:
         compared, mean_log2_k (the bin's mean), outcome with its interval over texts, num_targets,
-        num_documents; short-trained first, then the placebo.
+        num_documents; short-trained first, then the placebo where there is one.
     """
     known = with_sparsity(targets)
     design, outcomes = design_of(known, outcome), of_each(known, outcome.measured)
     sparsity = of_each(known, SPARSITY).mean(axis=1)
     bins, rows = pd.qcut(sparsity, num_bins, labels=False, duplicates="drop"), []
-    for compared, models in ((SHORT_TRAINED, list(short)), (PLACEBO, [placebo])):
+    roles = {SHORT_TRAINED: list(short)} | ({} if placebo is None else {PLACEBO: [placebo]})
+    for compared, models in roles.items():
         gap = outcomes[models].mean(axis=1) - outcomes[list(long)].mean(axis=1)
         slope, rest_T = design.slope_and_rest(gap.to_numpy())
         held = gap.mean() + slope * (sparsity - sparsity.mean()) + rest_T
@@ -432,17 +505,20 @@ def binned(
     return pd.DataFrame(rows)
 
 
-def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFrame) -> Figure:
+def outcome_figure(
+    of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFrame, models: str = ""
+) -> Figure:
     """The figure of the project: a panel an outcome, `binned`, beside what would be the smallest effect.
 
     Args:
-        table: of `with_decision`, whose decision and slopes the title and the panels tell.
+        table: of `outcome_rows`, whose slopes the panels tell; of `with_decision` the title tells that too.
+        models: who is compared, in words.
     """
     figure, axes = drawing.panels(len(of_outcomes), 3.0)
-    planned = table[table["holm_p_value"].notna()]
+    planned = table[_is_main(table)]
     main = planned.set_index("outcome", drop=False).to_dict("index")
     for ax, (outcome, rows) in zip(axes, of_outcomes.items(), strict=True):
-        lines = {compared: rows[rows["compared"] == compared] for compared in (SHORT_TRAINED, PLACEBO)}
+        lines = dict(iter(rows.groupby("compared", sort=False)))
         places, middle = lines[SHORT_TRAINED][SPARSITY], lines[SHORT_TRAINED]["outcome"].mean()
         steps = outcome.smallest_effect * (places - places.mean())
         ax.fill_between(places, middle - steps, middle + steps, color=drawing.GREY, alpha=0.25, linewidth=0)
@@ -459,11 +535,18 @@ def outcome_figure(of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFr
     axes[0].set_ylabel("more than other long-trained models (nats)")
     drawing.put_title(
         figure, "Do short-trained models lose more where more tokens are needed?",
-        f"by the rule: {table['decision'].iloc[0]}", drawing.sample_size(planned),
+        f"by the rule: {table['decision'].iloc[0]}" if "decision" in table else "",
+        models, drawing.sample_size(planned),
         f"without {planned['num_left_out'].max():,} targets that have too little at stake",
         "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",
     )  # fmt: skip
     return figure
+
+
+def _is_main(table: pd.DataFrame) -> pd.Series:
+    """Whether each row is of an outcome as planned, least squares, of the short-trained models."""
+    is_main = (table["compared"] == SHORT_TRAINED) & (table["estimator"] == LEAST_SQUARES)
+    return is_main & (table["variant"] == PLANNED)
 
 
 def with_decision(rows: Sequence[Row]) -> pd.DataFrame:
@@ -471,8 +554,7 @@ def with_decision(rows: Sequence[Row]) -> pd.DataFrame:
     from statsmodels.stats.multitest import multipletests  # late, as above
 
     table = pd.DataFrame(rows)
-    is_main = (table["compared"] == SHORT_TRAINED) & (table["estimator"] == LEAST_SQUARES)
-    is_main &= table["variant"] == PLANNED
+    is_main = _is_main(table)
     table.loc[is_main, "holm_p_value"] = multipletests(table.loc[is_main, "p_value"], method="holm")[1]
     return table.assign(decision=decision(table))
 

@@ -1,8 +1,9 @@
-"""Dependency sparsity and generalization gap by model size and training step, over several results folders.
+"""Gain, share and generalization gap by model size and training step, over several results folders.
 
 The files of a stage say each model's size, training step and training length (`model_facts`). Models of one
-folder, size and step are compared with each other: k* is read from the first long-trained one that has
-influential tokens, the gap from the last long-trained one, best another seed, to each short-trained one.
+folder, size and step are compared with each other: the gain is that of the first long-trained one, the share
+is carried by the tokens of the first one that chose some, the gap is from the last one, best another seed, to
+each short-trained one.
 
 What a larger size has beyond a smaller one is measured on the targets of both, and documents are resampled
 for both at once: intervals of two sizes that overlap say little, as both hold what a document does to either.
@@ -17,10 +18,10 @@ from typing import Any, cast
 
 import pandas as pd
 
-from analysis.gap.gaps import generalization_gaps, read_sparsity_measures, shares_of_gaining_targets
 from analysis.losses.token_worth import CRITERIA, effects_of_targets, token_effects
 from analysis.read import (
     TARGET,
+    generalization_gaps,
     interval_columns,
     joined_on_common,
     mean_columns,
@@ -47,20 +48,6 @@ _LARGER = "_of_larger"
 
 
 @dataclass(frozen=True)
-class MeasuredSparsity:
-    """The measures of k* of one model, and the k that were studied."""
-
-    model: str
-    measures: pd.DataFrame
-    studied_ks: Sequence[int]
-
-    @property
-    def middle_k(self) -> int:
-        """That of which tables of several sizes tell."""
-        return self.studied_ks[len(self.studied_ks) // 2]
-
-
-@dataclass(frozen=True)
 class ComparedModels:
     """Models of one folder, size and training step."""
 
@@ -79,14 +66,13 @@ class ComparedModels:
         return {SIZE: self.num_parameters, STEP: self.train_step}
 
     @cached_property
-    def sparsity(self) -> MeasuredSparsity | None:
-        """Of the first long-trained model with influential tokens; None where none has them."""
+    def sparse_losses(self) -> pd.DataFrame | None:
+        """Of the first long-trained model that chose tokens, by every judge; None where none did."""
         settings = read_settings(self.results, "influential_tokens")
         model = next((model for model in self.long_models if model in settings), None)
-        if model is None or "dependency_sparsity" not in artefacts_in(self.results):
+        if model is None or "sparse_context_losses" not in artefacts_in(self.results):
             return None
-        measures, sparse = read_sparsity_measures(self.results, model)
-        return MeasuredSparsity(model, measures, sorted(sparse["k"].unique()))
+        return read_sparse_losses(self.results, only={"model": [model]}, every_judge=True)
 
     def losses(self, *columns: str) -> pd.DataFrame:
         """These columns of loss_differences, of the first long-trained model."""
@@ -127,35 +113,26 @@ def _facts(results: Path) -> Iterator[dict[str, Any]]:
         yield {**facts, "results": str(results), "model": model, "is_long": is_long, "kind": kind}
 
 
-def sparsity_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
-    """What the long context gains, and how few far tokens carry it, where influential tokens were chosen.
+def gains_by_scale(compared: Sequence[ComparedModels]) -> pd.DataFrame:
+    """What the long context gains the first long-trained model of every size and step.
 
-    Returns:
-        num_parameters, train_step, model, measure (see `sparsity_measures`), k (the middle one of
-        those studied), num_targets, num_documents, then with intervals share (of the targets whose long
-        context helps, those with k* <= k) and loss_difference (mean of all targets, nats). No rows of
-        sizes and steps at which no target gains enough.
+    Columns num_parameters, train_step, model, num_targets, num_documents, loss_difference (nats) and its
+    interval.
     """
-    rows: list[dict[Hashable, Any]] = []
-    intervals = [f"{name}{end}" for name in (SHARE, GAIN) for end in ("", "_low", "_high")]
-    columns = [SIZE, STEP, "model", "measure", "k", "num_targets", "num_documents", *intervals]
+    rows = []
     for group in compared:
-        if (found := group.sparsity) is not None:
-            only = {"model": [found.model]}
-            losses = read_artefact(group.results, "loss_differences", [*TARGET, GAIN], only)
-            shares = shares_of_gaining_targets(found.measures, found.studied_ks)
-            for row in shares[shares["k"] == found.middle_k].to_dict("records"):
-                rows.append({**group.labels, "model": found.model, **row, **mean_columns(losses, GAIN)})
-    return pd.DataFrame(rows, columns=columns)
+        if group.long_models:
+            gains = group.losses(GAIN)
+            labels = {**group.labels, "model": group.long_models[0], **sample_counts(gains)}
+            rows.append(labels | mean_columns(gains, GAIN))
+    return pd.DataFrame(rows)
 
 
-def carried_by_scale(
-    compared: Sequence[ComparedModels], k: int | None = None, targets: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """The share of the far context's worth that k tokens carry; of given targets, or all.
+def carried_by_scale(compared: Sequence[ComparedModels], targets: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The share of the far context's worth that the most tokens that were studied carry; of targets, or all.
 
     Where another model judged, it says so, by the divergence; else the model that chose, by its loss, and
-    only of rules that need no null. Without `k` it is the largest that was studied.
+    only of rules that need no null.
 
     Returns:
         num_parameters, train_step and the columns of `token_effects`: a row a size, step and rule; `share` is
@@ -163,9 +140,8 @@ def carried_by_scale(
     """
     tables = []
     for group in compared:
-        if (found := group.sparsity) is not None:
-            losses = read_sparse_losses(group.results, only={"model": [found.model]}, every_judge=True)
-            losses = of_targets(losses[losses["k"] == (k or found.studied_ks[-1])], targets)
+        if (losses := group.sparse_losses) is not None:
+            losses = of_targets(losses[losses["k"] == losses["k"].max()], targets)
             labels = {str(name): value for name, value in group.labels.items()}
             tables.append(_as_another_judges(token_effects(losses)).assign(**labels))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -226,8 +202,8 @@ def changes_with_scale(
         both = of_targets(both, targets)
         for what in (LONG_LOSS, GAIN):
             rows.append(labels | {"what": what, "rule": None, "k": None} | _change(both, what, None))
-        if smaller.sparsity is not None and larger.sparsity is not None:
-            first, second = _effects(smaller), _effects(larger)
+        if smaller.sparse_losses is not None and larger.sparse_losses is not None:
+            first, second = _effects(smaller.sparse_losses), _effects(larger.sparse_losses)
             keys = ["rule", "k", *TARGET]
             both = joined_on_common(first, second, keys, "choices of two sizes", ("", _LARGER))
             for (rule, k), choices in of_targets(both, targets).groupby(["rule", "k"], sort=False):
@@ -236,10 +212,8 @@ def changes_with_scale(
     return pd.DataFrame(rows).astype({"k": "Int64"}) if rows else pd.DataFrame()
 
 
-def _effects(group: ComparedModels) -> pd.DataFrame:
+def _effects(losses: pd.DataFrame) -> pd.DataFrame:
     """rule, k, the columns of `TARGET`, effect and gain, as `carried_by_scale` judges."""
-    assert group.sparsity is not None
-    losses = read_sparse_losses(group.results, only={"model": [group.sparsity.model]}, every_judge=True)
     effects = [effects_of_targets(losses, of).assign(criterion=of) for of in CRITERIA]
     return _as_another_judges(pd.concat(effects))[["rule", "k", *TARGET, "effect", "gain"]]
 

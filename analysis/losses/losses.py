@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.gap.slopes import cluster_robust_slope
+from analysis.gap.outcomes import FEWEST_DOCUMENTS
 from analysis.read import (
     NO_INTERVAL,
     interval_columns,
@@ -22,6 +22,7 @@ from analysis.read import (
     mean_columns,
     summarized,
 )
+from pipeline.results.statistics import Interval
 
 _CHUNK = ["document_id", "chunk_index"]
 
@@ -70,13 +71,10 @@ def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
         expected, actual, documents = (
             targets[name] for name in ("expected_gain", "actual_gain", "document_id")
         )
-        slope = cluster_robust_slope(
-            actual.to_numpy(), expected.to_numpy(), np.empty((len(targets), 0)), documents.to_numpy()
-        )
         return {
             **mean_columns(targets, "expected_gain", "actual_gain"),
             **interval_columns("ratio", interval_over_documents(documents, actual, expected)),
-            **interval_columns("slope", slope),
+            **interval_columns("slope", _slope(actual, expected, documents)),
         }
 
     tables = []
@@ -87,6 +85,19 @@ def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
             targets = targets.rename(columns=names).assign(expected=columns[0])
             tables.append(summarized(targets, ["model", "expected"], numbers))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _slope(actual: pd.Series, expected: pd.Series, documents: pd.Series) -> Interval:
+    """Least squares; covariance of Liang and Zeger (1986), Student's with the documents less one."""
+    # Imported late: statsmodels takes seconds, and few who read figures fit a regression.
+    from statsmodels.regression.linear_model import OLS
+
+    if documents.nunique() < FEWEST_DOCUMENTS or np.ptp(expected) == 0:
+        return NO_INTERVAL
+    design_T2, groups_T = np.column_stack([np.ones(len(expected)), expected]), pd.factorize(documents)[0]
+    fit = OLS(actual.to_numpy(), design_T2).fit(cov_type="cluster", cov_kwds={"groups": groups_T}, use_t=True)
+    low, high = fit.conf_int()[1]
+    return Interval(float(fit.params[1]), float(low), float(high))
 
 
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:

@@ -44,10 +44,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.gap.gaps import generalization_gaps
 from analysis.read import (
     TARGET,
     MeasuredText,
+    generalization_gaps,
     interval_columns,
     interval_over_documents,
     joined_on_common,
@@ -58,7 +58,6 @@ from analysis.read import (
 )
 from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.folder import MANIFEST_FILE, UnigramDistribution
 
 _LIST = """
 # determiners and quantifiers
@@ -302,18 +301,6 @@ def read_categories(results: Path, data: Path | None = None) -> pd.DataFrame:
     if kept.is_file():
         return read_parquet(kept, SCHEMAS["token_categories"].names).to_pandas()
     return categories_of_targets(MeasuredText.open(results, "loss_differences", data))
-
-
-def training_token_counts(results: Path, data: Path | None) -> np.ndarray | None:
-    """Occurrences of each token ID among the training tokens: int64 [V]; None where the data is not at hand.
-
-    `data` is the folder of tokenize_c4.py that was measured, where None that beside the results, if tokenized
-    data is there.
-    """
-    if data is None and not (results.parent / "data" / MANIFEST_FILE).is_file():  # a table may lie there
-        return None
-    text = MeasuredText.open(results, "loss_differences", data)
-    return UnigramDistribution.of_training_tokens(text.data).counts_V
 
 
 def by_category(

@@ -212,7 +212,7 @@ class _EvaluationPlan:
         return commands
 
     def shows_scale(self) -> bool:
-        """Whether k* and the gap can be read from it, on the study's own text, measured as in the first."""
+        """Whether share and gap can be read from it, on the study's own text, measured as in the first."""
         is_of_own_text = self.evaluation.data is None and self.evaluation.of_planted is None
         is_same_measure = self.evaluation.intervention == self.study.evaluation.intervention
         needed = {"loss_differences", "influential_tokens"}
@@ -282,7 +282,7 @@ class _EvaluationPlan:
         longest = max(models[name].train_context_length for name in measured)
         long = [name for name in measured if models[name].train_context_length == longest]
         short = [name for name in measured if name not in long]
-        long.sort(key=lambda name: name not in influential)  # the first gives k*
+        long.sort(key=lambda name: name not in influential)  # the first chose tokens
         full = {name: self.trainings[name].name for name in measured}
         lengths = [f"{full[name]}={models[name].train_context_length}" for name in measured]
         words = ["--long-models", *(full[name] for name in long)]

@@ -119,7 +119,7 @@ class Evaluation:
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
-    """Those whose influential tokens are measured; this stage costs most. The first gives k*."""
+    """Those whose influential tokens are measured; this stage costs most."""
     steps: list[int] | None = None
     """Checkpoints along training that are measured. None: the last one."""
     short_context_length: int = MISSING

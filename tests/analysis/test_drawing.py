@@ -14,12 +14,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.optimize import minimize
-from synthetic_results import KS, SHORT_MODELS
+from synthetic_results import KS
 
 from analysis import drawing
-from analysis.drawing import FEWEST_TARGETS, ModelLabel, Style, model_labels
-from analysis.gap import gaps, slopes
-from analysis.gap.gaps import read_sparsity_measures
+from analysis.drawing import ModelLabel, Style, model_labels
 from analysis.losses import losses, token_worth
 from analysis.read import read_sparse_losses
 from analysis.rules import selection
@@ -103,45 +101,13 @@ def test_effects_are_drawn_as_they_are(small: Path, labels: dict[str, ModelLabel
     assert_legible(token_worth.effects_figure(judged, labels[LONG], "another model"))
 
 
-def test_classes_of_the_gap_are_drawn_and_small_ones_left_out(
-    small: Path, labels: dict[str, ModelLabel]
-) -> None:
-    losses_of, (measured, _) = read_artefact(small, "loss_differences"), read_sparsity_measures(small, LONG)
-    by_class = gaps.generalization_gap_by_sparsity(
-        losses_of, measured[measured["measure"] == "leave_one_out"], short_models=SHORT_MODELS,
-        reference_model="long-seed1", studied_ks=KS,
-    )  # fmt: skip
-    targets = slopes.gap_targets(
-        losses_of, short_models=SHORT_MODELS, reference_model="long-seed1", difficulty_model="long-seed1",
-        gain_model=LONG, token_counts_V=None,
-    )  # fmt: skip
-    of_rule = of(slopes.gap_slopes(targets, measured, KS[-1]), measure="leave_one_out")
-    calibrated = of_rule.assign(calibration_slope=0.5, calibration_slope_low=0.0, calibration_slope_high=1.0)
-    held = "frequency, position,\ndifficulty"
-    figure = slopes.gap_figure(by_class, of_rule, labels, held, expected=calibrated)
-    for index, model in enumerate(SHORT_MODELS):
-        large = by_class[by_class["num_targets"] >= FEWEST_TARGETS]
-        assert_drawn(figure.axes[0], index, of(large, model=model), "generalization_gap")
-    assert len(figure.axes[1].containers) == 2 * 4
-    assert_legible(figure)
-    few = by_class["num_targets"].mask(by_class["category"] == "more than 16", FEWEST_TARGETS - 1)
-    figure = slopes.gap_figure(by_class.assign(num_targets=few), of_rule, labels, "position")
-    assert "classes of fewer than 30 left out" in " ".join(figure.texts[1].get_text().split())
-    plt.close("all")
-
-
 def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame) -> None:
     without_a_gain = token_worth.loss_curves(of(sparse, model="short-contiguous"))
     differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    needed = pd.concat(
-        gaps.shares_of_gaining_targets(read_sparsity_measures(small, model)[0], KS).assign(model=model)
-        for model in (LONG, "long-seed1")
-    )
     settings = {LONG: read_settings(small, "influential_tokens")[LONG] | {"targets_per_chunk": 16}}
     for figure in (
         token_worth.loss_figure(without_a_gain, labels["short-contiguous"]),
         losses.lengths_figure(differences, labels, [32, 256], LONG),
-        gaps.sparsity_figure(needed, labels),
         selection.rules_figure(selection.rules_table(of(sparse, model=LONG), settings), labels[LONG]),
     ):
         assert_legible(figure)

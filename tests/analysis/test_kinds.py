@@ -209,29 +209,6 @@ def test_the_table_that_is_kept_stands_for_the_text(explorable: tuple[Path, Path
     assert kept[columns].to_dict("records") == categories[columns].to_dict("records") and len(kept)
 
 
-def test_training_tokens_are_counted_of_the_data_that_was_measured(
-    explorable: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results, data = explorable
-    with pytest.raises(InputError, match="no training tokens"):
-        kinds.training_token_counts(results, data)
-    _, other = write_explorable(tmp_path, [text.upper() for text in TEXTS])
-    with pytest.raises(InputError, match="was not measured on the evaluation documents of .*--data"):
-        kinds.training_token_counts(results, other)
-    # The kept results have a table beside them that was once made of the text, and no text.
-    kept = Path(__file__).resolve().parents[2] / "analysis" / "reference" / "study" / "results"
-    assert (kept.parent / "data").is_dir() and kinds.training_token_counts(kept, None) is None
-    counted = []
-
-    def of_training_tokens(tokenized: object) -> object:
-        counted.append(tokenized.folder)
-        return type("Counts", (), {"counts_V": np.array([3, 1])})
-
-    monkeypatch.setattr("analysis.tokens.kinds.UnigramDistribution.of_training_tokens", of_training_tokens)
-    np.testing.assert_array_equal(kinds.training_token_counts(results, None), [3, 1])
-    assert counted == [data]
-
-
 KS = [1, 4]
 PLACES = [(document, position) for document in ("aa", "bb", "cc") for position in (9, 10, 11)]
 # Kind, k*, gain, what 1 token recovers beyond the null, and gap of the three targets of each document.

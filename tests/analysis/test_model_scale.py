@@ -43,20 +43,10 @@ def test_results_that_do_not_say_their_size_are_refused(results: Path, tmp_path:
             scale.compared_models([folder])
 
 
-def test_sparsity_is_that_of_each_folder(compared: list[scale.ComparedModels], scales: Scales) -> None:
-    table = scale.sparsity_by_scale(compared)
-    exact = table[table["measure"] == "leave_one_out"].set_index(["num_parameters", "train_step"])
-    targets = scales[1].targets
-    needed = targets["needed_k"]
-    row = exact.loc[(SMALL, 400)]
-    assert (row["k"], row["num_targets"]) == (4, (needed > 0).sum())
-    assert row["share"] == pytest.approx((needed[needed > 0] <= 4).mean())
-    assert row["loss_difference"] == pytest.approx(targets["gain"].mean(), abs=1e-4)
-    assert len(exact) == 3
-    assert exact.loc[(LARGE, 400), "share"] != row["share"]
-
-
-def test_the_gap_is_planted(compared: list[scale.ComparedModels], scales: Scales) -> None:
+def test_gain_and_gap_are_planted(compared: list[scale.ComparedModels], scales: Scales) -> None:
+    gains = scale.gains_by_scale(compared).set_index(["num_parameters", "train_step"])["loss_difference"]
+    assert gains[SMALL, 400] == pytest.approx(scales[1].targets["gain"].mean(), abs=1e-4)
+    assert len(gains.unique()) == 3
     table = scale.gaps_by_scale(compared).set_index(["num_parameters", "model"])
     assert len(table) == 4  # none where no short-trained model was measured
     needed = scales[1].targets["needed_k"]
@@ -81,11 +71,10 @@ def test_what_is_carried_is_the_planted_share(compared: list[scale.ComparedModel
     assert "leave_one_out" not in rows.index.get_level_values("rule")
     targets = scales[1].targets
     is_chosen = targets["target_position"] % 4 == 0
-    assert compared[1].sparsity is not None and compared[1].sparsity.middle_k == 4
-    some = scale.carried_by_scale(compared[1:2], 4, targets[is_chosen])
-    assert set(some["k"]) == {4} and set(some["num_targets"]) == {is_chosen.sum()}
+    some = scale.carried_by_scale(compared[1:2], targets[is_chosen])
+    assert set(some["k"]) == {16} and set(some["num_targets"]) == {is_chosen.sum()}
     nearest = some.set_index(keys).loc[(SMALL, 400, "nearest"), "share"]
-    assert nearest == pytest.approx(carried_share(scales[1], "nearest", 4, is_chosen), abs=0.02)
+    assert nearest == pytest.approx(carried_share(scales[1], "nearest", 16, is_chosen), abs=0.02)
 
 
 def test_last_steps_and_common_targets(changes: pd.DataFrame, compared: list[scale.ComparedModels]) -> None:

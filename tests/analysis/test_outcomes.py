@@ -15,6 +15,7 @@ from written_results import write_tables
 from analysis import outcomes as program
 from analysis.gap import outcomes
 from analysis.gap.outcomes import GAP, HARM, SHARE, Design, contrast
+from analysis.notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
@@ -228,8 +229,8 @@ def test_the_decision_is_the_rule_that_was_written_down(ends: list, placebo_low:
 
 
 @pytest.fixture
-def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs the program on 30 texts: chosen by two seeds, judged by two others and a chooser."""
+def study(tmp_path: Path) -> Study:
+    """Results of 30 texts, in folders `far` and `near`: chosen by two seeds, judged by two others and one."""
     study = Study(1, 30, 8, 0.0)
     keys = pd.DataFrame({"document_id": study.texts.astype(str), "target_position": range(len(study.texts))})
     keys["chunk_index"] = 0
@@ -256,9 +257,16 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             rows += keys.assign(**columns).replace({np.nan: None}).to_dict("records")
         tables = {"dependency_sparsity": rows}
         write_tables(tmp_path / folder, "influential_tokens", "chooser0+chooser1", {}, tables)
+    return study
+
+
+@pytest.fixture
+def tell(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the program on these results."""
     documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
     # Every third text says the same again and again; no bigram of the others comes twice.
-    tokens = [np.zeros(len(keys), int) if text % 3 == 1 else np.arange(len(keys)) for text in range(30)]
+    size = len(study.texts)
+    tokens = [np.zeros(size, int) if text % 3 == 1 else np.arange(size) for text in range(30)]
     chunks = [SimpleNamespace(document_id=str(text), start=0, token_ids_L=tokens[text]) for text in range(30)]
     text = SimpleNamespace(
         data=SimpleNamespace(evaluation_documents=lambda: documents), short_context_length=2,
@@ -343,3 +351,31 @@ def test_models_of_two_roles_or_of_none_are_refused(tell: Callable[..., None], t
     with pytest.raises(InputError, match="no model that chose no tokens"):
         outcomes.judged(rows.assign(model="a+c"))
     assert not (tmp_path / "out").exists()
+
+
+def test_any_results_show_their_gap_without_data_placebo_or_decision(
+    tell: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notebook's functions, then the notebook: the planted slope is found, its figure can be read."""
+    results, longs = tmp_path / "far", [*JUDGES, *LONG, "nobody"]
+    targets, trainings, others = outcomes.gap_targets(results, None, longs, [*SHORT, PLACEBO])
+    assert others == LONG and trainings == {name: [name] for name in [*SHORT, PLACEBO]}
+    assert not {"source", "log_token_count"} & set(targets)
+    monkeypatch.setattr(outcomes, "training_token_counts", lambda _: np.arange(9))
+    of_data, _, _ = outcomes.gap_targets(results, tmp_path, longs, SHORT)
+    assert set(of_data["source"]) == {"C4"} and set(of_data["log_token_count"]) == {np.log(8)}
+    table = pd.DataFrame(outcomes.outcome_rows(targets, GAP, short=SHORT, long=LONG))
+    assert table["slope"][0] == pytest.approx(0.1, abs=0.05) and len(table) == 2
+    bins = outcomes.binned(targets, GAP, short=SHORT, long=LONG)
+    assert set(bins["compared"]) == {"short-trained"}
+    assert legibility_faults(outcomes.outcome_figure({GAP: bins}, table, "pose")) == []
+    for long, short, sentence in (
+        (JUDGES, SHORT, "a long-trained model that neither chose tokens nor judged them is missing"),
+        (LONG, [], "no model was trained at a short context"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            outcomes.compared_models(results, long, short)
+    parameters = {"results": str(results), "long_models": LONG, "short_models": SHORT[:1]}
+    notebook = NOTEBOOKS / "sparsity_and_generalization.ipynb"
+    list(execute_all([notebook], tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)}))
+    assert (tmp_path / "gap_by_sparsity-pose0.png").is_file()

@@ -13,7 +13,6 @@ from quoted import (
     JUDGE,
     JUDGED,
     LARGEST,
-    LOG,
     REFERENCE,
     SMALLER,
     Row,
@@ -26,15 +25,12 @@ from quoted import (
 )
 from shown_commands import commands_of
 
-from analysis.gap.gaps import AMONG_REACHED, expected_gaps, read_sparsity_measures, shares_of_gaining_targets
-from analysis.gap.gaps import JUDGED as JUDGED_BY_ANOTHER
 from analysis.gap.scale import carried_by_scale, compared_models, gaps_by_scale
-from analysis.gap.slopes import WITH_GAIN, few_and_many, gap_slopes, gap_targets, mean_gaps
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import token_effects
 from analysis.needed_context import needed_context
-from analysis.read import TARGET, of_targets, read_sparse_losses
-from analysis.tokens.kinds import by_repeats, gaps_by_repeats
+from analysis.read import interval_over_documents, of_targets, read_sparse_losses
+from analysis.tokens.kinds import by_repeats
 from pipeline.query import connect, run_query
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import DIVERGENCE, LOSS
@@ -101,11 +97,13 @@ def test_how_much_context_is_needed() -> None:
 
 def test_for_how_many_predictions_few_tokens_suffice() -> None:
     text = section(FINDINGS, "Do few tokens carry it?")
-    measured, losses = read_sparsity_measures(JUDGED, CHOOSING)
-    judged = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
-    shares = by(shares_of_gaining_targets(judged, sorted(losses["k"].unique())), "k")
+    only = {"rule": ["leave_one_out_divergence"], "judge": [JUDGE], "criterion": [DIVERGENCE]}
+    judged = read_artefact(JUDGED, "dependency_sparsity", None, only)
+    judged = judged[judged["dependency_sparsity"].notna() | judged["is_censored"]]
     for place, k in ((2, 4), (3, 16)):
-        agree_cell(text, "all of these", shares[k], "share", place)
+        is_enough = (judged["dependency_sparsity"] <= k).fillna(False)
+        share = interval_over_documents(judged["document_id"], is_enough)
+        agree(cells_of(text, "all of these")[place], share.estimate, share.low, share.high)
     shown = commands_of(REFERENCE / "README.md")
     (sql,) = (command.arguments[-1] for command in shown if "at_stake" in command.text)
     rows = run_query(connect(JUDGED, sql), sql, 50)[1]
@@ -113,51 +111,6 @@ def test_for_how_many_predictions_few_tokens_suffice() -> None:
         assert row[0] in (label, None)
         for cell, value in zip(cells_of(text, label), row[1:], strict=True):
             agree(cell.partition(" [")[0], value)
-
-
-def test_how_many_predictions_two_seeds_give_a_k() -> None:
-    text = section(FINDINGS, "Do sparse predictions generalize better?")
-    only = {"rule": ["leave_one_out_divergence"]}
-    rows = read_artefact(JUDGED, "dependency_sparsity", None, only)
-    of_judge = rows.pivot(index=TARGET, columns=["criterion", "judge"], values="dependency_sparsity")
-    by_divergence = of_judge[DIVERGENCE]
-    counts = by_divergence.notna().sum()
-    both = by_divergence.dropna()
-    same = (both[JUDGE] == both[CHOOSING]).sum()
-    quoted = re.findall(
-        r"targets (\d+) have a k\S+ by seed 1. Of these (\d+) also have one by seed 0, and (\d+) have the",
-        text,
-    )
-    agree(" ".join(quoted[0]), counts[JUDGE], len(both), same)
-    by_loss = of_judge[LOSS][CHOOSING].notna().sum()
-    errata = re.findall(r"(\d+) is by the loss; by the divergence (\d+) against (\d+)", LOG.read_text())
-    agree(" ".join(errata[0]), by_loss, counts[CHOOSING], counts[JUDGE])
-
-
-def test_gaps_of_the_reference_study() -> None:
-    text = section(FINDINGS, "Do sparse predictions generalize better?")
-    losses = read_artefact(JUDGED, "loss_differences", None)
-    shorts = ["2m-short-pose-seed0", "2m-short-pose-seed1", "2m-short-contiguous-seed0"]
-    found = expected_gaps(losses, short_models=shorts, floor_model="2m-long-seed2")
-    means = by(mean_gaps(found), "model")
-    targets = gap_targets(
-        losses, short_models=shorts, reference_model="2m-long-seed2", difficulty_model=JUDGE,
-        gain_model=CHOOSING, token_counts_V=None,
-    )  # fmt: skip
-    measured, sparse = read_sparsity_measures(JUDGED, CHOOSING)
-    judged = measured[measured["measure"] == f"leave_one_out_divergence{JUDGED_BY_ANOTHER}"]
-    split = by(few_and_many(targets, judged), "model")
-    slopes = by(gap_slopes(targets, judged, sparse["k"].max()), "model", "coding", "adjustment")
-    for label, model in zip(("PoSE, seed 0 ", "PoSE, seed 1 ", "contiguous "), shorts, strict=True):
-        agree_cell(text, label, means[model], "generalization_gap")
-        agree_cell(text, label, slopes[model, AMONG_REACHED, WITH_GAIN], "slope", 1)
-        for place, name in enumerate(("few_less_many", "few_share", "many_share"), 2):
-            agree_cell(text, label, split[model], name, place)
-    words = text.replace("\n", " ")
-    counts = split[shorts[0]]["num_few"], split[shorts[0]]["num_many"]
-    agree(" ".join(re.findall(r"of the (\d+) less that of the (\d+)", words)[0]), *counts)
-    first = cells_of(FIRST_PAGE.read_text(), "Do sparse predictions generalize better?")[0]
-    agree(first.partition("changes by ")[2], *interval(slopes[shorts[0], AMONG_REACHED, WITH_GAIN], "slope"))
 
 
 @pytest.mark.slow  # likewise
@@ -196,21 +149,6 @@ def test_what_copying_can_predict_and_all_others(place: int, size: str) -> None:
     for label, effects in zip(("ends of repeats", "all others"), effects_of_kinds(size), strict=True):
         four = effects[judge, DIVERGENCE, "leave_one_out_divergence", 4]
         agree_cell(text, f"{label}: share that 4", four, "share", place)
-
-
-def test_gaps_where_a_phrase_is_repeated_and_elsewhere() -> None:
-    text = section(FINDINGS, "Do sparse predictions generalize better?")
-    categories = pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet")
-    shorts = [f"2m-short-pose-seed{seed}" for seed in (0, 1)]
-    losses = read_artefact(JUDGED, "loss_differences", None)
-    gaps = gaps_by_repeats(
-        losses, categories, short_models=shorts, reference_model="2m-long-seed2", gain_model=CHOOSING
-    )
-    rows = by(gaps, "kind", "model")
-    pattern = r"loses most .*?: (\S+ \[.*?\]) of the gain, (\S+ \[.*?\]) elsewhere"
-    quoted = re.findall(pattern, text)[0]
-    for number, kind in zip(quoted, ("after a repeated bigram", "after all other bigrams"), strict=True):
-        agree(number, *interval(rows[kind, shorts[0]], "gap_share"))
 
 
 @cache

@@ -23,7 +23,6 @@ from analysis.read import (
     models_by_training,
     needs_null,
     of_common_groups,
-    read_judged_sparsity,
     read_sparse_losses,
     read_sparsity,
     sees_answer,
@@ -32,7 +31,7 @@ from analysis.read import (
 from pipeline.cli import InputError
 from pipeline.measuring.rules import RULES
 from pipeline.results.read import read_artefact
-from pipeline.results.schemas import DIVERGENCE, LOSS
+from pipeline.results.schemas import DIVERGENCE
 
 
 def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: Path, truth: Truth) -> None:
@@ -74,25 +73,6 @@ def test_rows_of_before_are_the_models_own_and_of_the_loss(tmp_path: Path) -> No
     write_rows(tmp_path / "sparsity", "influential_tokens", "dependency_sparsity", sparsity)
     assert read_sparsity(tmp_path / "sparsity")["dependency_sparsity"].tolist() == [3]
     assert read_sparsity(tmp_path / "sparsity", DIVERGENCE).empty
-
-
-def test_judged_sparsity_is_of_the_first_other_judge_by_the_divergence(tmp_path: Path) -> None:
-    rows = [
-        {"rule": rule, "judge": judge, "criterion": criterion, "dependency_sparsity": k_star}
-        for rule, judge, criterion, k_star in (
-            ("leave_one_out_divergence", "m", DIVERGENCE, 1),
-            ("leave_one_out_divergence", "seed1", LOSS, 2),
-            ("leave_one_out_divergence", "seed1", DIVERGENCE, 4),
-            ("leave_one_out_divergence", "seed2", DIVERGENCE, 8),
-            ("leave_one_out", "seed1", DIVERGENCE, 16),  # it sees the answer
-            ("nearest", "seed1", DIVERGENCE, 16),  # it chooses nothing
-        )
-    ]
-    write_rows(tmp_path, "influential_tokens", "dependency_sparsity", pd.DataFrame(rows).assign(model="m"))
-    assert read_judged_sparsity(tmp_path)["dependency_sparsity"].tolist() == [4]
-    own = pd.DataFrame(rows[:1]).assign(model="m")
-    write_rows(tmp_path / "own", "influential_tokens", "dependency_sparsity", own)
-    assert read_judged_sparsity(tmp_path / "own").empty
 
 
 def test_rules_that_fit_anything_need_their_null_and_controls_are_not_shown() -> None:
