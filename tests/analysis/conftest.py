@@ -1,15 +1,13 @@
 """The synthetic results, written once for all tests of the analysis."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from synthetic_results import LONG_MODELS, Truth, write_results
 
-from analysis.read import read_sparse_losses, read_sparsity
+from analysis.read import read_sparse_losses
 from pipeline.results.read import read_artefact
 
 matplotlib.use("agg")
@@ -49,15 +47,3 @@ def loss_differences(results: Path) -> pd.DataFrame:
 @pytest.fixture(scope="session")
 def sparse_context_losses(results: Path) -> pd.DataFrame:
     return read_sparse_losses(results)
-
-
-@pytest.fixture(scope="session")
-def dependency_sparsity(results: Path) -> pd.DataFrame:
-    return read_sparsity(results)
-
-
-@pytest.fixture
-def ax() -> Iterator[plt.Axes]:
-    figure, ax = plt.subplots()
-    yield ax
-    plt.close("all")
