@@ -121,11 +121,11 @@ def tell_of_chosen(folders: Sequence[Path], out: Path) -> None:
     for folder in folders:
         settings = read_settings(folder, "influential_tokens")
         positions = {model: of.get("positions") or "original" for model, of in settings.items()}
-        alone = chosen_alone(read_sparse_losses(folder, only={"rule": [RULE]}))
+        alone = chosen_alone(read_sparse_losses(folder, only={"rule": [RULE, "nearest"]}))
         tables.append(alone.assign(positions=alone["model"].map(positions)))
         labels |= drawing.model_labels(folder, "sparse_context_losses")
     table = pd.concat(tables, ignore_index=True).sort_values("model", kind="stable", ignore_index=True)
-    names = ("loss", "gain", "less_than_short", "null_less_than_short", "less_than_long")
+    names = ("loss", "gain", "less_than_short", "null_less_than_short", "less_than_nearest", "less_than_long")
     rows = [
         [row["model"], row["positions"], row["k"], row["num_targets"]]
         + [interval_cell(row, name) for name in names]

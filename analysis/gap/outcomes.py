@@ -505,6 +505,15 @@ def binned(
     return pd.DataFrame(rows)
 
 
+_SAID = {
+    "": "Do short-trained models lose more where more tokens are needed?",
+    "support": "Short-trained models lose more where more tokens are needed",
+    "refuted at this size": "Short-trained models do not lose more where more tokens are needed",
+    "open": "It stays open whether short-trained models lose more where more tokens are needed",
+}
+"""Decision -> the title that tells it."""
+
+
 def outcome_figure(
     of_outcomes: Mapping[Outcome, pd.DataFrame], table: pd.DataFrame, models: str = ""
 ) -> Figure:
@@ -534,8 +543,7 @@ def outcome_figure(
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("more than other long-trained models (nats)")
     drawing.put_title(
-        figure, "Do short-trained models lose more where more tokens are needed?",
-        f"by the rule: {table['decision'].iloc[0]}" if "decision" in table else "",
+        figure, _SAID[table["decision"].iloc[0] if "decision" in table else ""],
         models, drawing.sample_size(planned),
         f"without {planned['num_left_out'].max():,} targets that have too little at stake",
         "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",

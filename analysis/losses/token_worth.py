@@ -166,55 +166,69 @@ def chosen_alone(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, k, num_targets, num_documents; short_loss and long_loss; then with intervals gain, the former
         less the latter, loss, less_than_short and less_than_long: with k tokens, and how much lower that is;
-        null_less_than_short: with another document's tokens. All nats; the interval of the loss is of its
-        difference from short_loss.
+        null_less_than_short: with another document's tokens; less_than_nearest: than with the k nearest. The
+        last two are of the documents that have them. All nats; the interval of the loss is of its difference
+        from short_loss.
     """
     amounts = _amounts_of_targets(sparse_context_losses, LOSS)
-    amounts = amounts[amounts["rule"] == _BLIND].rename(
-        columns={"recovered": "less_than_short", "null_recovered": "null_less_than_short"}
-    )
-    amounts["less_than_long"] = amounts["less_than_short"] - amounts["gain"]
+    names = {"recovered": "less_than_short", "null_recovered": "null_less_than_short"}
+    chosen = amounts[amounts["rule"] == _BLIND].rename(columns=names)
+    keys = ["model", "judge", "k", *TARGET]
+    nearest = amounts[amounts["rule"] == "nearest"].set_index(keys)["recovered"]
+    chosen = chosen.join(nearest, keys)
+    chosen["less_than_nearest"] = chosen["less_than_short"] - chosen["recovered"]
+    chosen["less_than_long"] = chosen["less_than_short"] - chosen["gain"]
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        null = mean_columns(targets.dropna(subset="null_less_than_short"), "null_less_than_short")
-        columns = mean_columns(targets, "gain", "less_than_short", "less_than_long") | null
+        columns = mean_columns(targets, "gain", "less_than_short", "less_than_long")
+        for name in ("null_less_than_short", "less_than_nearest"):
+            columns |= mean_columns(targets.dropna(subset=name), name)
         short = targets["baseline"].mean()
         for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
             columns[f"loss{end}"] = short - columns[f"less_than_short{other}"]
         return {"short_loss": short, "long_loss": short - columns["gain"], **columns}
 
-    return summarized(amounts, ["model", "k"], numbers, sort=False)
+    return summarized(chosen, ["model", "k"], numbers, sort=False)
 
 
 def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
-    """A panel a model: the loss with the short context and k chosen tokens, between those of both contexts.
+    """The loss with the short context and k chosen tokens closed up: a panel a training, its first model.
 
     Args:
-        alone: of `chosen_alone`, with a column `positions`, "original" or "compact".
+        alone: of `chosen_alone`, with a column `positions`.
     """
-    of_models = list(alone.groupby("model", sort=False))
-    figure, axes = drawing.panels(len(of_models), 3.0)
-    for ax, (model, of_model) in zip(axes, of_models, strict=True):
-        style, ends = labels[str(model)].style, []
-        for positions, line in of_model.groupby("positions", sort=False):
-            name = "closed up" if positions == "compact" else "each at\nits position"
-            drawn = style.null if positions == "compact" else style.measured
-            ends.append(drawing.draw_line(ax, line["k"], line, "loss", drawn, name))
+    alone = alone[(alone["positions"] == "compact") & (alone["k"] <= _MOST_ALONE)]
+    trainings = {model: labels[str(model)].text.partition(", seed")[0] for model in alone["model"].unique()}
+    first = {training: model for model, training in reversed(trainings.items())}
+    figure, axes = drawing.panels(len(first), 3.0)
+    lowest, highest = alone["loss_low"].min(), alone[["loss_high", "short_loss"]].max(axis=None)
+    for ax, (training, model) in zip(axes, sorted(first.items()), strict=True):
+        line, label = alone[alone["model"] == model], labels[str(model)]
+        style = label.style.measured
+        ends = [drawing.draw_line(ax, line["k"], line, "loss", style, "k chosen\ntokens")]
         for name in ("short", "long"):
-            level = of_model[f"{name}_loss"].iloc[0]
+            level = line[f"{name}_loss"].iloc[0]
+            words = f"{name}: {level:.2f}"
+            if level > highest:
+                drawing.name_level(ax, highest, f"{words}, above", "left")
+                continue
             ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-            ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name}: {level:.2f}", drawing.GREY))
-        drawing.tokens_axis(ax, of_model["k"].unique())
-        ax.set_title(labels[str(model)].text, loc="left")
+            ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
+        ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
+        drawing.tokens_axis(ax, line["k"].unique())
+        ax.set_title(training, loc="left")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("loss (nats)")
-    size = drawing.common_size(labels[str(model)] for model, _ in of_models)
+    size = drawing.common_size(labels[str(model)] for model in first.values())
     drawing.put_title(
         figure, _what_few_give(alone), drawing.sample_size(alone), size,
-        "tokens chosen blind by other models", "grey: the short and the whole long context",
+        "tokens chosen blind by other models, closed up", "grey: the short and the whole long context",
         f"{drawing.BARS}, of the difference from the short context",
     )  # fmt: skip
     return figure
+
+
+_MOST_ALONE = 64  # tokens that the figure shows: beyond them a model is far outside of what it was trained at
 
 
 def _what_few_give(alone: pd.DataFrame) -> str:

@@ -338,6 +338,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("less_than_short", "short_loss - loss, nats"),
         *with_interval("null_less_than_short", "the same with another document's tokens, where there is"
                        " such a null, nats"),
+        *with_interval("less_than_nearest", "loss with the k nearest tokens - loss, where these were tried,"
+                       " nats"),
         *with_interval("less_than_long", "long_loss - loss, nats: above 0 where k tokens beat all of them"),
     ]),
     "needed_context": pa.schema([

@@ -12,10 +12,6 @@ REFERENCE = ROOT / "analysis" / "reference"
 STUDY = REFERENCE / "study" / "results"
 JUDGED = REFERENCE / "judged" / "results"
 """The reference study; STUDY is its earlier run."""
-SMALLER = REFERENCE / "judged" / "300k" / "results"
-"""The same at the smallest size."""
-LARGEST = REFERENCE / "judged" / "8m" / "results"
-"""The same at the largest."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
 FINDINGS, SYNTHETIC, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",

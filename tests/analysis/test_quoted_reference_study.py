@@ -1,10 +1,8 @@
 """The numbers of the reference study that pages quote are those of the results kept in analysis/reference."""
 
 import re
-from functools import cache
 from typing import Any
 
-import pandas as pd
 import pytest
 from quoted import (
     CHOOSING,
@@ -12,9 +10,7 @@ from quoted import (
     FIRST_PAGE,
     JUDGE,
     JUDGED,
-    LARGEST,
     REFERENCE,
-    SMALLER,
     Row,
     agree,
     agree_cell,
@@ -25,22 +21,13 @@ from quoted import (
 )
 from shown_commands import commands_of
 
-from analysis.gap.scale import carried_by_scale, compared_models, gaps_by_scale
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import token_effects
 from analysis.needed_context import needed_context
-from analysis.read import interval_over_documents, of_targets, read_sparse_losses
-from analysis.tokens.kinds import by_repeats
+from analysis.read import interval_over_documents, read_sparse_losses
 from pipeline.query import connect, run_query
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import DIVERGENCE, LOSS
-
-SIZES = {
-    "300k": (SMALLER, ("300k-long-seed0", "300k-long-seed1")),
-    "2m": (JUDGED, (CHOOSING, JUDGE)),
-    "8m": (LARGEST, ("8m-long-seed0", "8m-long-seed1")),
-}
-"""Of each size: results, and the models that choose and judge."""
 
 
 def test_gains_of_the_long_context() -> None:
@@ -111,67 +98,6 @@ def test_for_how_many_predictions_few_tokens_suffice() -> None:
         assert row[0] in (label, None)
         for cell, value in zip(cells_of(text, label), row[1:], strict=True):
             agree(cell.partition(" [")[0], value)
-
-
-@pytest.mark.slow  # likewise
-@pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
-def test_what_changes_with_size(place: int, size: str) -> None:
-    text = section(FINDINGS, "What changes with model size?")
-    results, (choosing, judge) = SIZES[size]
-
-    def agrees(label: str, row: Row, name: str) -> None:
-        agree_cell(text, label, row, name, place)
-
-    losses = read_artefact(results, "loss_differences", None)
-    gains = by(summarize_models(losses), "model")[choosing]
-    agrees("gain of the long", gains, "loss_difference")
-    of_model = {"model": [choosing]}
-    effects = token_effects(read_sparse_losses(results, only=of_model, every_judge=True))
-    judged = by(effects[effects["judge"] == judge], "criterion", "rule", "k")
-    four = judged[DIVERGENCE, "leave_one_out_divergence", 4]
-    for label, name in (
-        ("what the far context is worth", "gain"), ("their null", "null_recovered"),
-        ("share that 4 chosen", "share"),
-    ):  # fmt: skip
-        agrees(label, four, name)
-    agrees("share that 16 chosen", judged[DIVERGENCE, "leave_one_out_divergence", 16], "share")
-    agrees("share that the 16 nearest", judged[DIVERGENCE, "nearest", 16], "share")
-    short = f"{size}-short-pose-seed0"
-    gaps = by(gaps_by_scale(compared_models([results])), "model")
-    agrees("gap of the PoSE model, nats", gaps[short], "generalization_gap")
-
-
-@pytest.mark.slow  # intervals of several hundred ratios
-@pytest.mark.parametrize(("place", "size"), list(enumerate(SIZES)))
-def test_what_copying_can_predict_and_all_others(place: int, size: str) -> None:
-    text = section(FINDINGS, "What changes with model size?")
-    _, (_, judge) = SIZES[size]
-    for label, effects in zip(("ends of repeats", "all others"), effects_of_kinds(size), strict=True):
-        four = effects[judge, DIVERGENCE, "leave_one_out_divergence", 4]
-        agree_cell(text, f"{label}: share that 4", four, "share", place)
-
-
-@cache
-def of_kinds() -> dict[str, pd.DataFrame]:
-    """Ends of repeats and all other targets, by the table that is kept in the place of the text."""
-    return by_repeats(pd.read_parquet(REFERENCE / "judged/data/token_categories.parquet"))
-
-
-@cache
-def effects_of_kinds(size: str) -> list[dict[Any, Row]]:
-    """Of both: (judge, criterion, rule, k) -> what k tokens of the choosing model are worth."""
-    results, (choosing, _) = SIZES[size]
-    losses = read_sparse_losses(results, only={"model": [choosing]}, every_judge=True)
-    tables = [token_effects(of_targets(losses, targets)) for targets in of_kinds().values()]
-    return [by(effects, "judge", "criterion", "rule", "k") for effects in tables]
-
-
-def test_the_figure_of_sizes_is_judged_by_another_seed() -> None:
-    carried = carried_by_scale(compared_models([SMALLER]))
-    assert set(carried["judge"]) == {"300k-long-seed1"}
-    assert set(carried["criterion"]) == {DIVERGENCE}
-    assert set(carried["rule"]) == {"leave_one_out_divergence", "nearest", "random"}
-    assert set(carried["k"]) == {16}
 
 
 def test_the_first_page(effects: dict[Any, Row]) -> None:

@@ -55,9 +55,12 @@ def test_chosen_tokens_alone_by_hand(by_hand: pd.DataFrame) -> None:
     """The null is of b alone, where it takes off a nat at one of two targets."""
     rows = by_hand.assign(rule="leave_one_out_divergence")
     rows = rows[(rows["far_context"] == "own") | (rows["document_id"] == "b")]
+    near = rows[(rows["far_context"] == "own") & (rows["document_id"] == "b")]
+    rows = pd.concat([rows, near.assign(rule="nearest", sparse_context_loss=2.5)])
     (row,) = chosen_alone(rows).to_dict("records")
     assert (row["k"], row["num_targets"], row["short_loss"], row["long_loss"]) == (1, 4, 3.0, 2.0)
     assert (row["loss"], row["gain"], row["less_than_short"], row["less_than_long"]) == (2.25, 1, 0.75, -0.25)
+    assert row["less_than_nearest"] == 0.5  # of b alone: 2 nats and not 2.5
     assert row["null_less_than_short"] == 0.5 and np.isnan(row["null_less_than_short_low"])
     assert row["loss_high"] - row["loss"] == pytest.approx(
         row["less_than_short"] - row["less_than_short_low"]

@@ -1,0 +1,116 @@
+"""The answer's numbers are those that analysis/outcomes.py makes of the targets that are kept."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from quoted import FINDINGS, FIRST_PAGE, LOG, REFERENCE, agree, agree_cell, cells_of, interval, section
+
+from analysis import outcomes as program
+from analysis.gap.outcomes import (
+    GAP,
+    HARM,
+    INSTRUMENTED,
+    LEAST_SQUARES,
+    PLACEBO,
+    PLANNED,
+    SHARE,
+    SHORT_TRAINED,
+)
+from pipeline.results.files import read_parquet
+
+DECISIVE = REFERENCE / "decisive"
+OUTCOMES = [outcome.name for outcome in (GAP, SHARE, HARM)]
+VARIANTS = {
+    "any D(0) ": "any D(0)", "D(0) of at least 0.05": "D(0) of at least 0.05 nats",
+    "D(0) of at least 0.2": "D(0) of at least 0.2 nats", "weighed": "weighed by the stake",
+    "without Wikipedia": "without Wikipedia", "not after": "not after a repeated bigram",
+    "k\\* at 0.5": "k* at 0.5", "`mean_log2_k` by the loss": "by the loss",
+}  # fmt: skip
+"""Rows of the page's table of what was otherwise than planned."""
+
+
+@pytest.fixture(scope="module")
+def slopes(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The table of outcomes, made anew by the command that the page shows."""
+    out = tmp_path_factory.mktemp("again")
+    words = ["--targets", str(DECISIVE / "outcome_targets.parquet"), "--out", str(out)]
+    program.main(program.parser().parse_args(words))
+    return read_parquet(out / "outcomes.parquet").to_pandas()
+
+
+def rows_of(slopes: pd.DataFrame, compared: str, estimator: str, variant: str = PLANNED) -> list[dict]:
+    """One a planned outcome, in their order."""
+    chosen = slopes[(slopes["variant"] == variant) & (slopes["compared"] == compared)]
+    chosen = chosen[chosen["estimator"] == estimator].set_index("outcome", drop=False)
+    return chosen.loc[OUTCOMES].to_dict("records")
+
+
+def test_the_kept_table_is_made_of_the_kept_targets(slopes: pd.DataFrame) -> None:
+    kept = read_parquet(DECISIVE / "outcomes.parquet").to_pandas()
+    numbers = list(slopes.select_dtypes("number"))
+    assert np.allclose(slopes[numbers], kept[numbers], rtol=1e-6, atol=1e-9, equal_nan=True)
+    assert (slopes["decision"] == kept["decision"]).all()
+
+
+def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None:
+    text = section(FINDINGS, "The answer")
+    main, placebo = (rows_of(slopes, compared, LEAST_SQUARES) for compared in (SHORT_TRAINED, PLACEBO))
+    for number, (row, other) in enumerate(zip(main, placebo, strict=True), 1):
+        agree_cell(text, f"{number}: ", row, "slope")
+        agree_cell(text, f"{number}: ", other, "slope", 1)
+        agree(cells_of(text, f"{number}: ")[2], row["smallest_effect"])
+    assert f"**Decision: {main[0]['decision']}.**" in text
+    assert [row["slope_high"] < row["smallest_effect"] for row in main] == [True, True, False]
+    assert not any(row["slope_low"] > 0 for row in main)
+    agree(re.findall(r"Holm's p is (\S+) for each", text)[0], main[0]["holm_p_value"])
+    assert len({round(row["holm_p_value"], 2) for row in main}) == 1
+    flat = text.replace("\n", " ")
+    counts = re.findall(
+        r"448 texts, 14,336 targets; (\S+) of them, of (\d+) texts.*?\((\S+) in outcome 3\)", flat
+    )
+    values = main[0]["num_targets"], main[0]["num_documents"], main[2]["num_targets"]
+    assert counts == [(f"{values[0]:,}", str(values[1]), f"{values[2]:,}")]
+    assert main[0]["num_targets"] + main[0]["num_left_out"] == 14_336
+    agree(re.findall(r"agree at (\S+) \(Spearman", flat)[0], main[0]["spearman"])
+    instrumented = [row["slope"] for row in rows_of(slopes, SHORT_TRAINED, INSTRUMENTED)]
+    agree(re.findall(r"instrument the slopes are (.*?)\. ", flat)[0], *instrumented)
+    of_all = [
+        1.96 * np.hypot(row["text_error"] * np.sqrt(448 / 1226), row["seed_error"]) for row in main
+    ]  # a rough one: Student's quantile is a little larger
+    agree(re.findall(r"reach half-widths of (\S+, \S+ and \S+)\.", flat)[0], *of_all)
+
+
+def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
+    text = section(LOG, "2026-11-25 · The decisive study at 0.34 million parameters")
+    for label, variant in VARIANTS.items():
+        for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES, variant)):
+            agree(cells_of(text, label)[place], *(value + 0.0 for value in interval(row, "slope")))
+    for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)):
+        ends = re.split(" to ", cells_of(text, "single pairs of seeds")[place])
+        assert ends == [f"{min(row['pair_slopes']):.3f}", f"{max(row['pair_slopes']):.3f}"]
+
+
+def test_what_chosen_tokens_give_alone() -> None:
+    text = section(FINDINGS, "Distraction or ignorance?")
+    table = read_parquet(DECISIVE / "chosen_alone.parquet").to_pandas()
+    table = table[(table["positions"] == "compact") & (table["k"] == 16)].set_index("model")
+    models = ["long-seed4", "short-pose-seed0", "short-pose-seed1", "short-contiguous-seed0"]
+    labels = {
+        "gain of the whole": "gain", "chosen tokens: less than with the short": "less_than_short",
+        "the same, another": "null_less_than_short",
+        "chosen tokens: less than with the long": "less_than_long",
+        "chosen tokens: less than with the 16": "less_than_nearest",
+    }  # fmt: skip
+    for place, model in enumerate(models):
+        for label, name in labels.items():
+            row = table.loc[f"300k-{model}"]
+            assert cells_of(text, label)[place] == "{:.3f} [{:.3f}, {:.3f}]".format(*interval(row, name))
+
+
+def test_the_first_page_tells_the_answer(slopes: pd.DataFrame) -> None:
+    (gap, *_) = rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)
+    page = Path(FIRST_PAGE).read_text(encoding="utf-8").replace("\n", " ")
+    agree(re.findall(r"short-trained model changes by (\S+ \[.*?\]) nats", page)[0], *interval(gap, "slope"))
