@@ -539,13 +539,14 @@ def outcome_figure(
         ]
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
-        ax.set_xlabel("doublings of tokens that it takes")
+        within = ",\nwithin the last tokens" if outcome is HARM else ""
+        ax.set_xlabel(f"doublings of tokens that it takes{within}")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("more than other long-trained models (nats)")
     drawing.put_title(
         figure, _SAID[table["decision"].iloc[0] if "decision" in table else ""],
         models, drawing.sample_size(planned),
-        f"without {planned['num_left_out'].max():,} targets that have too little at stake",
+        "without targets that have too little at stake",
         "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",
     )  # fmt: skip
     return figure

@@ -235,7 +235,7 @@ def _what_few_give(alone: pd.DataFrame) -> str:
     """The finding of `alone_figure`; it must hold for all models that the long context hurts."""
     hurt = alone[(alone["k"] == _FEW) & (alone["gain_high"] < 0)]
     if len(hurt) and (hurt[["less_than_short_low", "less_than_long_low"]] > 0).all(axis=None):
-        return f"Where the long context hurts, {_FEW} chosen tokens of it help"
+        return f"Where the long context hurts, {_FEW} tokens of it help"
     return f"What do {_FEW} chosen tokens give, and nothing else?"
 
 

@@ -65,7 +65,7 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     assert f"**Decision: {main[0]['decision']}.**" in text
     assert [row["slope_high"] < row["smallest_effect"] for row in main] == [True, True, False]
     assert not any(row["slope_low"] > 0 for row in main)
-    agree(re.findall(r"Holm's p is (\S+) for each", text)[0], main[0]["holm_p_value"])
+    agree(re.findall(r"Holm's two-sided p is (\S+) for each", text)[0], main[0]["holm_p_value"])
     assert len({round(row["holm_p_value"], 2) for row in main}) == 1
     flat = text.replace("\n", " ")
     counts = re.findall(
@@ -88,6 +88,20 @@ def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
     for label, variant in VARIANTS.items():
         for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES, variant)):
             agree(cells_of(text, label)[place], *(value + 0.0 for value in interval(row, "slope")))
+    ends_below = {
+        variant
+        for variant in VARIANTS.values()
+        if all(
+            row["slope_high"] < row["smallest_effect"]
+            for row in rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES, variant)
+        )
+    }
+    page = section(FINDINGS, "Distraction or ignorance?").replace("\n", " ")
+    assert (
+        "with all targets, with 0.05 nats, or with `mean_log2_k` by the loss, all three slopes end below"
+        in page
+    )
+    assert ends_below == {"any D(0)", "D(0) of at least 0.05 nats", "by the loss"}
     for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)):
         ends = re.split(" to ", cells_of(text, "single pairs of seeds")[place])
         assert ends == [f"{min(row['pair_slopes']):.3f}", f"{max(row['pair_slopes']):.3f}"]
@@ -95,22 +109,34 @@ def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
 
 def test_what_chosen_tokens_give_alone() -> None:
     text = section(FINDINGS, "Distraction or ignorance?")
-    table = read_parquet(DECISIVE / "chosen_alone.parquet").to_pandas()
-    table = table[(table["positions"] == "compact") & (table["k"] == 16)].set_index("model")
+    whole = read_parquet(DECISIVE / "chosen_alone.parquet").to_pandas()
+    table = whole[(whole["positions"] == "compact") & (whole["k"] == 16)].set_index("model")
     models = ["long-seed4", "short-pose-seed0", "short-pose-seed1", "short-contiguous-seed0"]
     labels = {
-        "gain of the whole": "gain", "chosen tokens: less than with the short": "less_than_short",
+        "gain of the whole": "gain", "saved by chosen tokens, against the short": "less_than_short",
         "the same, another": "null_less_than_short",
-        "chosen tokens: less than with the long": "less_than_long",
-        "chosen tokens: less than with the 16": "less_than_nearest",
+        "saved by chosen tokens, against the whole": "less_than_long",
+        "saved by chosen tokens, against the 16": "less_than_nearest",
     }  # fmt: skip
     for place, model in enumerate(models):
         for label, name in labels.items():
             row = table.loc[f"300k-{model}"]
             assert cells_of(text, label)[place] == "{:.3f} [{:.3f}, {:.3f}]".format(*interval(row, name))
+    flat = text.replace("\n", " ")
+    of_short = sorted(table.loc[[f"300k-{model}" for model in models[1:]], "loss"])
+    agree(re.findall(r"have a loss of (\S+ to \S+),", flat)[0], of_short[0], of_short[-1])
+    long = table.loc["300k-long-seed4"]
+    agree(re.findall(r"trained at 256 has (\S+, and \S+) with", flat)[0], long["loss"], long["long_loss"])
+    own = (
+        whole[(whole["positions"] == "original") & (whole["k"] == 16)]
+        .set_index("model")
+        .loc["300k-" + models[-1]]
+    )
+    low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
+    agree(re.findall(r"16 tokens cost (\S+ \[.*?\])\.", flat)[0], -own["less_than_short"], low, high)
 
 
 def test_the_first_page_tells_the_answer(slopes: pd.DataFrame) -> None:
     (gap, *_) = rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)
     page = Path(FIRST_PAGE).read_text(encoding="utf-8").replace("\n", " ")
-    agree(re.findall(r"short-trained model changes by (\S+ \[.*?\]) nats", page)[0], *interval(gap, "slope"))
+    agree(re.findall(r"trained short changes by (\S+ \[.*?\]) nats", page)[0], *interval(gap, "slope"))
