@@ -1,4 +1,4 @@
-"""Tokens that earlier results chose, to be tried on other models: `influential_tokens.py --choices`.
+"""Scores that become chosen tokens; and tokens that earlier results chose (`influential_tokens.py --choices`).
 
 No torch here: a refusal is quick.
 """
@@ -18,6 +18,17 @@ from pipeline.text.folder import TokenizedData
 STAGE = "influential_tokens"
 Choices = Mapping[str, dict[str, np.ndarray]]
 """Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
+
+
+def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
+    """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
+
+    NaN is no candidate.
+    """
+    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
+    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
+    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
+    return scores_TF.shape[1] - 1 - order_TK
 
 
 def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, logger
+from pipeline.measuring.choices import ranked
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext
-from pipeline.measuring.rules import ranked
 from pipeline.models.interface import CausalLM, ReadText, to_device
 
 PENALTY = 0.01

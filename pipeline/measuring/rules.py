@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.measuring.choices import ranked
 from pipeline.measuring.flags import NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
 from pipeline.results.schemas import MIMICRY, SELECTION
 
@@ -240,17 +241,6 @@ class Rule:
     def says_something_alone(self) -> bool:
         """Whether it is measured where a document has no null: it is no control, and needs none."""
         return self.name not in CONTROLS and not self.needs_null
-
-
-def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
-    """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
-
-    NaN is no candidate.
-    """
-    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
-    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
-    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
-    return scores_TF.shape[1] - 1 - order_TK
 
 
 def _by(scores: Scores) -> Ranking:
