@@ -1,4 +1,4 @@
-"""Scores that become chosen tokens; and tokens that earlier results chose (`influential_tokens.py --choices`).
+"""How scores become chosen tokens; tokens that earlier results chose (`influential_tokens.py --choices`).
 
 No torch here: a refusal is quick.
 """
