@@ -133,6 +133,10 @@ STUDIES = {
         "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
         "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
     ],
+    "decisive_300k": [
+        "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
+        "outcomes=null",  # models of four steps have nothing at stake
+    ],
     "measures": [
         *_OF_SIGNS, *_overrides("tiny"), *_FEW,
         *(
@@ -176,6 +180,7 @@ def texts_and_models(folder: Path) -> None:
         *((f"scratch/reader/c4/en/c4-train.{part}.json.gz", part, 1) for part in range(64)),
         ("scratch/reader/c4/en/c4-validation.0.json.gz", 7, 9),
         ("FOLDER/c4-train.jsonl", 6, 30), ("FOLDER/c4-validation.jsonl", 7, 20),
+        ("FOLDER/wikipedia-validation.jsonl", 10, 4),
         ("FOLDER/novels-train.jsonl", 8, 1), ("FOLDER/novels-validation.jsonl", 9, 2),
     ):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
