@@ -201,7 +201,8 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
     trainings = {model: labels[str(model)].text.partition(", seed")[0] for model in alone["model"].unique()}
     first = {training: model for model, training in reversed(trainings.items())}
     figure, axes = drawing.panels(len(first), 3.0)
-    lowest, highest = alone["loss_low"].min(), alone[["loss_high", "short_loss"]].max(axis=None)
+    highest = float(alone[["loss_high", "short_loss"]].to_numpy().max())
+    lowest = float(alone["loss_low"].min())
     for ax, (training, model) in zip(axes, sorted(first.items()), strict=True):
         line, label = alone[alone["model"] == model], labels[str(model)]
         style = label.style.measured
