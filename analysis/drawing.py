@@ -129,6 +129,11 @@ class ModelLabel:
     """Tokens that it saw at once in training."""
 
     @property
+    def training(self) -> str:
+        """The text without the seed: models trained alike share it."""
+        return self.text.partition(", seed")[0]
+
+    @property
     def size(self) -> str:
         """Such as "2.3 M parameters"; "" where it is not known."""
         return "" if self.num_parameters is None else size_text(self.num_parameters)

@@ -81,12 +81,11 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.results.schemas import SCHEMAS
 
     given = [name for name in _OF_RESULTS if getattr(arguments, name)]
-    if (arguments.targets is None) != (len(given) == len(_OF_RESULTS)) or (arguments.targets and given):
+    if len(given) != (0 if arguments.targets else len(_OF_RESULTS)):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RESULTS)
         raise InputError(f"give --targets alone, or all of {flags}")
     if (path := arguments.targets) is None:
         path = write_derived_table(targets_of_results(arguments), "outcome_targets", arguments.out)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     # Read also where it was just written: the numbers are then those that anyone gets from the file.
     table = read_parquet(path, SCHEMAS["outcome_targets"].names).to_pandas()
     planned, others, of_outcomes = [], [], {}
@@ -146,7 +145,6 @@ def targets_of_results(arguments: argparse.Namespace) -> "pd.DataFrame":
     from analysis.tokens import kinds
     from pipeline.results.read import read_artefact
     from pipeline.results.schemas import DIVERGENCE, LOSS
-    from pipeline.text.folder import UnigramDistribution
 
     short, long, placebo = arguments.short_trained, arguments.long_trained, arguments.placebo
     models = [*short, *long, placebo]
@@ -165,9 +163,7 @@ def targets_of_results(arguments: argparse.Namespace) -> "pd.DataFrame":
             )
     text = MeasuredText.open(arguments.loss_results, "loss_differences", arguments.data)
     losses = read_artefact(arguments.loss_results, "loss_differences")
-    token_counts_V = UnigramDistribution.of_training_tokens(text.data).counts_V
-    urls = {document.document_id: document.url or "" for document in text.data.evaluation_documents()}
-    sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+    of_data = outcomes.held_of_data(text.data)
     short_length, kinds_of_targets = text.short_context_length, []
     for _, chunk in text.chunks():
         for position in text.targets_of(chunk):
@@ -177,9 +173,8 @@ def targets_of_results(arguments: argparse.Namespace) -> "pd.DataFrame":
     tables = []
     for sparsity, outcome in ((far, outcomes.GAP), (near, outcomes.HARM)):
         targets = outcomes.outcome_targets(
-            sparsity, losses, measured=outcome.measured, models=models, token_counts_V=token_counts_V,
-            sources=sources,
-        )  # fmt: skip
+            sparsity, losses, measured=outcome.measured, models=models, **of_data
+        )
         targets = targets.merge(follows, on=outcomes.KEYS, how="left", validate="1:1")
         tables.append(outcomes.by_role(targets, outcome.measured, short=short, long=long, placebo=placebo))
     return pd.concat(tables)

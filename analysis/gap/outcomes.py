@@ -55,7 +55,7 @@ from pipeline.measuring.rules import CONTROLS
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.statistics import Interval
-from pipeline.text.folder import MANIFEST_FILE, training_token_counts
+from pipeline.text.folder import MANIFEST_FILE, TokenizedData, training_token_counts
 
 KEYS = ["document_id", "target_position"]
 SPARSITY = "mean_log2_k"
@@ -189,7 +189,7 @@ def compared_models(
         raise InputError(f"{num_documents} texts have {SPARSITY}, and an interval needs {FEWEST_DOCUMENTS}")
     trainings: dict[str, list[str]] = {}
     for model in shorts:
-        trainings.setdefault(labels[model].text.partition(", seed")[0], []).append(model)
+        trainings.setdefault(labels[model].training, []).append(model)
     return rows, trainings, others
 
 
@@ -204,12 +204,16 @@ def gap_targets(
     sparsity, trainings, long = compared_models(results, long_models, short_models)
     losses, of_data = read_artefact(results, "loss_differences"), dict[str, Any]()
     if data is not None or (results.parent / "data" / MANIFEST_FILE).is_file():
-        text = MeasuredText.open(results, "loss_differences", data).data
-        urls = {document.document_id: document.url or "" for document in text.evaluation_documents()}
-        sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
-        of_data = {"token_counts_V": training_token_counts(text), "sources": sources}
+        of_data = held_of_data(MeasuredText.open(results, "loss_differences", data).data)
     models = [*chain(*trainings.values()), *long]
     return outcome_targets(sparsity, losses, measured=GAP.measured, models=models, **of_data), trainings, long
+
+
+def held_of_data(data: TokenizedData) -> dict[str, Any]:
+    """What `outcome_targets` takes of the tokenized data: token_counts_V and sources."""
+    urls = {document.document_id: document.url or "" for document in data.evaluation_documents()}
+    sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+    return {"token_counts_V": training_token_counts(data), "sources": sources}
 
 
 def by_role(
@@ -224,7 +228,10 @@ def by_role(
 
 
 def of_measured(table: pd.DataFrame, measured: str) -> tuple[pd.DataFrame, list[str], list[str]]:
-    """The other way; and what the short- and the long-trained are called in it."""
+    """Rows of the table outcome_targets as `outcome_targets` gives them, one of its `measured`.
+
+    Models are called by role and number: these names follow, of the short- and of the long-trained.
+    """
     rows = table[table["measured"] == measured].reset_index(drop=True)
     wide, names = {f"{measured} of {PLACEBO}": rows["placebo"].astype("float64")}, {}
     for role in ("short_trained", "long_trained", SPARSITY, *_INSTEAD):

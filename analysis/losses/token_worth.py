@@ -108,6 +108,7 @@ _ROLES = {
 }  # fmt: skip
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
 _BLIND = "leave_one_out_divergence"
+_MOST_ALONE = 64  # tokens that `alone_figure` shows: more are far beyond what short-trained models saw
 _FEW = 16
 """Tokens that titles speak of, or the fewest studied: most of the far context brings everything back."""
 _ASIDE = 0.04  # doublings between lines whose bars would hide each other
@@ -198,7 +199,7 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
         alone: of `chosen_alone`, with a column `positions`.
     """
     alone = alone[(alone["positions"] == "compact") & (alone["k"] <= _MOST_ALONE)]
-    trainings = {model: labels[str(model)].text.partition(", seed")[0] for model in alone["model"].unique()}
+    trainings = {model: labels[str(model)].training for model in alone["model"].unique()}
     first = {training: model for model, training in reversed(trainings.items())}
     figure, axes = drawing.panels(len(first), 3.0)
     highest = float(alone[["loss_high", "short_loss"]].to_numpy().max())
@@ -227,9 +228,6 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
         f"{drawing.BARS}, of the difference from the short context",
     )  # fmt: skip
     return figure
-
-
-_MOST_ALONE = 64  # tokens that the figure shows: beyond them a model is far outside of what it was trained at
 
 
 def _what_few_give(alone: pd.DataFrame) -> str:

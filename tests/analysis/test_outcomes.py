@@ -19,7 +19,6 @@ from analysis.notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 from pipeline.results.schemas import SCHEMAS
-from pipeline.text.folder import UnigramDistribution
 
 SHORT, LONG = [f"pose{seed}" for seed in range(4)], [f"long{seed}" for seed in range(4, 8)]
 PLACEBO, JUDGES = "long8", ["judge0", "judge1"]
@@ -274,8 +273,7 @@ def tell(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         targets_of=lambda chunk: np.flatnonzero(study.texts == int(chunk.document_id)).tolist(),
     )  # fmt: skip
     monkeypatch.setattr("analysis.read.MeasuredText.open", lambda *_: text)
-    counts = UnigramDistribution(np.arange(9))
-    monkeypatch.setattr(UnigramDistribution, "of_training_tokens", lambda _: counts)
+    monkeypatch.setattr(outcomes, "training_token_counts", lambda _: np.arange(9))
 
     def run(*further: str) -> None:
         words = [*further, "--out", str(tmp_path / "again")] if "--targets" in further else [

@@ -58,7 +58,7 @@ def test_tokens_ids_and_rows_are_those_it_is_given(family: str, lm: HuggingFaceC
     hidden = logits_of(lm, token_ids, ROWS, visible, None)
     assert distance(gathered, hidden[:, kept]) < TOLERANCE, "leaving tokens out equals hiding them"
     assert distance(gathered, logits[:, kept]) > 1e-2, "they were looked at before"
-    # The library builds this mask, windows and all: it is told of the tokens alone.
+    # Told which tokens to hide, the library builds the mask itself and cuts its windows into it.
     is_kept = visible[:, -1].expand(2, -1)
     masked = model(input_ids=token_ids, position_ids=ROWS.expand(2, -1), attention_mask=is_kept.long()).logits
     assert distance(gathered, masked[:, kept]) < TOLERANCE, "its own way of hiding them is the same"
