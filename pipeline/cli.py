@@ -109,8 +109,9 @@ def _sentence_of(error: Exception) -> str | None:
         if library in ("pipeline", "analysis"):
             return None
         return (
-            f"the library {library} is not installed for {sys.executable}; `make install` in the repository"
-            " installs all of them into .venv, and `. .venv/bin/activate` activates that"
+            f"the library {library} is not installed for {sys.executable}; `pip install {library}` brings"
+            " it, and `make install` in the repository brings all of them into .venv, which"
+            " `. .venv/bin/activate` activates"
         )
     if is_out_of_memory(error):
         return (
