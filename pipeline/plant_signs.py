@@ -7,11 +7,10 @@ is trained on such text, and then asked which tokens decide its answers:
   … text … sign … text … sign … text … question answer
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
-each of --num-planted and asks for all (or for --asked-per-piece of them); and evaluation documents of that
-length, which plant and ask for one of --num-planted, or for none. <out>/planted-<length>/data holds such
-documents of each of --document-lengths. <out>/foreign/data holds evaluation documents, nothing planted,
-whose far context is another document's: all but the last --short-context-length tokens and the target. They
-are as long as the text of a piece before its questions, which a model trained on pieces expects behind it.
+each of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one
+of --num-planted, or for none. <out>/foreign/data holds evaluation documents, nothing planted, whose far
+context is another document's: all but the last --short-context-length tokens and the target. They are as long
+as the text of a piece before its questions, which a model trained on pieces expects behind it.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
@@ -19,8 +18,8 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
 writes   <out>/planted/data/                        as tokenize_c4
-         <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
-         <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md
+         <out>/foreign/data/                        likewise, without training tokens
+         <out>/planted/data/planted/*.parquet       where the signs are: pipeline/RESULTS.md
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
@@ -53,7 +52,6 @@ from pipeline.cli import (
     InputError,
     folder_path,
     logger,
-    positive_float,
     positive_int,
     progress,
     random_seed,
@@ -75,13 +73,13 @@ from pipeline.text.folder import (
     write_token_counts,
 )
 from pipeline.text.planting import (
+    NEEDLES_FILE,
+    PLANTED_FILE,
     Signs,
     document_of,
-    laws_of,
     needle_documents,
     plant_signs,
-    write_needles,
-    write_planted,
+    write_truth,
 )
 from pipeline.text.tokenizer import load_tokenizer
 
@@ -101,29 +99,12 @@ def parser() -> argparse.ArgumentParser:
     add("--short-context-length", type=positive_int,
         help="no sign stands in so many tokens before a question, or is foreign there")  # fmt: skip
     add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
-        help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak signs; without, k signs tell k bits where an answer has fewer")  # fmt: skip
+        help="signs that tell an answer: numbers that divide its bits")  # fmt: skip
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
-    add(
-        "--bits-told", type=positive_float,
-        help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
-    )  # fmt: skip
-    add("--balanced", action="store_true", default=None,
-        help="several signs mean the same, so that each is met as often, whatever their number")  # fmt: skip
-    add(
-        "--grows", action="store_true", default=None,
-        help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
-    )  # fmt: skip
-    add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
     add("--max-copies", type=positive_int, default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once")  # fmt: skip
-    add("--asked-per-piece", type=positive_int, help="of --num-planted in a training piece, drawn; else all")
-    add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
-    add(
-        "--every-number", action="store_true", default=None,
-        help="a document of each text for each of --num-planted; one of them, or none, is drawn if not given",
-    )  # fmt: skip
+    add("--document-lengths", type=positive_int, nargs="+", help="tokens of the documents with needles")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
     return stage
@@ -151,9 +132,8 @@ def main(arguments: argparse.Namespace) -> None:
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder], verify=True)]
         if not arguments.needles:
             counts_V = training_token_counts(data)
-            asked = arguments.num_planted, arguments.num_answers, arguments.bits_told
-            laws = laws_of(*asked, bool(arguments.balanced))
-            signs = Signs.rarest(counts_V, data.eos_token_id, laws)
+            asked = arguments.num_planted, arguments.num_answers
+            signs = Signs.rarest(counts_V, data.eos_token_id, *asked)
         for folder, length in folders.items():
             if arguments.needles:
                 texts, count = data.evaluation_documents(), arguments.max_documents
@@ -161,12 +141,11 @@ def main(arguments: argparse.Namespace) -> None:
             elif folder == foreign:
                 contents[folder] = foreign_documents(_long_enough(data, length, arguments), arguments), []
             else:
-                texts = _long_enough(data, length, arguments)
-                contents[folder] = planted_documents(texts, signs, arguments, length)
+                contents[folder] = planted_documents(_long_enough(data, length, arguments), signs, arguments)
         for folder in to_write:
             (documents, rows), tally = contents[folder], {}
             if arguments.needles:
-                paths = [write_needles(folder, rows)]
+                paths = [write_truth(folder, NEEDLES_FILE, rows)]
             else:
                 if folder == planted:
                     paths = write_training_text(planted, data, signs, arguments)
@@ -175,7 +154,7 @@ def main(arguments: argparse.Namespace) -> None:
                 num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
                 num_pieces = num_tokens // arguments.context_length
                 tally = {"train_documents": num_pieces, "train_tokens": num_tokens}
-                paths += [] if folder == foreign else [write_planted(folder, rows)]
+                paths += [] if folder == foreign else [write_truth(folder, PLANTED_FILE, rows)]
             write_data_folder(folder, documents, paths, tokenizer, made_by[folder], tally, "plant_signs")
     for folder, (documents, rows) in contents.items():
         num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
@@ -195,8 +174,7 @@ def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
         return {arguments.out / f"length-{length}" / "data": length for length in lengths}
     if None in (length, arguments.short_context_length):
         raise InputError("signs are planted with --context-length and --short-context-length; see --help")
-    of_kinds = {"planted": length, "foreign": length, **{f"planted-{length}": length for length in lengths}}
-    return {arguments.out / kind / "data": length for kind, length in of_kinds.items()}
+    return {arguments.out / kind / "data": length for kind in ("planted", "foreign")}
 
 
 def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: int) -> dict[str, Any]:
@@ -212,23 +190,17 @@ def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: i
 
 
 def planted_documents(
-    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
+    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace
 ) -> Documents:
-    """Documents of `length` tokens that plant one of the numbers of signs, or none."""
+    """Documents as long as a piece that plant one of the numbers of signs, or none."""
     documents, rows = [], []
-    if arguments.grows:
-        signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
-        drawn = [int(generator.choice([0, *arguments.num_planted]))]
-        for k in arguments.num_planted if arguments.every_number else drawn:
-            piece, ks = text.token_ids[:length], [k] if k else []
-            token_ids, truth = plant_signs(
-                piece, ks, signs, generator, arguments.short_context_length,
-                local_length=arguments.local_length,
-            )  # fmt: skip
-            documents.append(document_of(token_ids, text.url))
-            rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
+        k = int(generator.choice([0, *arguments.num_planted]))
+        piece, ks = text.token_ids[: arguments.context_length], [k] if k else []
+        token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
+        documents.append(document_of(token_ids, text.url))
+        rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
 
 
@@ -236,8 +208,7 @@ def foreign_documents(
     texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
     """Documents as long as a piece before its questions, whose far context is that of the text before."""
-    num_asked = min(arguments.asked_per_piece or len(arguments.num_planted), len(arguments.num_planted))
-    length, documents = arguments.context_length - 2 * (num_asked + 1), []
+    length, documents = arguments.context_length - 2 * (len(arguments.num_planted) + 1), []
     num_far = length - 1 - arguments.short_context_length
     for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
         token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
@@ -257,13 +228,10 @@ def write_training_text(
     num_near, train = arguments.short_context_length, folder / TRAIN_FOLDER
     with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
         for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
-            asked = generator.permutation(arguments.num_planted)[: arguments.asked_per_piece].tolist()
+            asked = generator.permutation(arguments.num_planted).tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
             piece = file[start : start + length]
-            planted = plant_signs(
-                piece, asked, signs, generator, num_near, num_copies, arguments.local_length
-            )
-            writer.add(planted[0])
+            writer.add(plant_signs(piece, asked, signs, generator, num_near, num_copies)[0])
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
 
 
@@ -273,7 +241,7 @@ def _long_enough(data: TokenizedData, length: int, arguments: argparse.Namespace
     if len(texts) < 2:
         raise InputError(
             f"{len(texts)} evaluation document(s) of {data.folder} have {length} tokens, and two are needed;"
-            " choose a smaller --context-length (or --document-lengths) or longer documents"
+            " choose a smaller --context-length or longer documents"
         )
     if data.num_train_tokens < length:
         raise InputError(

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "summary")
 OF_PLANTED = ("planted", "foreign")
-"""The kinds of documents that plant_signs.py always writes."""
+"""The kinds of documents that plant_signs.py writes, as `of_planted` may name them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
 
@@ -63,20 +63,8 @@ class PlantedText:
     short_context_length: int = MISSING
     num_planted: list[int] | None = None
     num_answers: int | None = None
-    bits_told: float | None = None
-    balanced: bool | None = None
-    grows: bool | None = None
-    local_length: int | None = None
     max_copies: int | None = None
-    asked_per_piece: int | None = None
-    document_lengths: list[int] | None = None
-    every_number: bool | None = None
     max_documents: int | None = None
-
-    @property
-    def kinds(self) -> list[str]:
-        """Of documents, as `of_planted` may name them."""
-        return [*OF_PLANTED, *(f"planted-{length}" for length in self.document_lengths or ())]
 
 
 @dataclass
@@ -115,7 +103,7 @@ class Evaluation:
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
     of_planted: str | None = None
-    """Of `planted`, the documents to measure on: `planted`, `planted-<length>`, `foreign`. None: its text."""
+    """Of `planted`, the documents to measure on: `planted`, `foreign`. None: its text."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
@@ -383,7 +371,7 @@ def _refuse_names(study: TextStudy) -> None:
                     f"of_planted is {evaluation.of_planted}: the study must have `planted`, and the"
                     " evaluation no `data` of its own"
                 )
-            _refuse_unknown("kind of of_planted", [evaluation.of_planted], study.planted.kinds)
+            _refuse_unknown("kind of of_planted", [evaluation.of_planted], OF_PLANTED)
 
 
 def _refuse_unknown(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from written_results import write_tables
 
-from pipeline.text.planting import write_needles
+from pipeline.text.planting import NEEDLES_FILE, write_truth
 
 LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]
 SHORT, KS = 10, [1, 2, 4]
@@ -71,7 +71,7 @@ def write_needle_results(folder: Path) -> Path:
     """What plant_signs --needles and the measuring stages leave, for every length."""
     for length in LENGTHS:
         here, truth = folder / f"length-{length}", rows_of_needles(length)
-        write_needles(here / "data", truth)
+        write_truth(here / "data", NEEDLES_FILE, truth)
         for stage, measure in (("loss_differences", losses), ("influential_tokens", selected)):
             rows = [target for row in truth for target in measure(row, length)]
             settings = {"short_context_length": SHORT, "long_context_length": length}

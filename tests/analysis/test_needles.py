@@ -11,7 +11,7 @@ from needle_results import DEPTHS, KS, LENGTHS, NUM_ANSWER, SOURCES, rows_of_nee
 from analysis.drawing import ModelLabel, model_labels
 from analysis.tokens import needles
 from pipeline.cli import InputError
-from pipeline.text.planting import write_needles
+from pipeline.text.planting import NEEDLES_FILE, write_truth
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_precision_and_recall_by_hand(folder: Path) -> None:
 def test_a_needle_in_the_short_context_does_not_count(folder: Path, tmp_path: Path) -> None:
     truth = [row | {"needle_answer_positions": [35, 36]} for row in rows_of_needles(40) if row["depth"]]
     here = tmp_path / "length-40"
-    write_needles(here / "data", truth)
+    write_truth(here / "data", NEEDLES_FILE, truth)
     (here / "results").symlink_to(folder / "length-40" / "results")
     with pytest.raises(InputError, match="in no document of .* does the needle lie before the short context"):
         needles.found_needles(tmp_path, KS)
@@ -60,7 +60,7 @@ def test_bad_folders_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no folder length-"):
         needles.retrieval_losses(tmp_path)
     late = [row | {"answer_position": 1000} for row in rows_of_needles(40)]
-    write_needles(tmp_path / "length-40" / "data", late)
+    write_truth(tmp_path / "length-40" / "data", NEEDLES_FILE, late)
     (tmp_path / "length-40" / "results").symlink_to(folder / "length-40" / "results")
     with pytest.raises(InputError, match="measured no token of an answer"):
         needles.retrieval_losses(tmp_path)
