@@ -220,7 +220,6 @@ def folder_path(text: str) -> Path:
     mode = _mode_of(text)
     if mode is not None and not stat.S_ISDIR(mode):
         raise argparse.ArgumentTypeError(f"{text} is a file, and a folder is wanted")
-    _refuse_tables(text)
     return Path(text)
 
 
@@ -233,11 +232,10 @@ def file_path(text: str) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """An argparse type: a file to write, replaced by a rename; no device or pipe, no table of results."""
+    """An argparse type: a file to write, replaced by a rename; no device or pipe."""
     path, mode = file_path(text), _mode_of(text)
     if mode is not None and not stat.S_ISREG(mode):
         raise argparse.ArgumentTypeError(f"{text} is a device or a pipe, and a file is wanted")
-    _refuse_tables(text)
     return path
 
 
@@ -251,19 +249,6 @@ def _mode_of(path: str) -> int | None:
         return None
     except OSError as error:
         raise argparse.ArgumentTypeError(os_error_sentence(error)) from error
-
-
-def _refuse_tables(text: str) -> None:
-    """Refuse a path within the tables of a results folder, which readers find whole or refuse."""
-    path = Path(text).resolve()
-    for results in path.parents:
-        is_export = (results / "exported.json").exists()
-        if not is_export and not (results / "_stages").is_dir():
-            continue
-        first, *below = path.relative_to(results).parts
-        is_table = first == "_stages" or any((results / first).glob("model=*"))
-        if is_table or (is_export and not below and first.endswith((".parquet", ".json"))):
-            raise argparse.ArgumentTypeError(f"{text} lies among the tables of {results}; name another path")
 
 
 def start(file: str) -> NoReturn:

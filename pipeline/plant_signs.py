@@ -129,7 +129,7 @@ def main(arguments: argparse.Namespace) -> None:
         # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
         for folder in folders:
             locks.enter_context(FolderLock(folder, "--out"))
-        to_write = [folder for folder in folders if not is_complete(folder, made_by[folder], verify=True)]
+        to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
         if not arguments.needles:
             counts_V = training_token_counts(data)
             asked = arguments.num_planted, arguments.num_answers

@@ -33,9 +33,8 @@ where part files end; repetitions, found within a task only (among evaluation do
 --max-tokens or --max-documents, the documents taken, as each task takes its equal share.
 
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
-behind the last whole training file, to the same bytes. Where a file is missing or of another size, or with
---verify of another content, the data is written anew. A folder that holds other data, or in which another
-run is at work, is refused.
+behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
+is written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
 80 bytes a document, 0.6 GiB at most.
 """
@@ -82,7 +81,6 @@ from pipeline.text.folder import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     TokenizationTask,
-    TokenizedData,
     c4_revision_of,
     fingerprints,
     is_complete,
@@ -90,18 +88,12 @@ from pipeline.text.folder import (
     read_manifest,
 )
 from pipeline.text.sources import Source, open_sources
-from pipeline.text.tokenizer import (
-    EOS_TOKENS,
-    DocumentTokenizer,
-    load_tokenizer,
-    parse_tokenizer_name,
-    train_bpe,
-)
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, train_bpe
 
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
 _SETTINGS = (
-    "evaluation_fraction", "seed", "max_documents", "max_tokens", "max_evaluation_documents", "eos_token",
+    "evaluation_fraction", "seed", "max_documents", "max_tokens", "max_evaluation_documents",
     "skip_malformed", "tokens_per_part",
 )  # fmt: skip
 
@@ -125,15 +117,11 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizer", default="olmo",
         help="olmo, a tokenizer.json, a folder that holds one, or bpe:SIZE to train one on the training part",
     )  # fmt: skip
-    add("--eos-token", help="EOS token of a tokenizer.json that has none of the usual ones")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
     add("--num-workers", type=positive_int, help="threads of the tokenizer; one a core if not given")
-    add("--verify", action="store_true",
-        help="compare all of complete data with the SHA-256 in its manifest; what differs is made anew, or"
-        " without --source only named")  # fmt: skip
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 
@@ -143,7 +131,7 @@ def check(arguments: argparse.Namespace) -> None:
     sources, _, tokenizer = _opened(arguments)
     TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
     if isinstance(tokenizer, Path):
-        load_tokenizer(tokenizer, arguments.eos_token)
+        load_tokenizer(tokenizer)
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
@@ -174,11 +162,7 @@ def main(arguments: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
         with FolderLock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
-            _report(arguments.out, merge_tasks(arguments.out, verify=arguments.verify))
-        return
-    if arguments.verify and arguments.source is None:
-        TokenizedData.open(arguments.out, verify=True)
-        logger.info("every file of %s is that of its manifest", arguments.out)
+            _report(arguments.out, merge_tasks(arguments.out))
         return
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
@@ -191,12 +175,12 @@ def main(arguments: argparse.Namespace) -> None:
         configuration = {"settings": settings, "inputs": _inputs(sources, evaluation_sources, tokenizer)}
         c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
         if isinstance(tokenizer, Path):
-            load_tokenizer(tokenizer, arguments.eos_token)  # and so is a broken file
+            load_tokenizer(tokenizer)  # and so is a broken file
         refuse_other_tasks(arguments.out, task, configuration)
         manifest = None
-        if not is_complete(folder, configuration, verify=arguments.verify):
+        if not is_complete(folder, configuration):
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
-            manifest = _write(work, tokenizer, arguments.eos_token)
+            manifest = _write(work, tokenizer)
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
         _report(folder, manifest)
 
@@ -248,13 +232,13 @@ def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
     logger.info("%s", ", ".join(counts) or f"{folder} is complete, nothing to do")
 
 
-def _write(work: Tokenization, path_or_size: Path | int, eos_token: str | None) -> dict[str, Any]:
+def _write(work: Tokenization, path_or_size: Path | int) -> dict[str, Any]:
     """Write the data, or what is missing of it; nothing is left of data that cannot be."""
     unfinished = begin_or_go_on(work.folder, work.configuration)
     if num_parts := len(unfinished.part_names):
         logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
-        tokenizer = _tokenizer(work, unfinished, path_or_size, eos_token)
+        tokenizer = _tokenizer(work, unfinished, path_or_size)
         counts_tokens = work.max_tokens is not None or work.max_documents is None
         unit, total = ("token", work.max_tokens) if counts_tokens else ("document", work.max_documents)
         with progress_bar(None, "tokenizing", unit, total) as bar:
@@ -266,19 +250,17 @@ def _write(work: Tokenization, path_or_size: Path | int, eos_token: str | None) 
         raise
 
 
-def _tokenizer(
-    work: Tokenization, unfinished: Unfinished, path_or_size: Path | int, eos_token: str | None
-) -> DocumentTokenizer:
+def _tokenizer(work: Tokenization, unfinished: Unfinished, path_or_size: Path | int) -> DocumentTokenizer:
     """The tokenizer, from now on in the folder too: none is trained twice."""
     path = work.folder / TOKENIZER_FILE
     if TOKENIZER_FILE in unfinished.files:
-        return load_tokenizer(path, eos_token)
+        return load_tokenizer(path)
     if isinstance(path_or_size, Path):
-        tokenizer = load_tokenizer(path_or_size, eos_token)
+        tokenizer = load_tokenizer(path_or_size)
     else:
         texts = work.training_texts(BPE_TRAINING_CHARACTERS)
         texts = progress(texts, "training the tokenizer", "document")
-        tokenizer = train_bpe(texts, path_or_size, eos_token or EOS_TOKENS[0])
+        tokenizer = train_bpe(texts, path_or_size)
         if (size := tokenizer.vocabulary_size) < path_or_size:
             logger.warning("the text is enough for a vocabulary of %d, not %d", size, path_or_size)
     tokenizer_json = tokenizer.to_json()

@@ -27,14 +27,11 @@ def paths(folder: Path) -> dict[str, list[str]]:
     (folder / "folder").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
     os.mkfifo(folder / "pipe")
-    (folder / "results/_stages").mkdir(parents=True)
-    (folder / "results/losses/model=a").mkdir(parents=True)
-    table = str(folder / "results/losses/new")
     anywhere = [str(folder / "file/below"), str(folder / "loop"), str(folder / "loop/below"), "", "x" * 5000]
     return {
-        "folder_path": [*anywhere, str(folder / "file"), table],
+        "folder_path": [*anywhere, str(folder / "file")],
         "file_path": [*anywhere, str(folder / "folder")],
-        "output_file": [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null", table],
+        "output_file": [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null"],
     }
 
 

@@ -1,16 +1,11 @@
 """Text to a folder of training tokens and evaluation documents: split, encoded, packed, gone on with, merged.
 
-Which documents train and which evaluate is decided by their content, so that no text is ever in both.
-
-Training tokens are in OLMo's memory-map format, raw little-endian integers without a header. The tokenizer
-encodes batches of documents on all cores while a thread reads, parses and sorts the next ones.
+What comes out, and how tasks share it: pipeline/tokenize_c4.py. The tokenizer encodes batches of documents on
+all cores while a thread reads, parses and sorts the next ones.
 
 An interrupted run leaves its whole training files and, in unfinished.json, how far they reach. The same
 command reads the text from its start once more, for what trains depends on all that came before; but it
 encodes only documents that evaluate, and those behind the last whole training file.
-
-Tasks of an array write into folders of their own, each a corpus by itself; merged, one manifest names their
-training files, which stay where they are.
 """
 
 import json
@@ -183,27 +178,17 @@ class Unfinished:
 
 
 def read_unfinished(folder: Path) -> tuple[dict[str, Any], Unfinished] | None:
-    """What unfinished data is made by and how far it is; None where there is none that can be read."""
-    path = folder / UNFINISHED_FILE
-    if not path.exists():
+    """What unfinished data is made by and how far it is; None where there is none."""
+    if not (folder / UNFINISHED_FILE).exists():
         return None
-    try:
-        made_by = json.loads(path.read_text(encoding="utf-8"))
-        written = made_by["written"]
-        unfinished = Unfinished(written["files"], written["num_train_documents"], written["num_empty"])
-        if made_by["settings"] and made_by["inputs"]:
-            return made_by, unfinished
-    except (ValueError, TypeError, KeyError):
-        pass
-    logger.warning("%s cannot be read; starting at the beginning", path)
-    return None
+    made_by = json.loads((folder / UNFINISHED_FILE).read_text(encoding="utf-8"))
+    return made_by, Unfinished(**made_by["written"])
 
 
 def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished:
     """What is there of this configuration, alone in `folder`: all that is not part of it is removed.
 
-    Unfinished data of another configuration is refused, and a tokenizer that no run of tokenize_c4 left
-    there, as a model of Hugging Face has one.
+    Unfinished data of another configuration is refused.
     """
     unfinished = Unfinished()
     if earlier := read_unfinished(folder):
@@ -219,12 +204,6 @@ def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished
         if lost := next(damages(folder, unfinished.files, verify=True), None):
             logger.warning("%s; starting at the beginning", lost)
             unfinished = Unfinished()
-    is_ours = any((folder / name).exists() for name in (UNFINISHED_FILE, MANIFEST_FILE, EVALUATION_FILE))
-    if not is_ours and (folder / TOKENIZER_FILE).exists():
-        raise InputError(
-            f"{folder} holds a {TOKENIZER_FILE} that is not of tokenized data, as a model's folder does;"
-            " choose another --out folder"
-        )
     remove_outputs(folder, but=(UNFINISHED_FILE, *unfinished.files) if unfinished.files else ())
     if not unfinished.files:
         unfinished.write(folder, configuration, [])
@@ -487,7 +466,7 @@ def _changes_between_tasks(earlier: Mapping[str, Any], now: Mapping[str, Any]) -
     return changed_settings(earlier, {**now, "inputs": inputs})
 
 
-def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
+def merge_tasks(out: Path) -> dict[str, Any] | None:
     """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
 
     Returns the manifest, or None where the same was there already. Missing tasks are refused, and those made
@@ -514,9 +493,9 @@ def merge_tasks(out: Path, *, verify: bool = False) -> dict[str, Any] | None:
                 f"task {index} was made otherwise than task 0: {'; '.join(changes)};"
                 " delete the folder of one and run its command again"
             )
-        refuse_damage(folder, manifest, verify=verify)
+        refuse_damage(folder, manifest)
     inputs = {**first["inputs"], "source": [file for m in manifests for file in m["inputs"]["source"]]}
-    if is_complete(out, {"settings": first["settings"], "inputs": inputs}, verify=verify):
+    if is_complete(out, {"settings": first["settings"], "inputs": inputs}):
         return None
 
     sample, counts = EvaluationSample(first["settings"]["max_evaluation_documents"]), Counter[str]()

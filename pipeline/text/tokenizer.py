@@ -115,19 +115,12 @@ def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
     return of_data <= vocabulary
 
 
-def load_tokenizer(path: Path, eos_token: str | None = None) -> DocumentTokenizer:
-    """The tokenizer of a tokenizer.json.
-
-    `eos_token` is its EOS token, or where None the first of `EOS_TOKENS` that it has. InputError where the
-    file is broken, or has no such token.
-    """
+def load_tokenizer(path: Path) -> DocumentTokenizer:
+    """The tokenizer of a tokenizer.json; its EOS is the first of `EOS_TOKENS` that it has, else InputError."""
     tokenizer = read_tokenizer(path)
-    candidates = EOS_TOKENS if eos_token is None else (eos_token,)
-    found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+    found = next((token for token in EOS_TOKENS if tokenizer.token_to_id(token) is not None), None)
     if found is None:
-        raise InputError(
-            f"{path} has no token {' or '.join(candidates)}; name its end-of-text token with --eos-token"
-        )
+        raise InputError(f"{path} has no token {' or '.join(EOS_TOKENS)} to end a document; choose another")
     return DocumentTokenizer(tokenizer, found)
 
 
@@ -139,7 +132,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
 
-def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -> DocumentTokenizer:
+def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
 
     A small corpus gives fewer tokens: merging stops where no pair of tokens is left to merge. Words of more
@@ -152,11 +145,11 @@ def train_bpe(texts: Iterable[str], size: int, eos_token: str = EOS_TOKENS[0]) -
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[eos_token], initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=[EOS_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = words
-    return DocumentTokenizer(tokenizer, eos_token)
+    return DocumentTokenizer(tokenizer, EOS_TOKENS[0])
 
 
 @dataclass(frozen=True, eq=False)

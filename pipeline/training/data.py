@@ -174,8 +174,8 @@ class TrainingBatches:
         if self._vocabulary_size is not None and largest_B[row] >= self._vocabulary_size:
             raise InputError(
                 f"{self._paths[files_B[row]]} holds the token {largest_B[row]}, and its manifest a vocabulary"
-                f" of {self._vocabulary_size}: they do not belong together; run pipeline/tokenize_c4.py again"
-                " as it was run for this folder, with --verify"
+                f" of {self._vocabulary_size}: they do not belong together; remove the manifest, and run"
+                " pipeline/tokenize_c4.py again as it was run for this folder"
             )
         generator = np.random.default_rng([self._seed, _POSITIONS, step])
         return token_ids_BS, self._scheme(self._batch_size, self._train_context_length, generator)

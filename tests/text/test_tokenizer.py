@@ -81,9 +81,8 @@ def test_usual_eos_tokens_are_found_and_an_added_one_keeps_its_id(tmp_path: Path
     tokenizer.save(str(tmp_path / "added.json"))
     assert load_tokenizer(tmp_path / "added.json").eos_token_id == 2
     path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "[END]": 1, "<unk>": 2})
-    with pytest.raises(InputError, match=r"words\.json has no token <\|endoftext\|> or .*--eos-token$"):
+    with pytest.raises(InputError, match=r"words\.json has no token <\|endoftext\|> or "):
         load_tokenizer(path)
-    assert load_tokenizer(path, "[END]").eos_token_id == 1
 
 
 def test_names(tmp_path: Path) -> None:
