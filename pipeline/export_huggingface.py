@@ -1,10 +1,10 @@
 """Export a trained OLMo as a Hugging Face folder (OlmoForCausalLM), to share it or read it with other tools.
 
-Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, a model card
-(README.md: what the checkpoint and its data say of the training), and their SHA-256 in complete.json; checks
-on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The measuring stages read the
-folder like any other model, and refuse it where a file is not the one that was written; AutoModelForCausalLM
-and AutoTokenizer load it without a network.
+Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and their SHA-256
+in complete.json; checks on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The
+measuring stages read the folder like any other model, and refuse it where a file is not the one that was
+written; AutoModelForCausalLM and AutoTokenizer load it without a network. Results are filed under the name of
+the folder, so give it another than the run's.
 
 full size:
   python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
@@ -13,10 +13,6 @@ full size:
 on a laptop, after `make demo` (seconds):
   python pipeline/export_huggingface.py --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
       --out runs/demo/exported/long-seed0-hf
-
-refuses  a model that Hugging Face's class cannot express (another norm or activation, biases), data of
-         another tokenizer, weights that are no finite numbers, an --out that exists or has the run's own name
-         (results are filed under names, so that the two could not be measured together)
 """
 
 import sys
@@ -50,30 +46,18 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.load import find_checkpoint, load_stock_olmo, model_name, training_facts
+    from pipeline.models.load import find_checkpoint, load_stock_olmo
     from pipeline.results.files import FolderLock
-    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData, read_manifest
+    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
     out = arguments.out.absolute()
     checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)
-    if out.name == (name := model_name(arguments.checkpoint)):
-        raise InputError(
-            f"--out {arguments.out} has the name of the model itself, under which its results are filed;"
-            f" choose another, such as {arguments.out.with_name(f'{name}-hf')}"
-        )
     model = load_stock_olmo(checkpoint)
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
-    made_by = read_manifest(data.folder) or {}
-    facts = {name.replace("_", " "): value for name, value in training_facts(checkpoint, True).items()}
-    facts["training tokens in the data"] = made_by.get("counts", {}).get("train_tokens")
-    sources = [source["file"] for source in made_by.get("inputs", {}).get("source", ())]
-    facts["training text"] = ", ".join(sources) or None
     with FolderLock(out.parent, "--out", part=out.name):
-        difference = write_hugging_face_folder(
-            model, data.folder / TOKENIZER_FILE, data.eos_token_id, out, facts
-        )
+        difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -73,7 +73,7 @@ def test_the_folder_is_what_other_tools_expect_and_a_flipped_bit_is_seen(
     content = bytearray((out / "model.safetensors").read_bytes())
     content[-1] ^= 1  # a weight's
     (out / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match="model.safetensors is not what was saved: its SHA-256 differs"):
+    with pytest.raises(InputError, match="model.safetensors has not the SHA-256 of its manifest"):
         load_causal_lm(find_model(str(out)), CPU, 64)
 
 
@@ -98,27 +98,23 @@ def test_the_program_writes_a_folder_or_leaves_nothing_behind(
     monkeypatch.setattr(tokenized_data.TokenizedData, "open", classmethod(lambda cls, folder: data))
     no_number = make_olmo()
     with torch.no_grad():
-        no_number.transformer.wte.weight[3, 2] = float("nan")
+        no_number.transformer.wte.weight[:, 2] = float("nan")
     run, out = tmp_path / "run", tmp_path / "out"
     for model, target, sentence in (
         (make_olmo(vocab_size=40), out, "trained with another tokenizer .* 40 tokens and not 48"),
         (make_olmo(layer_norm_type="rms"), out, "model.layer_norm_type is rms, but .* knows only default"),
-        (no_number, out, "the weights transformer.wte.weight hold values that are no finite"),
-        (make_olmo(), tmp_path / "x" / "run", "has the name of the model itself.* such as .*x/run-hf"),
+        (no_number, out, "the exported losses differ by nan nats"),
     ):
         with pytest.raises(InputError, match=sentence):
             _export(_save(model, run), target)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(InputError, match="cannot be written: .*File too large"):
             _export(run, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run"}
     _export(run, tmp_path / "y" / "run-hf")
     assert [path.name for path in (tmp_path / "y").iterdir()] == ["run-hf"]
-    card = (tmp_path / "y" / "run-hf" / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n") and "None" not in card
-    assert "| vocabulary | 48 tokens |\n| train context length | 64 |\n" in card
     assert [find_model(str(path)).name for path in (run, tmp_path / "y" / "run-hf")] == ["run", "run-hf"]

@@ -5,9 +5,7 @@ The class has one norm (without weights), one activation and no biases; whatever
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +20,6 @@ from pipeline.cli import InputError
 from pipeline.models.load import write_mark
 from pipeline.models.olmo import blocks_of
 
-_CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [olmo, length-generalization]
----
-# {name}
-
-An OLMo language model, trained to measure whether language models generalize to contexts longer than those
-they were trained on. It is made for experiments: it follows no instructions, and nothing checks what it says.
-
-| fact | value |
-|---|---|
-{facts}
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-
-The weights are float32. On a few random tokens their losses are those of the original OLMo checkpoint to
-{difference:.1e} nats.
-"""
 _NUM_CHECKED_TOKENS = 32
 _MAX_DIFFERENCE_NATS = 1e-4
 # What `OlmoForCausalLM` always does, as fields of OLMo's configuration.
@@ -114,38 +88,24 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
     return weights
 
 
-def write_hugging_face_folder(
-    model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path,
-    facts: Mapping[str, object] | None = None,
-) -> float:  # fmt: skip
-    """Write config.json, model.safetensors, the tokenizer's files, a card, and checksums; whole or absent.
+def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: int, folder: Path) -> float:
+    """Write config.json, model.safetensors, the tokenizer's files and checksums; whole or absent.
 
     Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
-    which is on the CPU. The `facts` of its training that are not None stand in the card.
-
-    InputError where `folder` exists, a weight is no finite number, Hugging Face's class cannot express the
-    model, or the losses differ; OSError where the disk is full.
+    which is on the CPU. InputError where `folder` exists, the disk is full, Hugging Face's class cannot
+    express the model, or the losses differ or are no numbers.
     """
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
     twin = as_hugging_face(model)
-    for name, weight in model.state_dict().items():
-        if not weight.isfinite().all():
-            raise InputError(
-                f"the weights {name} hold values that are no finite numbers: the checkpoint is damaged, or"
-                " its training failed; export another step"
-            )
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         try:
             twin.save_pretrained(draft)
-        except SafetensorError as error:  # a full disk is the OSError that it is
-            code = re.search(r"os error (\d+)", str(error))
-            if code is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(draft)) from error
+        except SafetensorError as error:  # a full disk too
+            raise InputError(f"{draft} cannot be written: {error}") from error
         shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
         eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
         settings = {  # what AutoTokenizer needs beside it
@@ -157,12 +117,6 @@ def write_hugging_face_folder(
         difference = _largest_difference(model, draft)
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        known = {"parameters": f"{num_parameters:,}", "vocabulary": f"{model.config.vocab_size:,} tokens"}
-        known |= {name: str(value) for name, value in (facts or {}).items() if value is not None}
-        rows = [f"| {name} | {value} |" for name, value in known.items()]
-        card = _CARD.format(name=folder.name, facts="\n".join(rows), difference=difference)
-        (draft / "README.md").write_text(card, encoding="utf-8")
         write_mark(draft)
         os.umask(mask := os.umask(0))
         for path in draft.iterdir():  # safetensors makes its own readable by their owner alone

@@ -31,7 +31,8 @@ from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
 from pipeline.results.files import write_json
-from pipeline.results.versions import describe_files, sha256_of_files
+from pipeline.results.versions import describe_files
+from pipeline.text.folder import damages
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 
 MARK_FILE = "complete.json"
@@ -61,27 +62,16 @@ def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | N
     """What is wrong with the files that a model's folder must have, as a phrase; None where nothing shows.
 
     Their sizes are compared with the mark, and with `reads_all` their SHA-256. Another program's folder has
-    no mark; its files must be there, and not empty.
+    no mark; its files must be there.
     """
-    for name in names:
-        if not (folder / name).is_file():
-            return f"it has no {name}"
-        if (folder / name).stat().st_size == 0:
-            return f"{name} is empty"
     if not (folder / MARK_FILE).exists():
-        return None
+        return next((f"{folder / name} is missing" for name in names if not (folder / name).is_file()), None)
     try:
         files = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))["files"]
-        marked = {name: (files[name]["bytes"], files[name]["sha256"]) for name in names}
+        marked = {name: files[name] for name in names}
     except (ValueError, TypeError, KeyError):
         return f"{MARK_FILE} is not the mark of a complete checkpoint"
-    for name, (num_bytes, sha256) in marked.items():
-        path = folder / name
-        if path.stat().st_size != num_bytes:
-            return f"{name} has {path.stat().st_size} bytes, not the {num_bytes} that were saved"
-        if reads_all and sha256_of_files(path) != sha256:
-            return f"{name} is not what was saved: its SHA-256 differs"
-    return None
+    return next(damages(folder, marked, verify=reads_all), None)
 
 
 def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
@@ -95,17 +85,17 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
 
     None where the run has no checkpoint; InputError where all are damaged.
     """
-    damages: list[str] = []
+    passed_over: list[str] = []
     for step, folder in reversed(step_folders(run_folder).items()):
         damage = damage_of(folder, RUN_FILES, reads_all=True)
         if damage is None:
-            for found in damages:
+            for found in passed_over:
                 logger.warning("passed over a damaged checkpoint, %s; going on from step %d", found, step)
             return step, folder
-        damages.append(f"{folder}: {damage}")
-    if damages:
+        passed_over.append(damage)
+    if passed_over:
         raise InputError(
-            f"no checkpoint of {run_folder} is whole ({'; '.join(damages)}); put back what was saved, or"
+            f"no checkpoint of {run_folder} is whole ({'; '.join(passed_over)}); put back what was saved, or"
             " remove them to begin anew"
         )
     return None

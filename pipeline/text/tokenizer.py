@@ -116,7 +116,7 @@ def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
 
 
 def load_tokenizer(path: Path) -> DocumentTokenizer:
-    """The tokenizer of a tokenizer.json; its EOS is the first of `EOS_TOKENS` that it has, else InputError."""
+    """The tokenizer of a tokenizer.json; its EOS is the first of `EOS_TOKENS` that it has (InputError)."""
     tokenizer = read_tokenizer(path)
     found = next((token for token in EOS_TOKENS if tokenizer.token_to_id(token) is not None), None)
     if found is None:

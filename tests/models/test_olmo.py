@@ -144,15 +144,15 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     content = bytearray((checkpoint / "model.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (checkpoint / "model.pt").write_bytes(content)
-    assert "model.pt is not what was saved: its SHA-256 differs" in _refusal(checkpoint)
+    assert "model.pt has not the SHA-256 of its manifest" in _refusal(checkpoint)
     os.truncate(checkpoint / "model.pt", 1000)
-    assert "has 1000 bytes, not the " in _refusal(checkpoint)
+    assert "has 1000 bytes, not " in _refusal(checkpoint)
     (checkpoint / "complete.json").write_text("{}")
     assert "complete.json is not the mark of a complete checkpoint" in _refusal(checkpoint)
     # A later step that lost a file is not passed over: an earlier one would be another result.
     (later / "model.pt").unlink()
     assert find_checkpoint(checkpoint.parent) == later
-    assert f"the checkpoint {later} is damaged: it has no model.pt" in _refusal(later)
+    assert f"the checkpoint {later} is damaged: {later}/model.pt is missing" in _refusal(later)
 
 
 OURS = "seed: 3\ntrain_context_length: 64\nposition_scheme: pose\nmodel: {max_sequence_length: 256}\n"

@@ -115,10 +115,10 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated": (lambda path: os.truncate(path, 100), "has 100 bytes, not the"),
-    "empty": (lambda path: os.truncate(path, 0), "is empty"),
-    "missing": (Path.unlink, "it has no "),
-    "one bit": (flip, "is not what was saved: its SHA-256 differs"),
+    "truncated": (lambda path: os.truncate(path, 100), "has 100 bytes, not"),
+    "empty": (lambda path: os.truncate(path, 0), "has 0 bytes, not"),
+    "missing": (Path.unlink, "is missing"),
+    "one bit": (flip, "has not the SHA-256 of its manifest"),
 }
 
 
