@@ -403,7 +403,7 @@ def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:
 
     def order_of_sequence(context: FarContext, read: ReadText) -> torch.Tensor:
         layers: list[tuple[torch.Tensor, ...]] = []
-        context.model.watch_heads(*read[:3], lambda *of_layer: layers.append(of_layer))
+        context.model.watch_heads(*read[:3], None, lambda *of_layer: layers.append(of_layer))
         queries_ASE, keys_ASE, attention_ASS = (torch.cat(parts) for parts in zip(*layers, strict=True))
         order_TS = torch.full((len(read.query_rows_T), keys_ASE.shape[1]), torch.nan)
         for target, row in enumerate(read.query_rows_T.tolist()):

@@ -5,12 +5,11 @@ look at one prefix together, which is never copied and needs no mask. torch's ow
 log-sum-exps to itself, so its kernels are called here: one on the CPU; on CUDA flash attention in half
 precision without a mask, else the memory-efficient kernel.
 
-Shapes: B batch, S query rows, P prefix rows, K = S or P + S rows to look at, T watched rows, H query heads,
-G key-value heads, X = H / G, E head width.
+Shapes: B batch, S query rows, P prefix rows, K = S or P + S rows to look at, H query heads, G key-value
+heads, X = H / G, E head width.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -154,17 +153,3 @@ def _attend_apart(
     past_sum_BHS = past_sum_1GN[0].unflatten(1, of_rows).permute(2, 0, 1, 3).flatten(1, 2)
     past_share_BHS = torch.sigmoid(past_sum_BHS - own_sum_BHS)
     return torch.lerp(from_own_BHSE, from_past_BHSE, past_share_BHS[..., None].to(from_own_BHSE.dtype))
-
-
-def note_attention(
-    query_1HSE: torch.Tensor, key_1GSE: torch.Tensor, visible_1SS: torch.Tensor,
-    rows_T: torch.Tensor | slice, note: Callable[[torch.Tensor], None],
-) -> None:  # fmt: skip
-    """Call `note` with the attention of some rows of one sequence in one layer: float32 [H, T, S].
-
-    It is the softmax of query times key over the square root of E, over the rows seen.
-    """
-    query_HTE, key_GSE = query_1HSE[0, :, rows_T].float(), key_1GSE[0].float()
-    query_GXTE = query_HTE.unflatten(0, (len(key_GSE), -1))  # heads that stand together share a key head
-    scores_GXTS = query_GXTE @ key_GSE[:, None].transpose(-1, -2) / math.sqrt(key_GSE.shape[-1])
-    note(scores_GXTS.masked_fill(~visible_1SS[0, rows_T], -math.inf).softmax(-1).flatten(0, 1))

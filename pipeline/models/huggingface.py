@@ -3,8 +3,8 @@
 The model's own code runs; ours is what it is given: position IDs, a mask, the keys and values of a shared
 prefix. A model must show on a few tokens, when it is loaded, that it obeys (`check_model`), or it is refused.
 A prefix is copied in front of each sequence's own rows, unless the library lets attention be replaced: then
-ours (`attention.py`) looks at it without copies. Looking inside takes the library's attention "eager": only
-there are the weights to be had, and does every family add our mask to its scores.
+ours (`attention.py`) looks at it without copies. Derivatives take the library's attention "eager": only there
+does every family add our mask to its scores.
 
 A sliding window counts position IDs. So a token left out keeps its place in the windows of others, as where a
 stock model is given a mask that hides it; where gaps are closed up (`--positions compact`) it has none, as in
@@ -15,7 +15,7 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -44,8 +45,6 @@ SHARED_PREFIX = "sdpa_with_shared_prefix"
 """What our attention is called among the library's."""
 WATCHED = "watched_attention"
 """What our attention that shows its heads is called there."""
-_FAR_FROM_ONE = 0.01
-"""No rounding does this to a sum of weights; a share that is given to no token (attention sinks) does."""
 
 
 class PassCache(transformers.DynamicCache):
@@ -92,6 +91,12 @@ _RUNNING: ContextVar[PassCache | None] = ContextVar("the pass that our attention
 """Our attention finds the prefix there, which the library does not hand it."""
 
 
+def _refuse(further: dict[str, Any], *names: str) -> None:
+    """Refuse what attention of ours would leave out."""
+    if given := [name for name in names if further.get(name) is not None]:
+        raise NotImplementedError(f"attention with {', '.join(given)}")
+
+
 def _attend_with_shared_prefix(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, scaling: float | None = None, **further: Any,
@@ -100,8 +105,7 @@ def _attend_with_shared_prefix(
     running = _RUNNING.get()
     if running is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **further)
-    if given := {name for name in ("softcap", "position_bias", "s_aux") if further.get(name) is not None}:
-        raise NotImplementedError(f"attention with {', '.join(sorted(given))}")
+    _refuse(further, "softcap", "position_bias", "s_aux")
     visible = running.visible_B1SS
     visible = None if visible is None else visible.to(query.device)
     layer_idx: Any = module.layer_idx
@@ -109,27 +113,37 @@ def _attend_with_shared_prefix(
     return attended.transpose(1, 2).contiguous(), None
 
 
-_WATCHING: ContextVar[NoteHeads | None] = ContextVar("what takes every layer's heads", default=None)
+_WATCHING: ContextVar[tuple[torch.Tensor, NoteHeads] | None] = ContextVar("rows and who notes", default=None)
 
 
 def _attend_watched(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor, scaling: float | None = None, softcap: float | None = None, **further: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of one sequence, written out; it hands its heads to `_WATCHING`. Returns [B, S, H, E]."""
-    if given := {name for name in ("position_bias", "s_aux") if further.get(name) is not None}:
-        what = f"{type(module).__name__} cannot be looked into: it has {', '.join(sorted(given))}"
-        raise NotInspectableError(what)
-    num_sharing, width = query.shape[1] // key.shape[1], query.shape[-1]
+    """Attention of one sequence; it hands its heads to `_WATCHING`. Returns [B, S, H, E]."""
+    _refuse(further, "position_bias", "s_aux")
+    num_sharing, scale = query.shape[1] // key.shape[1], scaling or query.shape[-1] ** -0.5
     key, value = (part.repeat_interleave(num_sharing, dim=1) for part in (key, value))
-    scores_1HSS = (scaling or width**-0.5) * query.float() @ key.float().transpose(-1, -2)
-    if softcap:
-        scores_1HSS = softcap * torch.tanh(scores_1HSS / softcap)
-    weights_1HSS = (scores_1HSS + attention_mask).softmax(-1)
-    note = _WATCHING.get()
-    assert note is not None, "only watch_heads runs it"
-    note(query[0].float() * (scaling or width**-0.5) * width**0.5, key[0].float(), weights_1HSS[0])
-    return (weights_1HSS.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+
+    def weights_of(rows: torch.Tensor | slice) -> torch.Tensor:
+        scores_1HTS = scale * query[:, :, rows].float() @ key.float().transpose(-1, -2)
+        if softcap:
+            scores_1HTS = softcap * torch.tanh(scores_1HTS / softcap)
+        return (scores_1HTS + attention_mask[:, :, rows]).softmax(-1)
+
+    watching = _WATCHING.get()
+    assert watching is not None, "only watch_heads runs it"
+    rows_T, note = watching
+    note(
+        query[0].float() * scale * query.shape[-1] ** 0.5,
+        key[0].float(),
+        weights_of(rows_T.to(key.device))[0],
+    )
+    if softcap:  # which no fused kernel has
+        attended_BHSE = weights_of(slice(None)).to(value.dtype) @ value
+    else:
+        attended_BHSE = scaled_dot_product_attention(query, key, value, attention_mask, scale=scale)
+    return attended_BHSE.transpose(1, 2).contiguous(), None
 
 
 for _name, _function in ((SHARED_PREFIX, _attend_with_shared_prefix), (WATCHED, _attend_watched)):
@@ -222,7 +236,7 @@ class HuggingFaceCausalLM(CausalLM):
 
     def _run_layers(
         self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        cache: PassCache | None, **options: bool,
+        cache: PassCache | None,
     ) -> Any:  # fmt: skip
         """The library's output of all layers."""
         if visible_BSK is None:
@@ -231,7 +245,7 @@ class HuggingFaceCausalLM(CausalLM):
             visible_BSK = causal_visibility(tokens.shape[1], tokens.device)
         given = {"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens}
         return self._model.base_model(
-            **given, **{self._cache_argument: cache}, **options,
+            **given, **{self._cache_argument: cache},
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
             attention_mask=self._mask(position_ids_BS, visible_BSK, cache),
             use_cache=cache is not None, return_dict=True,
@@ -294,53 +308,30 @@ class HuggingFaceCausalLM(CausalLM):
                 self.window = self._config.sliding_window = before
 
     @torch.inference_mode()
-    def watch_attention(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
-    ) -> None:  # fmt: skip
-        """See `CausalLM.watch_attention`; a layer may show none, or give a share to no token."""
-        num_rows, device = token_ids_1S.shape[1], token_ids_1S.device
-        if visible_1SS is None:
-            visible_1SS = causal_visibility(num_rows, device)
-        rows_T = torch.arange(num_rows, device=device) if query_rows_T is None else query_rows_T
-        # The weights of a pass take the memory of its rows times all rows, in every layer and head at once:
-        # rows before the first query row are only read.
-        first, cache = int(rows_T.min()), None
-        if first:
-            before = slice(None, first)
-            inputs = token_ids_1S[:, before], position_ids_1S[:, before], visible_1SS[:, before, before]
-            cache = PassCache(self.read(*inputs, None)[1])
-        with self.derivable_attention():
-            output = self._run_layers(
-                token_ids_1S[:, first:], position_ids_1S[:, first:], visible_1SS[:, first:], cache,
-                output_attentions=True,
-            )  # fmt: skip
-        layers = [layer_1HSS for layer_1HSS in output.attentions or () if layer_1HSS is not None]
-        if len(layers) != (num_layers := self._config.num_hidden_layers):
-            raise self._not_inspectable(f"{len(layers)} of its {num_layers} layers show their attention")
-        for layer_1HSS in layers:
-            weights_HTS = layer_1HSS[0, :, (rows_T - first).to(layer_1HSS.device)].float()
-            if not bool(((weights_HTS.sum(-1) - 1).abs() < _FAR_FROM_ONE).all()):
-                raise self._not_inspectable("the attention of a token to those before it does not sum to 1")
-            note(weights_HTS.to(device))
-
-    @torch.inference_mode()
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        note: NoteHeads,
+        query_rows_T: torch.Tensor | None, note: NoteHeads,
     ) -> None:  # fmt: skip
         """See `CausalLM.watch_heads`."""
-        layers: list[tuple[torch.Tensor, ...]] = []
-        before = _WATCHING.set(lambda *of_layer: layers.append(of_layer))
+        num_seen, num_layers = 0, self._config.num_hidden_layers
+
+        def watch(*of_layer: torch.Tensor) -> None:
+            nonlocal num_seen
+            num_seen += 1
+            queries, keys, attention = (part.to(self.device) for part in of_layer)
+            note(queries, keys, attention)
+
+        all_rows_S = torch.arange(token_ids_1S.shape[1], device=token_ids_1S.device)
+        before = _WATCHING.set((all_rows_S if query_rows_T is None else query_rows_T, watch))
         try:
             with self.derivable_attention(WATCHED):
                 self._run_layers(token_ids_1S, position_ids_1S, visible_1SS, None)
+        except NotImplementedError as error:
+            raise self._not_inspectable(f"it has {error}") from error
         finally:
             _WATCHING.reset(before)
-        if len(layers) != (num_layers := self._config.num_hidden_layers):
-            raise self._not_inspectable(f"{len(layers)} of its {num_layers} layers show their heads")
-        for of_layer in layers:
-            note(*(part.to(self.device) for part in of_layer))
+        if num_seen != num_layers:
+            raise self._not_inspectable(f"{num_seen} of its {num_layers} layers show their heads")
 
     def _not_inspectable(self, reason: str) -> NotInspectableError:
         return NotInspectableError(f"{type(self._model).__name__} cannot be looked into: {reason}")

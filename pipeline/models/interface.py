@@ -36,7 +36,8 @@ KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 
 NoteHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Given a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and the
-attention of each row to each [H, S, S]; float32. Its scores are query times key over the square root of E."""
+attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are query
+times key over the square root of E."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -184,26 +185,23 @@ class CausalLM(ABC):
         """Attention inside has a derivative by what is added to its scores; else NotInspectableError."""
         return nullcontext()
 
-    @abstractmethod
+    def watch_heads(
+        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None, note: NoteHeads,
+    ) -> None:  # fmt: skip
+        """Call `note` layer by layer, of one sequence without a prefix; arguments as in `hidden_states`.
+
+        NotInspectableError where the kind of model does not show its heads.
+        """
+        raise NotInspectableError(f"{type(self._model).__name__} does not show its queries and keys")
+
     def watch_attention(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
         query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
     ) -> None:  # fmt: skip
-        """Call `note` with the attention of each query row to each row, layer by layer: float32 [H, T, S].
-
-        It sums to 1 over the rows. Arguments are as in `hidden_states`, for one sequence without a prefix.
-        NotInspectableError where the kind of model does not show it.
-        """
-
-    def watch_heads(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        note: NoteHeads,
-    ) -> None:  # fmt: skip
-        """Call `note` with queries and keys of all rows, and their attention, layer by layer.
-
-        As `watch_attention`; NotInspectableError where the kind of model does not show them.
-        """
-        raise NotInspectableError(f"{type(self._model).__name__} does not show its queries and keys")
+        """`watch_heads`, of which only the attention is noted: [H, T, S]."""
+        rows = token_ids_1S, position_ids_1S, visible_1SS, query_rows_T
+        self.watch_heads(*rows, lambda queries, keys, attention_HTS: note(attention_HTS))
 
     @torch.inference_mode()
     def read(

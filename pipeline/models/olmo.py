@@ -23,7 +23,7 @@ from olmo.model import OLMo, OLMoSequentialBlock
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pipeline.models.attention import attend, note_attention, tells_log_sum_exp
+from pipeline.models.attention import attend, tells_log_sum_exp
 from pipeline.models.interface import CausalLM, KeysAndValues, NoteHeads, Prefix, causal_visibility
 
 ATTENTION_SCALINGS = ("none", "log_length", "learnt")
@@ -326,33 +326,20 @@ class OLMoCausalLM(CausalLM):
         return logits * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits
 
     @torch.inference_mode()
-    def watch_attention(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
-    ) -> None:  # fmt: skip
-        """See `CausalLM.watch_attention`."""
-        if visible_1SS is None:
-            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
-        rows_T = slice(None) if query_rows_T is None else query_rows_T
-
-        def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
-            note_attention(query_1HSE, key_1GSE, visible_1SS, rows_T, note)
-
-        self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
-
-    @torch.inference_mode()
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        note: NoteHeads,
+        query_rows_T: torch.Tensor | None, note: NoteHeads,
     ) -> None:  # fmt: skip
         """See `CausalLM.watch_heads`."""
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        rows_T = slice(None) if query_rows_T is None else query_rows_T
+        is_hidden_TS = ~visible_1SS[0, rows_T]
 
         def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
             query_HSE, key_HSE = query_1HSE[0].float(), key_1GSE[0].float()
             key_HSE = key_HSE.repeat_interleave(len(query_HSE) // len(key_HSE), dim=0)
-            rest = visible_1SS, slice(None), lambda attention_HSS: note(query_HSE, key_HSE, attention_HSS)
-            note_attention(query_1HSE, key_1GSE, *rest)
+            scores_HTS = query_HSE[:, rows_T] @ key_HSE.transpose(-1, -2) / math.sqrt(key_HSE.shape[-1])
+            note(query_HSE, key_HSE, scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1))
 
         self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)

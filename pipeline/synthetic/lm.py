@@ -7,7 +7,6 @@ Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S, L tok
 V vocabulary, T query rows, I position IDs.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -74,20 +73,13 @@ class TaskCausalLM(CausalLM):
         """See `CausalLM.derivable_attention`."""
         return self._model.lm.derivable_attention()
 
-    def watch_attention(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
-    ) -> None:  # fmt: skip
-        """See `CausalLM.watch_attention`."""
-        placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
-        self._model.lm.watch_attention(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
-
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        note: NoteHeads,
+        query_rows_T: torch.Tensor | None, note: NoteHeads,
     ) -> None:  # fmt: skip
         """See `CausalLM.watch_heads`."""
-        self._model.lm.watch_heads(*self._placed(token_ids_1S, position_ids_1S), visible_1SS, note)
+        placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
+        self._model.lm.watch_heads(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
 
 
 class PositionIdLM(TaskCausalLM):

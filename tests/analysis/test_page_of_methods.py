@@ -48,7 +48,7 @@ def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.
     layers: list[np.ndarray] = []
     tokens_1S, positions_1S = (torch.as_tensor(array)[None] for array in (own[:11], np.arange(11)))
     context["own"].model.watch_heads(
-        tokens_1S, positions_1S, None, lambda queries, keys, attention: layers.append(keys.numpy())
+        tokens_1S, positions_1S, None, None, lambda queries, keys, attention: layers.append(keys.numpy())
     )
     norms_S = np.linalg.norm(np.concatenate(layers), axis=-1).mean(0)
     small = selected_positions(context["own"], policy, 8, seed=[0])

@@ -387,7 +387,7 @@ def _compares() -> PreTrainedModel:
         (_falcon, "attention", "its attention is written in one form, which shows no weights"),
         (_falcon, "quest", "its attention is written in one form, which shows no weights"),
         (_falcon, "gradient", "its attention is written in one form, which shows no weights"),
-        (_gpt_oss, "attention", "the attention of a token to those before it does not sum to 1"),
+        (_gpt_oss, "attention", "it has attention with s_aux"),
         (_compares, "gradient", ".*no derivative by what is added to its attention scores"),
     ],
 )
