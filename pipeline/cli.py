@@ -167,15 +167,10 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
             main(arguments)
 
 
-def progress(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
-    """`items`, with a progress bar and an ETA on standard error (a line each ten seconds into a file)."""
-    return iter(progress_bar(items, description, unit, total))
-
-
-def progress_bar(
+def progress(
     items: Iterable[Item] | None, description: str, unit: str, total: int | None = None, initial: int = 0
 ) -> "tqdm[Item]":
-    """The bar behind `progress`, for loops that advance it themselves or show a number beside it."""
+    """`items` with a bar and an ETA on standard error (a line each ten seconds into a file); else the bar."""
     from tqdm.auto import tqdm  # late, for a --help at once
 
     return tqdm(
@@ -215,40 +210,26 @@ positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 <
 fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1, float)
 
 
-def folder_path(text: str) -> Path:
-    """An argparse type: a folder that exists or can be made; no file, not below one, no loop of links."""
-    mode = _mode_of(text)
-    if mode is not None and not stat.S_ISDIR(mode):
-        raise argparse.ArgumentTypeError(f"{text} is a file, and a folder is wanted")
-    return Path(text)
+def _path(wanted: str, is_right: Callable[[int], bool]) -> Callable[[str], Path]:
+    """An argparse type: a path whose mode `is_right`, or that can be made; not below a file, no loop."""
+
+    def parsed(text: str) -> Path:
+        try:
+            is_wanted = bool(text) and is_right(Path(text).stat().st_mode)
+        except FileNotFoundError:
+            is_wanted = True
+        except OSError as error:
+            raise argparse.ArgumentTypeError(os_error_sentence(error)) from error
+        if not is_wanted:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
+        return Path(text)
+
+    return parsed
 
 
-def file_path(text: str) -> Path:
-    """An argparse type: a file that exists or can be made; no folder, not below a file, no loop of links."""
-    mode = _mode_of(text)
-    if mode is not None and stat.S_ISDIR(mode):
-        raise argparse.ArgumentTypeError(f"{text} is a folder, and a file is wanted")
-    return Path(text)
-
-
-def output_file(text: str) -> Path:
-    """An argparse type: a file to write, replaced by a rename; no device or pipe."""
-    path, mode = file_path(text), _mode_of(text)
-    if mode is not None and not stat.S_ISREG(mode):
-        raise argparse.ArgumentTypeError(f"{text} is a device or a pipe, and a file is wanted")
-    return path
-
-
-def _mode_of(path: str) -> int | None:
-    """The kind of what is there; None where nothing is."""
-    if not path or "\0" in path:
-        raise argparse.ArgumentTypeError("a path is wanted, and none is given")
-    try:
-        return Path(path).stat().st_mode
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise argparse.ArgumentTypeError(os_error_sentence(error)) from error
+folder_path = _path("a folder", stat.S_ISDIR)
+file_path = _path("a file", lambda mode: not stat.S_ISDIR(mode))
+output_file = _path("a file that can be replaced", stat.S_ISREG)
 
 
 def start(file: str) -> NoReturn:

@@ -58,6 +58,7 @@ from pipeline.cli import (
     stage_parser,
 )
 from pipeline.results.files import FolderLock
+from pipeline.text.chunks import long_enough_documents
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
     EVALUATION_FILE,
@@ -139,9 +140,16 @@ def main(arguments: argparse.Namespace) -> None:
                 texts, count = data.evaluation_documents(), arguments.max_documents
                 contents[folder] = needle_documents(texts, tokenizer, length, count, arguments.seed)
             elif folder == foreign:
-                contents[folder] = foreign_documents(_long_enough(data, length, arguments), arguments), []
+                contents[folder] = (
+                    foreign_documents(
+                        long_enough_documents(data, length, arguments.max_documents), arguments
+                    ),
+                    [],
+                )
             else:
-                contents[folder] = planted_documents(_long_enough(data, length, arguments), signs, arguments)
+                contents[folder] = planted_documents(
+                    long_enough_documents(data, length, arguments.max_documents), signs, arguments
+                )
         for folder in to_write:
             (documents, rows), tally = contents[folder], {}
             if arguments.needles:
@@ -233,19 +241,3 @@ def write_training_text(
             piece = file[start : start + length]
             writer.add(plant_signs(piece, asked, signs, generator, num_near, num_copies)[0])
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
-
-
-def _long_enough(data: TokenizedData, length: int, arguments: argparse.Namespace) -> list[EvaluationDocument]:
-    """Evaluation documents of so many tokens or more, two at least, the first --max-documents."""
-    texts = [document for document in data.evaluation_documents() if len(document.token_ids) >= length]
-    if len(texts) < 2:
-        raise InputError(
-            f"{len(texts)} evaluation document(s) of {data.folder} have {length} tokens, and two are needed;"
-            " choose a smaller --context-length or longer documents"
-        )
-    if data.num_train_tokens < length:
-        raise InputError(
-            f"{data.folder} holds {data.num_train_tokens} training tokens, fewer than one piece of"
-            f" {length}; name a folder of tokenize_c4.py with training text"
-        )
-    return texts[: arguments.max_documents]

@@ -61,7 +61,6 @@ from pipeline.cli import (
     logger,
     positive_int,
     progress,
-    progress_bar,
     random_seed,
     stage_parser,
     whole_number,
@@ -241,7 +240,7 @@ def _write(work: Tokenization, path_or_size: Path | int) -> dict[str, Any]:
         tokenizer = _tokenizer(work, unfinished, path_or_size)
         counts_tokens = work.max_tokens is not None or work.max_documents is None
         unit, total = ("token", work.max_tokens) if counts_tokens else ("document", work.max_documents)
-        with progress_bar(None, "tokenizing", unit, total) as bar:
+        with progress(None, "tokenizing", unit, total) as bar:
             return work.write(tokenizer, unfinished, lambda *written: bar.update(written[counts_tokens]))
     except UnfinishedError:
         raise

@@ -64,9 +64,6 @@ def losses(
             divergence: KL(p(.|long) || p(.|short)), the expected loss difference: it never sees the token.
         The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
         short context is not whole, or it is the long one.
-
-    Raises:
-        InputError: texts, model or lengths cannot be used.
     """
     from sparsity_length.frames import losses_frame  # late: it loads torch
 
@@ -115,9 +112,6 @@ def influential_tokens(
             mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
                 prediction by less than 0.1 nats.
         A target has a row only if s plus the largest k tokens stand before it; a warning counts the others.
-
-    Raises:
-        InputError: as `losses`; or rule, k or judges cannot be used.
     """
     from sparsity_length.frames import influential_frame  # late: it loads torch
 
@@ -160,9 +154,6 @@ def explain(
             k, sparse_context_losses, sparse_context_divergences: lists, the numbers studied and what is left
                 with so many;
             null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
-
-    Raises:
-        InputError: text, model or arguments cannot be used.
     """
     arguments = parser().parse_args(["--model", ""])
     vars(arguments).update(

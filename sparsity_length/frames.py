@@ -49,9 +49,8 @@ class _Texts:
             hint = "one column of it" if is_table else "a string or a list of strings"
             raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
         strings = [texts] if isinstance(texts, str) else list(texts)
-        for place, text in enumerate(strings):
-            if not isinstance(text, str):
-                raise InputError(f"text {place} is of type {type(text).__name__}; give strings")
+        if not all(isinstance(text, str) for text in strings):
+            raise InputError("some of the texts are no strings")
         self.tokenizer = given.tokenizer(tokenizer)
         self.read = [_read(text, self.tokenizer) for text in strings]
         none_0 = np.empty(0, dtype=np.int64)

@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import PROGRAMS, finite_float, fraction, positive_float, positive_fraction, run_stage
+from pipeline.cli import (
+    PROGRAMS,
+    file_path,
+    finite_float,
+    folder_path,
+    fraction,
+    output_file,
+    positive_float,
+    positive_fraction,
+    run_stage,
+)
 from pipeline.measuring.flags import gibibytes
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
@@ -21,7 +31,7 @@ NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)
 FLOATS = (finite_float, positive_float, positive_fraction, fraction, gibibytes)
 
 
-def paths(folder: Path) -> dict[str, list[str]]:
+def paths(folder: Path) -> dict[object, list[str]]:
     """Paths that no program can take, by what they are wrong for."""
     (folder / "file").write_text("x")
     (folder / "folder").mkdir()
@@ -29,13 +39,13 @@ def paths(folder: Path) -> dict[str, list[str]]:
     os.mkfifo(folder / "pipe")
     anywhere = [str(folder / "file/below"), str(folder / "loop"), str(folder / "loop/below"), "", "x" * 5000]
     return {
-        "folder_path": [*anywhere, str(folder / "file")],
-        "file_path": [*anywhere, str(folder / "folder")],
-        "output_file": [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null"],
+        folder_path: [*anywhere, str(folder / "file")],
+        file_path: [*anywhere, str(folder / "folder")],
+        output_file: [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null"],
     }
 
 
-def damages(parser: argparse.ArgumentParser, bad_paths: dict[str, list[str]]) -> Iterator[list[str]]:
+def damages(parser: argparse.ArgumentParser, bad_paths: dict[object, list[str]]) -> Iterator[list[str]]:
     """Command lines, each with one flag that is wrong."""
     yield ["--no-such-flag"]
     if any(action.required for action in parser._actions):
@@ -45,8 +55,8 @@ def damages(parser: argparse.ArgumentParser, bad_paths: dict[str, list[str]]) ->
         flag, kind = action.option_strings[:1], getattr(action.type, "__name__", "")
         if action.choices is not None:
             yield [*flag, "no such choice"]
-        if kind in bad_paths:
-            yield from ([*flag, path] for path in bad_paths[kind])
+        if action.type in bad_paths:
+            yield from ([*flag, path] for path in bad_paths[action.type])
         elif action.type is not None and kind not in ("str", "_model_and_length"):
             for number in NO_NUMBERS if action.type in FLOATS else NO_WHOLE_NUMBERS:
                 yield [f"{flag[0]}={number}"] if flag else [number]  # "=": -inf alone would be read as a flag

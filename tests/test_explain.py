@@ -105,14 +105,14 @@ def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
     null_losses = frame.set_index("rule")["null_sparse_context_losses"]
     assert all(len(losses) == len(KS) for losses in null_losses["greedy"])
     assert null_losses["leave_one_out_divergence"].isna().all()
-    totals, bars, begin = [], [], given_models.progress_bar
+    totals, bars, begin = [], [], given_models.progress
 
     def remember(*of: object, total: int) -> object:
         totals.append(total)
         bars.append(begin(*of, total=total))
         return bars[-1]
 
-    monkeypatch.setattr(given_models, "progress_bar", remember)
+    monkeypatch.setattr(given_models, "progress", remember)
     for rules in (["leave_one_out_divergence"], ["leave_one_out"], ["gradient", "add_one_in"]):
         explain(TEXT, str(model), **flags, rules=rules)
         assert bars[-1].n == pytest.approx(totals[-1], rel=0.2), rules

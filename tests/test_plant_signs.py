@@ -189,7 +189,7 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
         (("--num-planted", "8"), "8 signs cannot share 4 bits; choose more answers, or fewer signs"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
-        (("--context-length", "5000"), "choose a smaller --context-length"),
+        (("--context-length", "5000"), "choose a shorter context"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_before_anything_is_written(

@@ -170,7 +170,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
         (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),
         (["SELECT 1", "--out", "a.csv"], "--out needs --format"),
         (["--format", "csv"], "--format csv needs a query"),
-        ([*csv, "/dev/null"], "/dev/null is a device or a pipe"),
+        ([*csv, "/dev/null"], "'/dev/null' is not a file that can be replaced"),
     ):
         monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), *words])
         with pytest.raises(SystemExit) as stopped:

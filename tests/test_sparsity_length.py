@@ -176,7 +176,7 @@ def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("texts", "arguments", "sentence"),
     [
-        ([TEXT, None], {}, "text 1 is of type NoneType; give strings"),
+        ([TEXT, None], {}, "some of the texts are no strings"),
         (5, {}, "texts are of type int; give a string"),
         (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give one column of it"),
         (TEXT, {"model": {}}, "the model is of type dict; give a path"),

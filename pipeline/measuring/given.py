@@ -10,7 +10,7 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from torch import nn
 
-from pipeline.cli import InputError, progress_bar, unknown_name
+from pipeline.cli import InputError, progress, unknown_name
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.stage import AUTO, LoadedModel
@@ -145,7 +145,7 @@ def _given_back(model: nn.Module | None) -> Iterator[None]:
 @contextmanager
 def counted(models: Sequence[LoadedModel], description: str, total: int) -> Iterator["tqdm[Any]"]:
     """A bar over the tokens that run through the models; `total` is about how many."""
-    with progress_bar(None, description, "token", total=total) as bar:
+    with progress(None, description, "token", total=total) as bar:
 
         def counting(compute: Any) -> Any:
             def hidden_states(token_ids_BS: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from olmo.optim import LinearWithWarmup
 from torch.nn.functional import cross_entropy
 
-from pipeline.cli import InputError, progress_bar
+from pipeline.cli import InputError, progress
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.models.olmo import OLMoCausalLM, scale_attention
@@ -99,7 +99,7 @@ class TaskMetrics:
         self._step, self._num_steps = step, num_steps
 
     def __enter__(self) -> Self:
-        self._bar = progress_bar(None, "train_synthetic", "steps", self._num_steps, self._step)
+        self._bar = progress(None, "train_synthetic", "steps", self._num_steps, self._step)
         return self
 
     def __exit__(

@@ -63,8 +63,8 @@ def long_enough_documents(
         beside = "the null" if num_others == 1 else "the null and the backgrounds"
         raise InputError(
             f"{num_usable} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
-            f" enough: {num_others + 1} are needed, since others serve as {beside} of each; choose a smaller"
-            " --long-context-length or a larger --max-documents"
+            f" enough: {num_others + 1} are needed, since others serve as {beside} of each; choose a shorter"
+            " context or a larger --max-documents"
         )
     return usable[:max_documents]
 

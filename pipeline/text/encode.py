@@ -400,7 +400,7 @@ class Tokenization:
         tally["train_tokens"] = writer.num_tokens
         tally["beyond_max_evaluation_documents"] = sample.num_left_out
         if self.task.is_whole:  # a task may miss a part that others have
-            _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)), self.configuration)
+            _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)))
         if paths:
             paths.append(write_token_counts(self.folder, count_tokens(paths, tokenizer)))
         return write_data_folder(
@@ -423,23 +423,16 @@ class Tokenization:
         )
 
 
-def _refuse_empty_parts(counts: Mapping[str, int], configuration: Mapping[str, Any]) -> None:
+def _refuse_empty_parts(counts: Mapping[str, int]) -> None:
     """Refuse data that cannot both train and evaluate; say what was left out."""
-    settings = configuration["settings"]
-    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in ("empty", "malformed", "duplicate"))
-    if not counts["train_documents"]:
-        limit = "" if settings["max_tokens"] is None else f", --max-tokens {settings['max_tokens']}"
-        first, *others = [entry["file"] for entry in configuration["inputs"]["source"]]
-        more = f" and {len(others)} more" if others else ""
-        raise InputError(
-            f"no training documents in {first}{more} (left out: {left_out};"
-            f" {counts['in_evaluation_source']} that evaluate{limit})"
-        )
-    if not counts["evaluation_documents"]:
-        raise InputError(
-            f"no evaluation documents: none of {counts['train_documents']} documents fell to"
-            f" --evaluation-fraction {settings['evaluation_fraction']}; raise it, or give --evaluation-source"
-        )
+    reasons = ("empty", "malformed", "duplicate", "in_evaluation_source")
+    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in reasons)
+    for part in ("train", "evaluation"):
+        if not counts[f"{part}_documents"]:
+            raise InputError(
+                f"no document of --source is left for the part {part} (left out: {left_out}); give more text,"
+                " a larger limit, or another --evaluation-fraction or --evaluation-source"
+            )
 
 
 def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping[str, Any]) -> None:
@@ -510,7 +503,7 @@ def merge_tasks(out: Path) -> dict[str, Any] | None:
     counts["evaluation_documents"] = len(documents)
     counts["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
     counts["beyond_max_evaluation_documents"] += sample.num_left_out
-    _refuse_empty_parts(counts, first | {"inputs": inputs})
+    _refuse_empty_parts(counts)
 
     write_evaluation_documents(out / EVALUATION_FILE, documents)
     tokenizer_json = (folders[0] / TOKENIZER_FILE).read_bytes()

@@ -25,7 +25,7 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 
-from pipeline.cli import InputError, logger, progress_bar
+from pipeline.cli import InputError, logger, progress
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
@@ -261,7 +261,7 @@ class MetricsLog:
         write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
         self._file = path.open("a", encoding="utf-8")
         self._flush_interval, self._track = flush_interval, track
-        self._bar = progress_bar(None, "pretrain", "steps", total=num_steps, initial=step)
+        self._bar = progress(None, "pretrain", "steps", total=num_steps, initial=step)
 
     def __enter__(self) -> Self:
         return self
