@@ -12,7 +12,7 @@ from pipeline.models.interface import CausalLM, Predictions, losses_of_hidden_st
 
 def any_reference(model: CausalLM, num_targets: int) -> Predictions:
     """Predictions that find all tokens equally likely: how far others are from them is not looked at."""
-    return Predictions.of_logits(torch.zeros(num_targets, model.vocabulary_size))
+    return Predictions.of(torch.zeros(num_targets, model.vocabulary_size))
 
 
 def window_losses(

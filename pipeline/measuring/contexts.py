@@ -474,7 +474,7 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
         model, hidden_1TD, to_device(sequence.target_ids_T[None], model.device)
     )
     refuse_not_finite(losses_1T, inputs[1], inputs[3])
-    return FullPass(losses_1T[0].cpu().numpy(), Predictions.of(model, hidden_1TD[0]), prefix)
+    return FullPass(losses_1T[0].cpu().numpy(), Predictions.of(model.logits(hidden_1TD[0])), prefix)
 
 
 def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:

@@ -245,7 +245,7 @@ def length_harm(own: FarContext, near_context_length: int, background_ids_BL: np
         queries_B1 = np.full((len(places_BC), 1), near_context_length - 1)
         rows = Rows(own.chunk_L[places_BC], places_BC, None, queries_B1)
         hidden.append(model.hidden_states(*rows.on_device(model.device))[:, 0])
-    near_only = Predictions.of(model, torch.cat(hidden))
+    near_only = Predictions.of(model.logits(torch.cat(hidden)))
     return np.stack(
         [
             measured_in_foreign_context(model, own.chunk_L, background_L, near, near_only).divergences

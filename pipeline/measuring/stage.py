@@ -292,7 +292,8 @@ def seconds_per_token(
         return Rows(ids_BS, positions_1S, None, queries_BT)
 
     # One sequence first, as the first pass is slower than those after it.
-    reference = Predictions.of(model, model.hidden_states(*rows(1).on_device(model.device))[0])
+    hidden_1TD = model.hidden_states(*rows(1).on_device(model.device))
+    reference = Predictions.of(model.logits(hidden_1TD[0]))
     started, num_run = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < at_least or not num_run:
         batch = rows(batching.num_sequences(model, num_rows))

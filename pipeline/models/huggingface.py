@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -67,11 +67,6 @@ class PassCache(transformers.DynamicCache):
         """Rows before those of this pass, as far as the model's own code should know."""
         return 0 if self.prefix is None or self.goes_apart else self.prefix.num_rows
 
-    def past(self, layer_idx: int) -> KeysAndValues:
-        """The prefix's keys and values in a layer."""
-        assert self.prefix is not None
-        return self.prefix.keys_and_values[layer_idx]
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> KeysAndValues:
@@ -79,7 +74,9 @@ class PassCache(transformers.DynamicCache):
         self._read[layer_idx] = (key_states, value_states)
         if self.prefix is None or self.goes_apart:
             return key_states, value_states
-        key, value = (part.expand(len(key_states), -1, -1, -1) for part in self.past(layer_idx))
+        key, value = (
+            part.expand(len(key_states), -1, -1, -1) for part in self.prefix.keys_and_values[layer_idx]
+        )
         return torch.cat((key, key_states), dim=2), torch.cat((value, value_states), dim=2)
 
     def read_rows(self, position_ids_1S: torch.Tensor) -> Prefix:
@@ -108,8 +105,9 @@ def _attend_with_shared_prefix(
     _refuse(further, "softcap", "position_bias", "s_aux")
     visible = running.visible_B1SS
     visible = None if visible is None else visible.to(query.device)
-    layer_idx: Any = module.layer_idx
-    attended = attend(query, key, value, running.past(layer_idx), visible, scaling)
+    assert running.prefix is not None
+    past = running.prefix.keys_and_values[cast("int", module.layer_idx)]
+    attended = attend(query, key, value, past, visible, scaling)
     return attended.transpose(1, 2).contiguous(), None
 
 
@@ -528,10 +526,9 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
         with lm.narrowed_window(max(1, size[1] // 3)):
             broken = next(_broken_promises(lm, token_ids_1S), None)
     except Exception as error:  # code of any family, met with arguments that it may not have been written for
-        reason = (str(error).splitlines() or [""])[0][:300]
         raise InputError(
             f"{name} fails when it is told position IDs, a mask and a prefix"
-            f" ({type(error).__name__}: {reason}), so it cannot be measured"
+            f" ({type(error).__name__}: {_reason(error)}), so it cannot be measured"
         ) from error
     if broken:
         raise InputError(f"{name} cannot be measured: {broken}")

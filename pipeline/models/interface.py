@@ -338,12 +338,7 @@ class Predictions:
     probs_TV: torch.Tensor
 
     @classmethod
-    def of(cls, model: CausalLM, hidden_TD: torch.Tensor) -> "Predictions":
-        """Those of the states that predict."""
-        return cls.of_logits(model.logits(hidden_TD))
-
-    @classmethod
-    def of_logits(cls, logits_TV: torch.Tensor) -> "Predictions":
+    def of(cls, logits_TV: torch.Tensor) -> "Predictions":
         """Those that these logits are."""
         log_probs_TV = logits_TV.log_softmax(-1, dtype=torch.float32)
         return cls(log_probs_TV, log_probs_TV.exp())

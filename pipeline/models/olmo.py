@@ -101,12 +101,18 @@ def num_keys_seen(
     return num_unmentioned + visible_BSK.sum(-1)
 
 
-class RotaryTable:
-    """Sines and cosines of every position, by the formula of OLMo's own table; grows with the positions."""
+class RotaryTable(nn.Module):
+    """Sines and cosines of every position, by the formula of OLMo's own table; grows with the positions.
+
+    Called, it is a drop-in for `olmo.model.RotaryEmbedding`, shared by all blocks of one model. The IDs stay
+    set until the next pass: activation checkpointing runs the blocks again in the backward pass.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
         self._config = config
         self._sine_PE = self._cosine_PE = torch.empty(0)
+        self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def at(
         self, position_ids_BS: torch.Tensor, num_positions: int | None = None
@@ -139,35 +145,22 @@ class RotaryTable:
             rotated = (rotated * cosine_B1SE.type_as(rotated)).add_(turned)
         return rotated.type_as(heads_BHSE)
 
-
-class PositionIDRotaryEmbedding(nn.Module):
-    """A drop-in for `olmo.model.RotaryEmbedding`, shared by all blocks of one model.
-
-    The IDs stay set until the next pass: activation checkpointing runs the blocks again in the backward pass.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self._table = RotaryTable(config)
-        self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
-
     def set_position_ids(self, position_ids_BS: torch.Tensor, num_positions: int | None = None) -> None:
-        """Set the IDs of the next forward pass, int64 [B, S] or [1, S], as `RotaryTable.at` takes them."""
-        self._sine_and_cosine = self._table.at(position_ids_BS, num_positions)
+        """Set the IDs of the next forward pass, int64 [B, S] or [1, S], as `at` takes them."""
+        self._sine_and_cosine = self.at(position_ids_BS, num_positions)
 
     def forward(self, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys by the position IDs set last; both have one row a token."""
         assert self._sine_and_cosine is not None, "position IDs were not set"
-        rotate, (sine, cosine) = self._table.rotate, self._sine_and_cosine
-        return rotate(query_BHSE, sine, cosine), rotate(key_BHSE, sine, cosine)
+        return self.rotate(query_BHSE, *self._sine_and_cosine), self.rotate(key_BHSE, *self._sine_and_cosine)
 
 
-def use_position_ids(model: OLMo) -> PositionIDRotaryEmbedding:
+def use_position_ids(model: OLMo) -> RotaryTable:
     """Make `model` read its position IDs from the returned module instead of counting rows.
 
     The parameters and their names are untouched, so checkpoints stay OLMo's.
     """
-    rotary = PositionIDRotaryEmbedding(model.config)
+    rotary = RotaryTable(model.config)
     for block in blocks_of(model):
         block.rotary_emb = rotary
     return rotary

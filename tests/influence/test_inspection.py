@@ -280,7 +280,7 @@ def test_a_policy_that_makes_no_nested_choice_is_refused(
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
-    return Predictions.of_logits(torch.tensor(probs).log())
+    return Predictions.of(torch.tensor(probs).log())
 
 
 def test_answers_are_drawn_as_often_as_they_are_likely() -> None:

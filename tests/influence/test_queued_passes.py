@@ -214,7 +214,7 @@ def far_lm(
 
 def _predictions(lm: OLMoCausalLM, num_targets: int) -> Predictions:
     logits_TV = torch.empty(num_targets, lm.vocabulary_size, device=lm.device)
-    return Predictions.of_logits(logits_TV)
+    return Predictions.of(logits_TV)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class LogitsAreStates:
 
 
 def reference_of(logits_TV: torch.Tensor) -> Predictions:
-    return Predictions.of(LogitsAreStates(logits_TV), logits_TV)
+    return Predictions.of(logits_TV)
 
 
 def found(model: LogitsAreStates, reference: Predictions, *index_BT: torch.Tensor) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ def test_no_tensor_holds_a_vocabulary_for_every_context(
     rows_BT = torch.arange(4, 9).expand(num_contexts, -1)
     inputs = lm, tokens_BS, torch.arange(9)[None], None, rows_BT, tokens_BS[:, :num_targets]
     hidden_1TD = lm.hidden_states(tokens_BS[:1], torch.arange(9)[None], None, rows_BT[:1])
-    reference = Predictions.of(lm, hidden_1TD[0])
+    reference = Predictions.of(lm.logits(hidden_1TD[0]))
     with LargestTensor() as largest:
         losses_BT, divergences_BT = losses_and_divergences(*inputs, reference)
     assert losses_BT.shape == divergences_BT.shape == (num_contexts, num_targets)
