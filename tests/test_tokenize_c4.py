@@ -4,10 +4,8 @@ import gzip
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -247,8 +245,8 @@ def test_bad_input_is_a_sentence_and_leaves_nothing_behind(
     assert contents(folder) == before
 
 
-def run_stage(*flags: str, folder: Path, offline: str = "1") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": offline}
+def run_stage(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, str(STAGE), "--out", "data", *flags]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -262,21 +260,6 @@ def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> N
     assert training_tokens(TokenizedData.open(folder / "data")) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
     again = run_stage(*flags, "--num-workers", "3", folder=folder)
     assert (again.returncode, "complete, nothing to do" in again.stderr) == (0, True)
-    other = run_stage(*flags, "--max-documents", "1", folder=folder)
-    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
-    assert "max_documents was None, now 1" in other.stderr
-
-
-@pytest.mark.slow
-def test_a_silent_hub_is_one_sentence_within_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        started = time.monotonic()
-        result = run_stage("--source", "c4", "--max-tokens", "9", folder=folder, offline="0")
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "cannot reach allenai/c4" in result.stderr and "--source embedded" in result.stderr
-    assert time.monotonic() - started < 40  # ten, on a machine that does nothing else
-    assert not (folder / "data").exists()
 
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
