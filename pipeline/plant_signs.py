@@ -124,32 +124,24 @@ def main(arguments: argparse.Namespace) -> None:
     folders, data = _folders(arguments), TokenizedData.open(arguments.data)
     tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
-    planted, foreign = (arguments.out / kind / "data" for kind in ("planted", "foreign"))
-    contents: dict[Path, Documents] = {}
     with ExitStack() as locks:
         # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
         for folder in folders:
             locks.enter_context(FolderLock(folder, "--out"))
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
-        if not arguments.needles:
-            counts_V = training_token_counts(data)
-            asked = arguments.num_planted, arguments.num_answers
+        if arguments.needles:
+            texts, drawn = data.evaluation_documents(), (arguments.max_documents, arguments.seed)
+            contents = {
+                folder: needle_documents(texts, tokenizer, length, *drawn)
+                for folder, length in folders.items()
+            }
+        else:
+            counts_V, asked = training_token_counts(data), (arguments.num_planted, arguments.num_answers)
             signs = Signs.rarest(counts_V, data.eos_token_id, *asked)
-        for folder, length in folders.items():
-            if arguments.needles:
-                texts, count = data.evaluation_documents(), arguments.max_documents
-                contents[folder] = needle_documents(texts, tokenizer, length, count, arguments.seed)
-            elif folder == foreign:
-                contents[folder] = (
-                    foreign_documents(
-                        long_enough_documents(data, length, arguments.max_documents), arguments
-                    ),
-                    [],
-                )
-            else:
-                contents[folder] = planted_documents(
-                    long_enough_documents(data, length, arguments.max_documents), signs, arguments
-                )
+            texts = long_enough_documents(data, arguments.context_length, arguments.max_documents)
+            planted, foreign = folders
+            of_foreign: Documents = foreign_documents(texts, arguments), []
+            contents = {planted: planted_documents(texts, signs, arguments), foreign: of_foreign}
         for folder in to_write:
             (documents, rows), tally = contents[folder], {}
             if arguments.needles:
