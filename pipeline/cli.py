@@ -110,8 +110,7 @@ def _sentence_of(error: Exception) -> str | None:
             return None
         return (
             f"the library {library} is not installed for {sys.executable}; `pip install {library}` brings"
-            " it, and `make install` in the repository brings all of them into .venv, which"
-            " `. .venv/bin/activate` activates"
+            " it, `make install` in the repository all of them, into .venv"
         )
     if is_out_of_memory(error):
         return (

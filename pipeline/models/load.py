@@ -33,7 +33,7 @@ from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attenti
 from pipeline.results.files import write_json
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import damages
-from pipeline.text.sources import HUB_PATIENCE_SECONDS
+from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_line
 
 MARK_FILE = "complete.json"
 MODEL_FILES = ("config.yaml", "model.pt")
@@ -136,10 +136,6 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     return content
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder."""
     if _holds_olmo(path):
@@ -196,7 +192,7 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{path} is not the weights of its config.yaml: {_first_line(error)}") from error
+        raise InputError(f"{path} is not the weights of its config.yaml: {first_line(error)}") from error
     return model
 
 
@@ -205,7 +201,7 @@ def _olmo_config(checkpoint: Path) -> ModelConfig:
         return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
     except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
         raise InputError(
-            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {_first_line(error)}"
+            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {first_line(error)}"
         ) from error
 
 
@@ -228,14 +224,14 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"
-            f" read ({_first_line(error)})"
+            f" read ({first_line(error)})"
         ) from error
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         with suppress(FileNotFoundError):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         raise InputError(
             f"there is no folder {name} here, and the Hugging Face hub cannot be reached"
-            f" ({_first_line(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
+            f" ({first_line(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
         ) from error
     files = [file.rfilename for file in found.siblings or ()]
     wanted = weight_files(files)
@@ -246,7 +242,7 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:  # as above
         raise InputError(
-            f"the download of {name}{at} broke off ({_first_line(error)}); run the same command again"
+            f"the download of {name}{at} broke off ({first_line(error)}); run the same command again"
         ) from error
 
 

