@@ -186,7 +186,7 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
             ("--num-answers", "8"),
             "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
         ),
-        (("--num-planted", "8"), "8 signs cannot share 4 bits; choose more answers, or fewer signs"),
+        (("--num-planted", "8"), "8 signs cannot share the 4 bits of 16 answers"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),

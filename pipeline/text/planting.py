@@ -1,13 +1,7 @@
-"""Text whose truth is known: needles in haystacks, and answers that planted signs tell.
+"""Text whose truth is known: needles in haystacks, and planted signs; pipeline/plant_signs.py shows both.
 
-A needle and its question are made of a key and a value:
-
-    … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
-
-The answer's tokens are the document's last targets, and the same tokens in the needle are what their
+The tokens of a needle's answer are the document's last targets, and the same in the needle are what their
 prediction needs. The document without the needle, the haystack longer by as much, is the control.
-
-    … text … sign 1 … text … sign 2 … text … question answer
 
 How signs tell an answer is `SignLaw`; pipeline/synthetic/tasks.py plants them among noise by the same law. In
 text signs, questions and answers are the vocabulary's rarest tokens, and no other token tells anything of an
@@ -81,13 +75,11 @@ class SignLaw:
 
     def __post_init__(self) -> None:
         k, num_bits, told = self.num_signs, self.num_bits, self.bits_told
-        if num_bits % k and k % num_bits:
+        if num_bits % k and (told is None or k % num_bits):
             raise InputError(
                 f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
                 f" divides {num_bits}"
             )
-        if told is None and k > num_bits:
-            raise InputError(f"{k} signs cannot share {num_bits} bits; choose more answers, or fewer signs")
 
     @property
     def num_votes(self) -> int:
