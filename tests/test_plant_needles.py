@@ -140,20 +140,6 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else_is_refused_before_anything_is_planted(
-    data: Path, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plant_signs, "needle_documents", lambda *_: 1 / 0)
-    before = contents(planted)
-    with pytest.raises(InputError, match="seed was 0, now 1"):
-        plant(data, planted, "--seed", "1")
-    (tmp_path / f"length-{LENGTHS[1]}").write_text("a file")
-    with pytest.raises(NotADirectoryError):  # which every program ends with in a sentence
-        plant(data, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"length-{LENGTHS[1]}"]
-    assert contents(planted) == before
-
-
 def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> None:
     """It says the answer's first token, the surer the more of the answer's tokens it sees."""
     opened, found = TokenizedData.open(data), 0
