@@ -23,13 +23,7 @@ What cannot be used is an InputError of one sentence.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-try:
-    from pipeline.cli import InputError
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "sparsity_length needs the package `pipeline` that it is installed with, and found another of that"
-        " name: run Python where there is no pipeline.py or pipeline/"
-    ) from error
+from pipeline.cli import InputError
 from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, check, parser
 
 if TYPE_CHECKING:
