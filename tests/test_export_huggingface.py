@@ -107,6 +107,7 @@ def test_the_program_writes_a_folder_or_leaves_nothing_behind(
     ):
         with pytest.raises(InputError, match=sentence):
             _export(_save(model, run), target)
+    _save(make_olmo(), run)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
