@@ -8,7 +8,6 @@ Only the standard library is imported here: this must run where nothing is insta
 """
 
 import argparse
-import ast
 import errno
 import importlib
 import logging
@@ -19,7 +18,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -270,18 +268,13 @@ def main() -> NoReturn:
     with endings("sparsity"):
         if not words or words[0] in ("-h", "--help"):
             sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
-            width = max(map(len, modules))
-            sys.stdout.writelines(f"  {name:{width}}  {_title(module)}\n" for name, module in modules.items())
+            width, root = max(map(len, modules)), Path(__file__).parents[1]
+            for name, module in modules.items():  # manuals are read, not imported: the list is there at once
+                manual = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+                title = manual.partition("\n")[0].removeprefix('"""')
+                sys.stdout.write(f"  {name:{width}}  {title}\n")
             sys.exit(0 if words else EXIT_BAD_INPUT)
         if words[0] not in modules:
             raise unknown_name("program", words[0], modules)
     sys.argv = [typed, *words[1:]]
     run_module(modules[words[0]], typed)
-
-
-def _title(module: str) -> str:
-    """The first line of a program's manual: read, not imported, so that the list is there at once."""
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None
-    manual = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    return (manual or "").partition("\n")[0]
