@@ -397,20 +397,16 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     return lm
 
 
-def num_positions_of(folder: Path, trust_remote_code: bool = False) -> int | None:
-    """How many positions a model was made for, by its configuration: trained, or in a table."""
-    return positions_of(_config(folder, trust_remote_code))
-
-
 def positions_of(config: Any) -> int | None:
-    """The same, by a configuration of the library."""
+    """How many positions a model was made for, by its configuration: trained, or in a table."""
     config = config.get_text_config()
     limit = position_limit(config, has_rotary_embedding=True)
     numbers = (getattr(config, "max_position_embeddings", None), limit and limit[0])
     return min((int(number) for number in numbers if number), default=None)
 
 
-def _config(folder: Path, trust_remote_code: bool) -> Any:
+def config_of(folder: Path, trust_remote_code: bool) -> Any:
+    """The library's configuration of a model in a folder; InputError where it has none that can be used."""
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # by version and fault OSError, ValueError, KeyError, or what its code raises
@@ -421,7 +417,7 @@ def _stock_model(
     folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool
 ) -> transformers.PreTrainedModel:
     """The causal LM in the folder, as the library has it."""
-    config = _config(folder, trust_remote_code)
+    config = config_of(folder, trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"

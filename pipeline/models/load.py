@@ -298,9 +298,9 @@ class Checkpoint:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
             return int(_olmo_config(self.folder).max_sequence_length)
-        from pipeline.models.huggingface import num_positions_of  # late, as below
+        from pipeline.models.huggingface import config_of, positions_of  # late, as below
 
-        return num_positions_of(self.folder, trust_remote_code)
+        return positions_of(config_of(self.folder, trust_remote_code))
 
 
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
