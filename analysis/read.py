@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import allow_partial, make_table, partial_note, write_parquet
+from pipeline.results.files import allow_partial, partial_note, write_parquet
 from pipeline.results.read import (
     missing_artefact,
     read_artefact,
@@ -56,7 +56,7 @@ def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Pat
     path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
     if note := partial_note():
         schema = schema.with_metadata({"note": note})
-    write_parquet(path, make_table({name: table[name].tolist() for name in schema.names}, schema))
+    write_parquet(path, {name: table[name].tolist() for name in schema.names}, schema)
     return path
 
 

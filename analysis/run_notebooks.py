@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> None:
     """
     # Imported late, for a --help at once.
     from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
-    from pipeline.results.files import FolderLock, allow_partial
+    from pipeline.results.files import allow_partial, folder_lock
     from pipeline.results.read import artefacts_in
 
     allow_partial(arguments.allow_partial)
@@ -70,7 +70,7 @@ def main(arguments: argparse.Namespace) -> None:
         "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
-    with FolderLock(figures, "--figures"):
+    with folder_lock(figures, "--figures"):
         inputs = [arguments.results, *arguments.also_results, data, *filter(None, [arguments.needles])]
         made_from = fingerprint(inputs, parameters | {"partial": arguments.allow_partial}, figures)
         stale = []

@@ -57,7 +57,7 @@ from pipeline.cli import (
     random_seed,
     stage_parser,
 )
-from pipeline.results.files import FolderLock
+from pipeline.results.files import folder_lock
 from pipeline.text.chunks import long_enough_documents
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
@@ -127,7 +127,7 @@ def main(arguments: argparse.Namespace) -> None:
     with ExitStack() as locks:
         # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
         for folder in folders:
-            locks.enter_context(FolderLock(folder, "--out"))
+            locks.enter_context(folder_lock(folder, "--out"))
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
         if arguments.needles:
             texts, drawn = data.evaluation_documents(), (arguments.max_documents, arguments.seed)

@@ -2,7 +2,7 @@
 
     python pipeline/query.py --results runs/demo/results \
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
-    python pipeline/query.py --results runs/demo/results --sql-file gap.sql --format parquet --out gap.parquet
+    python pipeline/query.py --results runs/demo/results --format parquet --out gap.parquet "$(cat gap.sql)"
 
 Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
 is DuckDB's; other files are read by their path in quotes. A query only reads: it is one SELECT, and nothing
@@ -24,16 +24,15 @@ import argparse
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 import duckdb
 
-from pipeline.cli import InputError, file_path, folder_path, logger, output_file, positive_int, stage_parser
-from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
+from pipeline.cli import InputError, folder_path, logger, output_file, stage_parser
+from pipeline.results.files import add_partial_flag, allow_partial, partial_note, whole_or_absent
 from pipeline.results.read import (
-    Source,
     artefacts_in,
+    dataset_of,
     differences_between_models,
     differences_within_models,
     sources,
@@ -46,6 +45,7 @@ EXPORTS = {
     "json": "FORMAT json, ARRAY",
     "parquet": "FORMAT parquet, COMPRESSION zstd",
 }
+_MOST_ROWS = 200  # of a table that is printed
 _SETTINGS = (
     # Else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
     "SET enable_progress_bar = false",
@@ -59,14 +59,11 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a query."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    query = stage.add_mutually_exclusive_group().add_argument
-    query("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
-    query("--sql-file", type=file_path, help="read the query from this file instead")
+    add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
     formats = ["table", *EXPORTS]
-    add("--format", choices=formats, default="table", help="how the rows are written; json: an array")
+    add("--format", choices=formats, default="table", help="table: the first 200 rows; json: an array")
     add("--out", type=output_file, help="write to this file, not to standard output; parquet needs it")
-    add("--max-rows", type=positive_int, default=200, help="rows at most in a table; other formats write all")
     add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
     add_partial_flag(stage)
     return stage
@@ -83,44 +80,22 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
     connection = duckdb.connect()
     for setting in _SETTINGS:
         connection.execute(setting)
-    named = artefacts if sql is None else re.findall(r"\w+", sql.lower())
     for artefact in artefacts:
         # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
-        if artefact not in named:
+        if sql is not None and artefact not in re.findall(r"\w+", sql.lower()):
             sentence = f"the query is not seen to read {artefact}; write its name out in the SQL"
             connection.execute(f"CREATE VIEW {artefact} AS SELECT error('{sentence}') AS model")
             continue
         files = sources(whole_files(results, artefact))
         if not files:  # partial, and that much so
             logger.warning("no shard of %s is complete", artefact)
-            continue
         if mixture := differences_within_models(files) + differences_between_models(files):
             sentence = f"{results / artefact} holds results that were not made alike: {'; '.join(mixture)}"
             if not allow_mixed:
                 raise InputError(f"{sentence}; keep them in two folders, or say --allow-mixed")
             logger.warning("%s", sentence)
-        connection.execute(f"CREATE VIEW {artefact} AS {_select(files)}")
+        connection.register(artefact, dataset_of(files, artefact))
     return connection
-
-
-def _select(files: Sequence[Source]) -> str:
-    """The rows of all files with their model.
-
-    A part a model, so that WHERE model = '...' leaves the others' files unopened; and a part each set of
-    columns, or DuckDB would open every file to compare them. (Arrow's dataset took three times as long.)
-    """
-    paths: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
-    for file in files:
-        columns = "* EXCLUDE (model), model" if file.is_export else f"*, {_quoted(file.model)} AS model"
-        paths.setdefault((columns, file.columns), {})[_quoted(str(file.path))] = None
-    return " UNION ALL BY NAME ".join(
-        f"SELECT {columns} FROM read_parquet([{', '.join(of_part)}], hive_partitioning = false)"
-        for (columns, _), of_part in paths.items()
-    )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -137,14 +112,9 @@ def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[
 def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
     """The SQL's one statement, which only reads; an InputError where it is any other."""
     statements = connection.extract_statements(sql)
-    if not statements:
-        raise InputError("the SQL is empty; leave it out to list the views")
-    if len(statements) > 1:
-        raise InputError(f"the SQL has {len(statements)} statements; give one query")
-    if statements[0].type != duckdb.StatementType.SELECT:
-        kind = statements[0].type.name
-        hint = "; write the values of PIVOT out, as in ON k IN (1, 4)" if kind == "MULTI" else ""
-        raise InputError(f"the SQL is no query but {kind}; only a SELECT is run here{hint}")
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "empty"
+        raise InputError(f"the SQL is {kinds}; one SELECT is run here, which names the values that it PIVOTs")
     return statements[0]
 
 
@@ -167,34 +137,27 @@ def _sentence(error: duckdb.Error) -> str:
 
 def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, path: Path) -> int:
     """Write all rows of a query to a file, in a format of `EXPORTS`, whole or not at all; how many."""
-    num_rows = 0
-
-    def copy(temporary: Path) -> None:
-        nonlocal num_rows
-        options = EXPORTS[file_format]
-        if file_format == "parquet" and (note := partial_note()):
-            options += f", KV_METADATA {{note: {_quoted(note)}}}"
-        copied = connection.execute(f"COPY (FROM query_result) TO {_quoted(str(temporary))} ({options})")
-        ((num_rows,),) = copied.fetchall()
-
+    options = EXPORTS[file_format]
+    if file_format == "parquet" and (note := partial_note()):
+        options += f", KV_METADATA {{note: {_quoted(note)}}}"
     try:
-        # A view's text cannot hold the semicolon that ends it, nor what is remarked behind.
+        # COPY takes no semicolon, nor what is remarked behind.
         query = re.sub(r";\s*(--[^\n]*\s*)*$", "", _checked(connection, sql).query)
-        connection.sql(query).create_view("query_result")
-        write_atomically(path, copy)
+        with whole_or_absent(path) as temporary:
+            copy = f"COPY ({query}\n) TO {_quoted(str(temporary))} ({options})"
+            ((num_rows,),) = connection.execute(copy).fetchall()
     except duckdb.Error as error:
         raise InputError(_sentence(error)) from error
-    return num_rows
+    return int(num_rows)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
     sql, file_format, out = arguments.sql, arguments.format, arguments.out
-    if arguments.sql_file is not None:
-        try:
-            sql = arguments.sql_file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"--sql-file {arguments.sql_file} is no text in UTF-8: {error}") from error
     if file_format == "parquet" and out is None:
         raise InputError("--format parquet needs --out FILE")
     if file_format == "table" and out is not None:
@@ -210,8 +173,8 @@ def main(arguments: argparse.Namespace) -> None:
         sys.stdout.write(as_table(*views(connection), widest_cell=None))
         return
     if file_format == "table":
-        names, rows = run_query(connection, sql, arguments.max_rows)
-        shown, num_rows = rows[: arguments.max_rows], len(rows)
+        names, rows = run_query(connection, sql, _MOST_ROWS)
+        shown, num_rows = rows[:_MOST_ROWS], len(rows)
         more = "the first " if len(shown) < num_rows else ""
         sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
         sys.stdout.write(f"({note})\n" if note else "")

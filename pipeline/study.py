@@ -40,14 +40,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 
 from pipeline.cli import file_path, positive_float, positive_fraction, positive_int, stage_parser
-from pipeline.results.files import FolderLock
+from pipeline.results.files import folder_lock
 from pipeline.studies.checks import check_settings, check_text, finished_of, is_stage, warn_of_other_code
 from pipeline.studies.commands import Training, commands_of
 from pipeline.studies.file import find_study_file, is_training_configuration, load_study
 from pipeline.studies.run import PROCESS_BYTES, gpus_here, run_all, workers
 from pipeline.studies.slurm import arguments_of, logs_of, sbatch, submit_chain
-
-_OLMO_VOCABULARY = 50_280
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     machine = program.add_mutually_exclusive_group().add_argument
     machine("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
     machine("--gpu", choices=("a100", "h100", "h200"), help="estimate for this GPU by its data sheet")
-    add("--vocabulary-size", type=positive_int, default=_OLMO_VOCABULARY,
+    add("--vocabulary-size", type=positive_int, default=50_280,
         help="tokens of the tokenizer, where a training configuration is planned; OLMo's")
     # fmt: on
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
@@ -123,7 +121,7 @@ def main(arguments: argparse.Namespace) -> None:
 
         trainings = [command.about for command in commands if isinstance(command.about, Training)]
         largest, gpus = max(need_of(training, checked)[1] for training in trainings), gpus_here()
-    with FolderLock(run, "run folder, as in run=FOLDER"):
+    with folder_lock(run, "run folder, as in run=FOLDER"):
         if finished:
             warn_of_other_code(run)
         places = workers(arguments.jobs, study.threads, PROCESS_BYTES + largest, gpus)

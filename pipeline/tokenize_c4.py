@@ -65,7 +65,7 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.results.files import FolderLock, write_atomically
+from pipeline.results.files import folder_lock, write_atomically
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.encode import (
     UNFINISHED_FILE,
@@ -160,14 +160,14 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.num_workers is not None:  # read by the library before its first text
         os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
-        with FolderLock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
+        with folder_lock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
             _report(arguments.out, merge_tasks(arguments.out))
         return
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
     folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
     # Before the input is hashed: a folder that cannot be written into is refused at once.
-    with FolderLock(arguments.out, "--out", None if task.is_whole else folder.name):
+    with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)
         if not task.is_whole:
             settings |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +51,7 @@ def test_models_are_a_column_of_text_and_other_files_are_joined(results: Path, t
 
 
 def test_views_are_listed_with_rows_and_columns(results: Path) -> None:
-    columns = "document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence, model"
+    columns = "model, document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence"
     assert query.views(query.connect(results)) == (
         ["view", "rows", "columns"], [("length_losses", 3, columns)]
     )  # fmt: skip
@@ -63,12 +62,11 @@ NO_QUERIES = [
     ("SELECT loss FROM length_losses", 'column "loss" not found in FROM clause! Candidate'),
     ("SELECT sum(model) FROM length_losses", r"'sum\(VARCHAR\)'. You might need to .* casts.$"),
     ("SELEC 1", 'syntax error at or near "SELEC"'),
-    ("-- nothing", "the SQL is empty"),
-    ("FROM query_table('length' || '_losses')", "the query is not seen to read length_losses"),
-    ("SELECT 1; SELECT 2", "the SQL has 2 statements; give one query"),
-    ("PIVOT length_losses ON model USING sum(mean_loss)", "write the values of PIVOT out"),
+    ("-- nothing", "the SQL is empty; one SELECT is run here"),
+    ("SELECT 1; SELECT 2", "the SQL is SELECT, SELECT; one SELECT"),
+    ("PIVOT length_losses ON model USING sum(mean_loss)", "which names the values that it PIVOTs"),
     ("SELECT * FROM 'http://127.0.0.1/a.parquet'", "requires the extension httpfs"),
-    *((sql, "the SQL is no query but [A-Z]+; only a SELECT is run here") for sql in (
+    *((sql, "the SQL is [A-Z]+; one SELECT is run here") for sql in (
         "COPY length_losses TO 'written.csv'", "ATTACH 'written.db'", "SET threads = 1",
         "EXPLAIN ANALYZE COPY length_losses TO 'written.csv'",
     )),
@@ -108,15 +106,6 @@ def test_models_measured_in_two_ways_are_refused_by_name(
     query.connect(tmp_path, "SELECT 1")  # a query that does not read them
 
 
-def test_only_the_partition_asked_for_is_read(tmp_path: Path) -> None:
-    for index in range(10):
-        write(tmp_path, f"m{index}", [1.0], num_shards=2)
-    for condition, num_files in (("model = 'm3'", 2), ("true", 20)):
-        sql = f"EXPLAIN ANALYZE SELECT avg(mean_loss) FROM length_losses WHERE {condition}"
-        ((_, plan),) = query.connect(tmp_path).execute(sql).fetchall()
-        assert sum(map(int, re.findall(r"Total Files Read: (\d+)", plan))) == num_files
-
-
 def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
     answers = {file_format: tmp_path / f"answer.{file_format}" for file_format in query.EXPORTS}
     for file_format, path in answers.items():
@@ -138,11 +127,11 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path, tmp_path: Path) -> None:
     flags = "--results", results.name
-    done = run(*flags, "--max-rows", "2", "SELECT mean_loss FROM length_losses ORDER BY 1", cwd=tmp_path)
+    done = run(*flags, "SELECT mean_loss FROM length_losses, range(100) ORDER BY 1", cwd=tmp_path)
     assert (done.stderr, done.returncode) == ("", 0)
-    assert done.stdout == "mean_loss\n   1.0000\n   3.0000\n(the first 2 rows)\n"
-    (tmp_path / "q.sql").write_text(SELECT)
-    done = run(*flags, "--sql-file", "q.sql", "--format", "json", cwd=tmp_path)
+    assert done.stdout.splitlines()[::100] == ["mean_loss", "   1.0000", "   3.0000"]
+    assert done.stdout.endswith("\n(the first 200 rows)\n")
+    done = run(*flags, SELECT, "--format", "json", cwd=tmp_path)
     assert [row["mean_loss"] for row in json.loads(done.stdout)] == [1.0, 3.0, 5.0]
     done = run(*flags, "--format", "csv", "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "a\n")
@@ -153,7 +142,6 @@ def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path
 def test_bad_input_is_one_sentence_and_exit_code_two(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
     (tmp_path / "empty").mkdir()
     shutil.copytree(results, tmp_path / "cut")
     path = next((tmp_path / "cut").glob("length_losses/model=2/*.parquet"))
@@ -162,9 +150,6 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     csv = ["SELECT 1", "--format", "csv", "--out"]
     for words, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
-        (["SELECT 1", "--sql-file", "latin.sql"], "not allowed with argument"),
-        (["--sql-file", "latin.sql"], "--sql-file latin.sql is no text in UTF-8"),
-        (["--sql-file", "none.sql"], "No such file or directory: none.sql"),
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["FROM length_losses", "--results", "cut"], "parquet is damaged, or not the file that was marked"),
         (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),

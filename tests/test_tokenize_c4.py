@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.results.files import FolderLock, read_parquet
+from pipeline.results.files import folder_lock, read_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text import folder as data_folder
 from pipeline.text import sources
@@ -334,7 +334,7 @@ def test_unfinished_data_of_other_settings_is_refused(numbers: Path) -> None:
 
 
 def test_the_folder_of_another_run_is_left_alone(folder: Path) -> None:
-    with FolderLock(folder / "data", "--out"), pytest.raises(InputError, match="is in use by process"):
+    with folder_lock(folder / "data", "--out"), pytest.raises(InputError, match="is in use by process"):
         tokenize(folder)
 
 
@@ -437,7 +437,7 @@ def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=fault):
             tokenize_task(corpus, tmp_path / out, *flags)
     # The tasks of one array share the folder, a task only one of them.
-    with FolderLock(tmp_path / "out", "--out", "00000-of-00002"):
+    with folder_lock(tmp_path / "out", "--out", "00000-of-00002"):
         tokenize_task(corpus, tmp_path / "out", *other)
         with pytest.raises(InputError, match="is in use by process"):
             tokenize_task(corpus, tmp_path / "out", *two, 0)

@@ -37,7 +37,6 @@ from pipeline.results.read import (
     read_artefact,
     read_model_facts,
     read_settings,
-    read_settings_of,
 )
 from pipeline.results.schemas import DIVERGENCE, LOSS
 
@@ -107,7 +106,7 @@ def _facts(results: Path) -> Iterator[dict[str, Any]]:
                 f"{results} does not tell {', '.join(NEEDED_FACTS)} of {model}: it is no OLMo checkpoint of"
                 " pretrain.py, or was measured before results told them; measure it again"
             )
-        settings = read_settings_of(results, "loss_differences", model)
+        settings = read_settings(results, "loss_differences")[model]
         is_long = facts["train_context_length"] >= settings["long_context_length"]
         kind = f"{facts['train_context_length']} tokens, {facts.get('position_scheme') or 'contiguous'}"
         yield {**facts, "results": str(results), "model": model, "is_long": is_long, "kind": kind}

@@ -28,7 +28,7 @@ from analysis.rules.selection import costs_of
 from analysis.rules.trial import OTHER, SAME, TriedText, found_signs
 from pipeline.cli import InputError
 from pipeline.measuring.rules import REMOVE, RULES
-from pipeline.results.read import read_artefact, read_settings_of
+from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS
 
 SORTED_AT_K = 4
@@ -87,7 +87,7 @@ def _effects(folder: Path, judge: str) -> pd.DataFrame:
     ]
     counts = effects.groupby(["rule", "k"])[["num_targets", "num_documents"]].first()
     table = pd.concat([counts, *parts, _behind_first(losses)], axis=1).reset_index()
-    settings = read_settings_of(folder, "influential_tokens", str(model))
+    settings = read_settings(folder, "influential_tokens")[str(model)]
     costs = costs_of(settings)
     rule_and_k = list(zip(table["rule"], table["k"], strict=True))
     return table.assign(

@@ -26,10 +26,10 @@ from pipeline.measuring.methods import RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
-from pipeline.results.read import read_artefact
+from pipeline.results.read import read_artefact, what_made
 from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
-from pipeline.results.write import StageOutput, what_made
+from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, training_chunks
 from pipeline.text.tokenizer import knows_token_ids

@@ -4,20 +4,19 @@
 
 FOLDER gets the rows of all models of all these results folders, with the column `model` first, in the order
 of models and then of shards. A file's metadata holds, for each model, that of the files its rows are from.
-`README.md` is a dataset card, for the Hugging Face hub; one that is there is kept. `exported.json`, written
-last, holds the SHA-256 of the files: readers refuse one that is missing or changed. What lies below
-analysis/reference was made so, before there were cards.
+`exported.json`, written last, holds the SHA-256 of the files: readers refuse one that is missing or changed.
+What lies below analysis/reference was made so.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.cli import InputError, folder_path, run_stage, stage_parser, unknown_name
+from pipeline.cli import InputError, folder_path, run_stage, stage_parser
 from pipeline.results.files import MANIFEST, file_record, write_json, write_small_parquet
 from pipeline.results.read import (
     MODELS,
@@ -49,19 +48,17 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     """
     if artefacts_in(out):
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
-    present = {folder: artefacts_in(folder) for folder in folders}
-    for folder, of_folder in present.items():
-        if not of_folder:
+    for folder in folders:
+        if not artefacts_in(folder):
             raise InputError(f"{folder} holds no results")
-    files = {}
-    for artefact in artefacts or SCHEMAS:
-        holding = [folder for folder in folders if artefact in present[folder]]
-        if holding:
-            files[artefact] = _files_to_export(holding, artefact)
-        elif artefacts:
+    files = {artefact: _files_to_export(folders, artefact) for artefact in artefacts or SCHEMAS}
+    for artefact in artefacts or ():
+        if not files[artefact]:
             raise missing_artefact(folders[0], artefact)
     records = {}
     for artefact, of_artefact in files.items():
+        if not of_artefact:
+            continue
         parts, metadata = [], {}
         for model, of_model in groupby(of_artefact, lambda file: file.model):
             first, *_ = of_this_model = list(of_model)
@@ -77,45 +74,19 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         rows = pa.concat_tables(parts).cast(schema)
         write_small_parquet(path, rows)
         records[path.name] = file_record(path, rows.num_rows)
-    if not (out / "README.md").exists():
-        (out / "README.md").write_text(_card(out.resolve().name, files, records), encoding="utf-8")
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST
-
-
-def _card(
-    name: str, files: Mapping[str, Sequence[Source]], records: Mapping[str, Mapping[str, object]]
-) -> str:
-    """A dataset card: the hub's settings, by which its viewer shows each table, and what is in them."""
-    configs = [f"- config_name: {one}\n  data_files: {one}.parquet" for one in files]
-    rows = []
-    for artefact, of_artefact in files.items():
-        models = sorted({file.model for file in of_artefact})
-        num_rows = records[f"{artefact}.parquet"]["rows"]
-        rows.append(f"| `{artefact}` | {num_rows:,} | {', '.join(models)} |")
-    return "\n".join([
-        "---", "configs:", *configs, "tags: [length-generalization]", "---", f"# {name}", "",
-        "Measurements of language models, token by token: which far tokens a prediction depends on, and what"
-        " is lost without them. Losses, gains and divergences are in nats.", "",
-        "| table | rows | models |", "|---|---|---|", *rows, "",
-        "Each file's metadata (key `models`) holds, for each model, the settings, the SHA-256 of the inputs,"
-        " the commit and the library versions that made its rows. `exported.json` holds the files' SHA-256."
-        " The columns are explained in pipeline/RESULTS.md of the repository that measured them.", "",
-    ])  # fmt: skip
 
 
 def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
     files: list[Source] = []
-    folder_of_model: dict[str, Path] = {}
     for folder in folders:
         of_folder = sources(whole_files(folder, artefact))
-        for model in {file.model for file in of_folder}:
-            earlier = folder_of_model.setdefault(model, folder)
-            if earlier is not folder:
-                raise InputError(
-                    f"{earlier} and {folder} both hold {artefact} of model '{model}'; export them apart"
-                )
+        if twice := {file.model for file in of_folder} & {file.model for file in files}:
+            raise InputError(
+                f"{folder} and an earlier folder hold {artefact} of model '{min(twice)}'; export them apart"
+            )
         files += of_folder
     if mixture := differences_within_models(files):
         raise InputError(f"{artefact} mixes results: {'; '.join(mixture)}; export them apart")
@@ -124,9 +95,6 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Export what the command line names."""
-    for name in arguments.artefacts or ():
-        if name not in SCHEMAS:
-            raise unknown_name("artefact", name, SCHEMAS)
     export(arguments.results, arguments.out, arguments.artefacts)
 
 
@@ -137,7 +105,13 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("results", type=folder_path, nargs="+", help="results folders")
     add("--out", type=folder_path, required=True, help="write one file an artefact into this folder")
-    add("--artefacts", nargs="+", metavar="NAME", help="of these only; all that are there if not given")
+    add(
+        "--artefacts",
+        nargs="+",
+        metavar="NAME",
+        choices=SCHEMAS,
+        help="of these only; all that are there if not given",
+    )
     return program
 
 

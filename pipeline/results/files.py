@@ -25,7 +25,7 @@ from functools import lru_cache
 from glob import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -115,8 +115,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def write_parquet(path: Path, table: pa.Table, page_checksums: bool = True) -> None:
-    """Write `table` as zstd Parquet, atomically."""
+def write_parquet(
+    path: Path, columns: Mapping[str, Sequence[Any]], schema: pa.Schema, page_checksums: bool = True
+) -> None:
+    """Write column -> values as zstd Parquet, atomically; types, order and metadata are those of `schema`."""
+    table = pa.Table.from_pydict(dict(columns), schema=schema)
     with whole_or_absent(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=page_checksums)
 
@@ -134,11 +137,6 @@ def write_small_parquet(path: Path, table: pa.Table) -> None:
     ) as writer:  # fmt: skip
         writer.write_table(table)
         writer.add_key_value_metadata(table.schema.metadata or {})
-
-
-def make_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """The table of column -> values, typed and ordered by `schema`, whose metadata it carries."""
-    return pa.Table.from_pydict(dict(columns), schema=schema)
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -169,8 +167,9 @@ def _damage_in_words(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged: it is no whole Parquet file") from error
 
 
-class FolderLock(ExitStack):
-    """Held while entered; a second program that enters it for the same folder is refused.
+@contextmanager
+def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[None]:
+    """Held inside; a second program that asks for the same folder is refused.
 
     A lock of the kernel's on `<folder>/lock.json`, which says for the refusal who holds it, and since when.
     It ends with its holder, SIGKILL and power loss included: the file's presence or content decides nothing.
@@ -179,76 +178,60 @@ class FolderLock(ExitStack):
 
     Tasks of one array job share a folder, each with a part of its own, `lock-<part>.json`: then one part is
     refused twice, parts of another division are refused, and so is the whole folder beside any part.
+
+    Args:
+        folder: made where it is absent, and taken away again where nothing is written.
+        flag: what the refused user may give otherwise, such as "--save-folder".
+        part: of the folder, such as "task-1-of-4", beside which others of 4 may be held; None for all of it.
     """
+    own = LOCK_FILE if part is None else f"lock-{part}.json"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with ExitStack() as held:
+        held.callback(_remove_empty, made)
+        with door(folder, flag):
+            for path in sorted(folder.glob("lock*.json")):
+                # Task 1 of 3 overlaps task 0 of 2.
+                if part is None or re.sub(r"\d+(?=-of-)", "", path.name) != re.sub(r"\d+(?=-of-)", "", own):
+                    with _held(path, flag):
+                        pass  # its holder has died
+            held.enter_context(_held(folder / own, flag))
+            if part is None:  # and removes what killed writers left
+                remove_leftovers(folder)
+        yield
 
-    def __init__(self, folder: Path, flag: str, part: str | None = None) -> None:
-        """Name what is to be held.
 
-        Args:
-            folder: made where it is absent, and taken away again where nothing is written.
-            flag: what the refused user may give otherwise, such as "--save-folder".
-            part: of the folder, such as "task-1-of-4", beside which others of 4 may be held; None for all of
-                the folder.
-        """
-        super().__init__()
-        self._folder, self._flag, self._part = folder, flag, part
+def door(folder: Path, flag: str) -> AbstractContextManager[None]:
+    """For a moment, keep waiting whoever shares the folder, or begins."""
+    return _held(folder / _DOOR, flag, _PATIENCE_SECONDS)
 
-    def __enter__(self) -> Self:
-        """Take the lock, and remove what killed writers left; an InputError where it is held."""
 
-        def division(name: str) -> str:
-            return re.sub(r"\d+(?=-of-)", "", name)
-
-        own = LOCK_FILE if self._part is None else f"lock-{self._part}.json"
-        made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
-        self.callback(_remove_empty, made)
-        try:
-            with self.alone():
-                for path in sorted(self._folder.glob("lock*.json")):
-                    # Task 1 of 3 overlaps task 0 of 2.
-                    if self._part is None or division(path.name) != division(own):
-                        with self._held(path.name):
-                            pass  # its holder has died
-                self.enter_context(self._held(own))
-                if self._part is None:
-                    remove_leftovers(self._folder)
-        except BaseException:
-            self.close()
+@contextmanager
+def _held(path: Path, flag: str, patience_seconds: float = 0) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=patience_seconds, poll_interval=0.02, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"{path.parent} is in use by {_holder(path)}; wait for it, or choose another {flag}"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
-        return self
-
-    def alone(self) -> AbstractContextManager[None]:
-        """For a moment, keep waiting whoever shares the folder, or begins."""
-        return self._held(_DOOR, _PATIENCE_SECONDS)
-
-    @contextmanager
-    def _held(self, name: str, patience_seconds: float = 0) -> Iterator[None]:
-        path = self._folder / name
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=patience_seconds, poll_interval=0.02, fallback_to_soft=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InputError(
-                f"{self._folder} is in use by {_holder(path)}; wait for it, or choose another {self._flag}"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-                raise
-            if name != _DOOR:
-                logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
-        try:
-            holder = {
-                "host": socket.gethostname(), "pid": os.getpid(),
-                "slurm_job_id": os.environ.get("SLURM_JOB_ID"), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-            }  # fmt: skip
-            with suppress(OSError):  # on a full disk, say: it is for refusals only
-                path.write_text(json.dumps(holder))
-            yield
-        finally:
-            with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
-                path.unlink()
-            lock.release()
+        if path.name != _DOOR:
+            logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
+    try:
+        holder = {
+            "host": socket.gethostname(), "pid": os.getpid(),
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }  # fmt: skip
+        with suppress(OSError):  # on a full disk, say: it is for refusals only
+            path.write_text(json.dumps(holder))
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
+            path.unlink()
+        lock.release()
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -327,10 +310,8 @@ def damage(path: Path, sha256: str) -> str | None:
 
     A file that did not change since it was found whole by this process is not read again.
     """
-    if not path.exists():
-        return f"{path} is missing, though marked as complete"
     if not path.is_file():
-        return f"{path} is no file"
+        return f"{path} is missing, though marked as complete"
     if _sha256(path, _state(path)) != sha256:
         return f"{path} is damaged, or not the file that was marked: its SHA-256 differs"
     return None
@@ -375,11 +356,8 @@ def allow_partial(is_allowed: bool = True) -> None:
 
 def add_partial_flag(parser: argparse.ArgumentParser) -> None:
     """The flag of every program that reads results: --allow-partial."""
-    parser.add_argument(
-        "--allow-partial",
-        action="store_true",
-        help="read what is complete of results that are not, and say so with all that is made of it",
-    )
+    what = "read what is complete of results that are not, and say so with all that is made of it"
+    parser.add_argument("--allow-partial", action="store_true", help=what)
 
 
 def refuse_unless_allowed(note: str, sentence: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyarrow.dataset import Dataset
 
 MODELS = b"models"
 """Of an export's file: model -> the metadata that its files had, as JSON."""
@@ -77,22 +79,20 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
         return [exported]
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
-    stages = {mark.stage for mark in marks if artefact in mark.sha256}
-    by_model: dict[str, list[Mark]] = {}
-    for mark in marks:
-        if mark.stage in stages:
-            by_model.setdefault(mark.model, []).append(mark)
+    stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
     sha256_of: dict[Path, str] = {}
-    for model, of_model in by_model.items():
-        _refuse_incomplete(results, artefact, model, of_model)
-        for mark in of_model:
+    of_stage = (mark for mark in marks if mark.stage == stage)
+    for model, of_model in groupby(of_stage, lambda mark: mark.model):
+        shards = list(of_model)
+        _refuse_incomplete(results, artefact, model, shards)
+        for mark in shards:
             path = mark.path(results, artefact)
             if artefact in mark.sha256 or path.exists():
                 sha256_of[path] = mark.sha256.get(artefact, "")
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         wrongs = filter(None, pool.map(damage, sha256_of, sha256_of.values()))
     for wrong in wrongs:
-        raise InputError(f"{wrong}; run {' or '.join(stages)} again, which measures it anew")
+        raise InputError(f"{wrong}; run {stage} again, which measures it anew")
     return sorted(sha256_of)
 
 
@@ -118,24 +118,12 @@ class Source:
 
     path: Path
     model: str
-    columns: tuple[str, ...]
     metadata: Mapping[bytes, bytes]
 
     @property
     def is_export(self) -> bool:
         """Whether the file holds other models' rows too, which its column `model` distinguishes."""
         return self.path.parent.name != f"model={self.model}"
-
-    def facts(self) -> dict[str, str]:
-        """Name -> value, as JSON, of everything that two files which are read together should agree in."""
-        made_by = made_by_of(self.metadata)
-        facts = made_by["settings"] | made_by["inputs"]
-        # An absent fact is a null one: a setting that came later was off before.
-        return {
-            name: json.dumps(value)
-            for name, value in facts.items()
-            if value is not None and name not in _HOW_THE_WORK_WAS_CUT
-        }
 
 
 def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> list[Source]:
@@ -145,8 +133,7 @@ def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> lis
     """
     found = []
     for path in paths:
-        schema = read_schema(path)
-        metadata = schema.metadata or {}
+        metadata = read_schema(path).metadata or {}
         of_models = {path.parent.name.removeprefix("model="): metadata}
         if MODELS in metadata:
             of_models = {
@@ -161,7 +148,7 @@ def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> lis
                     " again into another --results folder"
                 )
             if models is None or model in models:
-                found.append(Source(path, model, tuple(schema.names), of_model))
+                found.append(Source(path, model, of_model))
     return found
 
 
@@ -183,51 +170,46 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
     distinct: dict[tuple[bytes, ...], Source] = {}  # files of one model are as a rule alike, and thousands
     for file in files:
         distinct.setdefault((file.metadata[b"settings"], file.metadata[b"inputs"]), file)
-    facts = [(file, file.facts()) for file in distinct.values()]
+    made = [(file, made_by_of(file.metadata)) for file in distinct.values()]
+    facts = [(file, made_by["settings"] | made_by["inputs"]) for file, made_by in made]
     phrases = []
-    for name in sorted({name for _, of_file in facts for name in of_file} - ignored):
+    for name in sorted({name for _, of_file in facts for name in of_file} - ignored - _HOW_THE_WORK_WAS_CUT):
         first_with: dict[str, Source] = {}
         for file, of_file in facts:
-            first_with.setdefault(of_file.get(name, "null"), file)
+            # An absent fact is a null one: a setting that came later was off before.
+            first_with.setdefault(json.dumps(of_file.get(name)), file)
         if len(first_with) > 1:
             places = [
-                f"{value[:40]} in model={file.model} of {file.path.name}"
-                for value, file in first_with.items()
+                f"{value[:40]} in model={of.model} of {of.path.name}" for value, of in first_with.items()
             ]
             phrases.append(f"{name} is {' and '.join(places[:2])}")
     return phrases
 
 
+def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
+    """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
+    for mark in read_marks(results, stage, model):
+        for artefact, sha256 in mark.sha256.items():
+            path = mark.path(results, artefact)
+            if damage(path, sha256) is None:
+                return made_by_of(read_schema(path).metadata)
+    return None
+
+
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """What made a stage's results, by model: "settings", "inputs" (SHA-256), "schema_version", "stage"."""
-    files = {}
-    for mark in read_marks(results, stage):
-        if mark.model not in files and mark.sha256:
-            artefact, sha256 = next(iter(mark.sha256.items()))
-            files[mark.model] = mark.path(results, artefact)
-            if wrong := damage(files[mark.model], sha256):
-                raise InputError(f"{wrong}; run {stage} again, which measures it anew")
-    of_export = [
-        file
-        for name in read_manifest(results)
-        for file in sources(whole_files(results, name.removesuffix(".parquet")))
-        if file.metadata[b"stage"].decode() == stage
-    ]
-    metadata = {file.model: file.metadata for file in (*of_export, *sources(files.values()))}
-    return {model: made_by_of(metadata[model]) for model in sorted(metadata)}
+    models = {mark.model for mark in read_marks(results, stage)}
+    found = {model: made_by for model in models if (made_by := what_made(results, stage, model))}
+    for name in read_manifest(results):
+        for file in sources(whole_files(results, name.removesuffix(".parquet"))):
+            if file.metadata[b"stage"].decode() == stage:
+                found.setdefault(file.model, made_by_of(file.metadata))
+    return dict(sorted(found.items()))
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """What a stage was run with, for each model that it has results of, as those say it."""
     return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
-
-
-def read_settings_of(results: Path, stage: str, model: str) -> dict[str, Any]:
-    """What a stage was run with for one model; an InputError where the folder does not say."""
-    settings = read_settings(results, stage)
-    if model not in settings:
-        raise InputError(f"{results} holds no results of {stage} of model '{model}'")
-    return settings[model]
 
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
@@ -287,17 +269,23 @@ def rows_of_files(
     """
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
-    model = pa.field("model", pa.string())
-    schema = pa.schema([model, *SCHEMAS[artefact]])
     wanted = ["model", *(SCHEMAS[artefact].names if columns is None else columns)]
-    paths = list(dict.fromkeys(str(file.path) for file in files))
-    if not paths:
-        return pa.schema([schema.field(name) for name in wanted]).empty_table()
-    # The model is that of the folder's name as it stands there, and no name=value above is a column.
-    of_folders = {} if files[0].is_export else {
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    whole = dataset_of(files, artefact)
+    return whole.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
+
+
+def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
+    """An artefact's files as one table, in their order, with the column `model` first.
+
+    The model is that of the folder's name as it stands there, and no name=value above is a column.
+    """
+    import pyarrow.dataset as ds
+
+    model = pa.field("model", pa.string())
+    of_folders = {} if not files or files[0].is_export else {
         "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
         "partition_base_dir": str(files[0].path.parents[1]),
     }  # fmt: skip
-    dataset = ds.dataset(paths, schema=schema, **of_folders)
-    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
-    return dataset.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
+    paths = list(dict.fromkeys(str(file.path) for file in files))
+    return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)

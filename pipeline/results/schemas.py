@@ -1,11 +1,12 @@
 """The Arrow schema of every artefact, each column with its meaning and unit; words that results hold.
 
-`pipeline/RESULTS.md` is this file in prose: `python -m pipeline.results.schemas > pipeline/RESULTS.md`
-writes it, a test keeps the two equal. Losses are in nats; a *_loss is never negative. Positions count tokens
-from the start of the document; a target at position t is predicted from the tokens before it.
+`python -m pipeline.results.schemas` writes the tables of pipeline/RESULTS.md anew, a test keeps them equal.
+Losses are in nats; a *_loss is never negative. Positions count tokens from the start of the document; a
+target at position t is predicted from the tokens before it.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,18 +41,22 @@ def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = Fa
     return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
 
 
+_ENDS = {
+    "low": "lower end of its 95 % interval over documents",
+    "high": "upper end of it; both are NaN for a single document",
+}
+
+
 def with_interval(name: str, meaning: str) -> list[pa.Field]:
     """A number and the ends of its interval."""
-    return [
-        column(name, pa.float64(), meaning),
-        column(f"{name}_low", pa.float64(), "lower end of its 95 % interval over documents"),
-        column(f"{name}_high", pa.float64(), "upper end of it; both are NaN for a single document"),
-    ]
+    ends = [column(f"{name}_{end}", pa.float64(), of_end) for end, of_end in _ENDS.items()]
+    return [column(name, pa.float64(), meaning), *ends]
 
 
 # fmt: off
+DOCUMENT = column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text")
 TARGET_COLUMNS = [
-    column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
+    DOCUMENT,
     column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
     column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
 ]
@@ -63,6 +68,17 @@ SELECTION_COLUMNS = [
            " document's far context as within the own one, or 'mimicry', to reproduce the prediction from"
            " the own far context; null of the own far context, and in the oldest results, where it is"
            " selection", nullable=True),
+]
+MODEL = column("model", pa.string(), "the model's name")
+K = column("k", pa.int32(), "number of influential tokens added to the short context")
+COUNTS = [
+    column("num_targets", pa.int32(), "targets averaged over"),
+    column("num_documents", pa.int32(), "documents they are from"),
+]
+COSTS = [
+    column("token_forwards_per_target", pa.float64(), "tokens run through the network to choose the first k,"
+           " of one far context"),
+    column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
 ]
 JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: one of --judge-with,"
                " or one that the tokens were chosen with; null in the oldest results, which have the latter"
@@ -105,14 +121,14 @@ FINDING_COLUMNS = [
 ]
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema([
-        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+        DOCUMENT,
         column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
         column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
         column("num_tokens", pa.int32(), "length of token_ids"),
     ]),
     # What is planted in texts: the truth beside a data folder, not a stage's results.
     "needles": pa.schema([
-        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text"),
+        DOCUMENT,
         column("source_document_id", pa.string(), "the document that the haystack was cut from"),
         column("context_length", pa.int32(), "tokens of the document, its answer included"),
         column("depth", pa.float64(), "part of the haystack before the needle, as asked for; null for the"
@@ -190,7 +206,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
         JUDGE,
-        column("k", pa.int32(), "number of influential tokens added to the short context"),
+        K,
         *LOSS_COLUMNS,
         column("sparse_context_loss", pa.float32(), "loss(t | short context and S_k only), nats; under the"
                " intervention 'background' a foreign document's tokens are the rest of the far context"),
@@ -239,9 +255,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
         column("intervention", pa.string(), "what stands where a token is left out"),
         column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
-        column("k", pa.int32(), "number of influential tokens"),
-        column("num_targets", pa.int32(), "targets of the text"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        K,
+        *COUNTS,
         *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
         *with_interval("loss_effect", "what k tokens recover of it beyond the null; of rules that fit neither"
                        " answer nor prediction what they recover; nats"),
@@ -254,8 +269,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                        " first as many tokens; NaN where not measured; its interval is over examples"),
         *with_interval("found_signs", "share of the planted signs among the first as many tokens; NaN"
                        " likewise"),
-        column("token_forwards_per_target", pa.float64(), "of the choice, for one far context"),
-        column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+        *COSTS,
         column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
     ]),
     "measures": pa.schema([
@@ -263,8 +277,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("intervention", pa.string(), "what stands where a token is left out"),
         column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
         column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
-        column("num_targets", pa.int32(), "targets of the real text"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        *COUNTS,
         *with_interval("gain", "what is to be recovered on the real text, nats"),
         *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
         *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
@@ -278,7 +291,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("helps", pa.bool_(), "the interval of excess lies above 0"),
         column("documents_of_the_old", pa.float64(), "documents that leave_one_out, by the loss of the model"
                " that chose, needs for an interval of excess as narrow"),
-        column("token_forwards_per_target", pa.float64(), "what the choice costs, for one far context"),
+        COSTS[0],
     ]),
     "outcome_targets": pa.schema([
         column("measured", pa.string(), "what of each model: 'long_context_loss', or 'length_harm', whose"
@@ -329,8 +342,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("model", pa.string(), "the model's name; others chose the tokens"),
         column("positions", pa.string(), "'original', or 'compact': closed up"),
         column("k", pa.int32(), "tokens beside the short context, and nothing else"),
-        column("num_targets", pa.int32(), "targets averaged over"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        *COUNTS,
         column("short_loss", pa.float64(), "loss with the short context alone, nats"),
         column("long_loss", pa.float64(), "loss with the long context, nats"),
         *with_interval("gain", "short_loss - long_loss, nats"),
@@ -343,12 +355,11 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("less_than_long", "long_loss - loss, nats: above 0 where k tokens beat all of them"),
     ]),
     "needed_context": pa.schema([
-        column("model", pa.string(), "the model's name"),
+        MODEL,
         column("source", pa.string(), "of the documents: 'all', or a site; 'other sources' have few each"),
         column("criterion", pa.string(), "'loss' or 'divergence', by which nats are counted"),
         column("context_length", pa.int32(), "w: the nearest tokens that are kept"),
-        column("num_targets", pa.int32(), "targets averaged over"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        *COUNTS,
         *with_interval("lost", "what w tokens give less than the longest context measured, nats"),
         *with_interval("lost_share", "the same as a share of what the shortest one gives less; NaN where the"
                        " longest is not clearly worth more than that"),
@@ -361,13 +372,12 @@ SCHEMAS: dict[str, pa.Schema] = {
         ),
     ]),
     "cache_policies": pa.schema([
-        column("model", pa.string(), "the model's name"),
+        MODEL,
         SELECTION_COLUMNS[0],
         column("is_null", pa.bool_(), "the tokens are another document's, at the places that the same rule"
                " chooses there"),
         column("k", pa.int32(), "the budget: far tokens that are kept beside the short context"),
-        column("num_targets", pa.int32(), "targets averaged over"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        *COUNTS,
         *with_interval("divergence_kept", "share of the far context's worth that is kept, by the divergence:"
                        " 1 - sum of D(k) / sum of D(0)"),
         *with_interval("loss_kept", "the same by the loss; NaN where the far context is not clearly worth"
@@ -378,8 +388,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                " network; that of the policies is the pass that a cache makes anyway"),
     ]),
     "document_scores": pa.schema([
-        column("document_id", pa.string(), "the document: first 16 hex digits of the SHA-256 of its text"),
-        column("model", pa.string(), "whose losses these are"),
+        DOCUMENT,
+        MODEL,
         column("num_targets", pa.int32(), "targets that the scores are means over"),
         column("num_tokens", pa.int32(), "tokens of the document"),
         column("stake", pa.float64(), "mean specific_gain, nats: what the own far context is worth more than"
@@ -397,19 +407,16 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("gzip_ratio", pa.float64(), "compressed over plain bytes of the text"),
     ]),
     "selection_rules": pa.schema([
-        column("model", pa.string(), "the model's name"),
+        MODEL,
         SELECTION_COLUMNS[0],
         column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
-        column("k", pa.int32(), "number of influential tokens added to the short context"),
-        column("num_targets", pa.int32(), "targets averaged over"),
-        column("num_documents", pa.int32(), "documents they are from"),
+        K,
+        *COUNTS,
         *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
         *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
         *with_interval("null_recovered_loss", "the same for the null, nats"),
         *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-        column("token_forwards_per_target", pa.float64(), "tokens run through the network to choose the first"
-               " k, own far context, a target"),
-        column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+        *COSTS,
     ]),
     "token_categories": pa.schema([
         *TARGET_COLUMNS,
@@ -485,66 +492,26 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 # fmt: on
 
-_PREAMBLE = """# What the Parquet files hold
 
-Written by `python -m pipeline.results.schemas > pipeline/RESULTS.md`; a test keeps it equal to the schemas.
-Words: [glossary](GLOSSARY.md).
-
-**Files.** A results folder holds one folder per artefact,
-`<artefact>/model=<model>/<shard>-of-<shards>.parquet`. `pandas.read_parquet("<results>/<artefact>")` reads
-all models and adds the column `model`. In `sparse_functional_attention` the model is a condition and k,
-such as `local-k2`. Programs of `analysis/` write one file each beside the figures, such as
-`outcomes.parquet`: `methods`, `measures`, `outcomes`, `outcome_targets`, `chosen_alone`, `needed_context`,
-`cache_policies`, `document_scores`, `selection_rules`, and `token_categories`, which is of the text alone.
-`synthetic_training` is in the run folder of `train_synthetic`.
-
-**Columns.** Losses are in nats, and never negative. `_position` counts tokens from the start of the
-document. `x` (`_low`, `_high`) stands for three columns: x and the ends of its 95 % interval over
-documents, NaN for a single document.
-
-**Metadata** of a file, `pyarrow.parquet.read_schema(path).metadata`: `settings` (the full configuration),
-`inputs` (SHA-256 of checkpoint and documents), `model_facts` (size, training step, length, position scheme,
-seed; and of the shard `num_asked` pairs of target and judge, `num_without_gain` of which have too little at
-stake for a mean_log2_k), `git_commit`, `packages`, `stage`, `schema_version`. The `note` of a table that
-was made of results read in part (`--allow-partial`) says of which.
-
-**Whole files.** A shard is whole once `_stages/<stage>/model=<model>/<shard>-of-<shards>.done` stands. It
-holds rows, bytes and SHA-256 of the shard's files, and the number of tasks. Programs here check it and
-refuse what is damaged or missing. pandas does not; `pandas.read_parquet(...,
-page_checksum_verification=True)` checks pages at least.
-
-**Exports**, such as the results below `analysis/reference`: `<artefact>.parquet` with all models' rows, the
-column `model` first, beside `exported.json`, which holds rows, bytes and SHA-256. The metadata's `models`
-holds each model's own metadata as JSON. `python -m pipeline.results.export <results> --out <folder>` makes
-it.
-"""
-
-
-def results_page() -> str:
-    """The text of pipeline/RESULTS.md: a table an artefact, a row a column, or a number with its interval."""
-    sections = [_PREAMBLE]
+def results_page(page: str) -> str:
+    """The page with new tables, one an artefact: a row a column, or a number with its interval."""
+    sections = [page.partition("\n\n## ")[0]]
     for artefact, schema in SCHEMAS.items():
+        sections.append(f"\n## {artefact}\n")
         if artefact == "found_id_dependencies":
-            assert schema == SCHEMAS["found_dependencies"]
-            sections.append(f"## {artefact}\n\nThe columns of `found_dependencies`; of position IDs.\n")
+            sections.append("The columns of `found_dependencies`; of position IDs.")
             continue
-        ends = {
-            end.name
-            for name in schema.names
-            for end in with_interval(name, "")[1:]
-            if end.name in schema.names and end.equals(schema.field(end.name), check_metadata=True)
-        }
-        rows = [_table_row(field, f"{field.name}_low" in ends) for field in schema if field.name not in ends]
-        heading = [f"## {artefact}\n", "| column | type | meaning |", "|---|---|---|"]
-        sections.append("\n".join([*heading, *rows, ""]))
-    return "\n".join(sections)
-
-
-def _table_row(field: pa.Field, has_interval: bool) -> str:
-    meaning = field.metadata[b"meaning"].decode().replace("|", r"\|")
-    name = f"`{field.name}`" + " (`_low`, `_high`)" * has_interval
-    return f"| {name} | {field.type}{', may be null' if field.nullable else ''} | {meaning} |"
+        sections += ["| column | type | meaning |", "|---|---|---|"]
+        meanings = {field.name: field.metadata[b"meaning"].decode().replace("|", r"\|") for field in schema}
+        for field in schema:
+            if meanings[field.name] in _ENDS.values():
+                continue
+            ends = " (`_low`, `_high`)" if meanings.get(f"{field.name}_low") == _ENDS["low"] else ""
+            kind = f"{field.type}{', may be null' if field.nullable else ''}"
+            sections.append(f"| `{field.name}`{ends} | {kind} | {meanings[field.name]} |")
+    return "\n".join([*sections, ""])
 
 
 if __name__ == "__main__":
-    print(results_page(), end="")  # noqa: T201
+    path = Path(__file__).resolve().parents[1] / "RESULTS.md"
+    path.write_text(results_page(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -28,9 +28,7 @@ class Interval:
         return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_of_sums(
-    numerators_D: np.ndarray, denominators_D: np.ndarray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
-) -> Interval:
+def ratio_of_sums(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Interval:
     """Interval of sum(numerators) / sum(denominators) over documents.
 
     The estimator of every mean and fraction here: with token counts as denominators it is a mean over
@@ -43,13 +41,11 @@ def ratio_of_sums(
 
     Args:
         numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
-        seed: of the resampling; the same seed draws the same documents, whatever is measured on them.
-        num_resamples: bootstrap resamples.
 
     Returns:
         The ends are NaN where documents say nothing about others: one alone, or no denominator without one.
     """
-    return interval_of_statistic([numerators_D, denominators_D], _ratio, seed, num_resamples)
+    return interval_of_statistic([numerators_D, denominators_D], _ratio)
 
 
 def difference_of_ratios(
@@ -59,22 +55,15 @@ def difference_of_ratios(
 
     Both are of the same resampled documents, so what a document does to both is no part of the interval.
     """
-    return interval_of_statistic([*first, *second], _difference)
+    return interval_of_statistic([*first, *second], lambda sums: _ratio(sums[:, 2:]) - _ratio(sums[:, :2]))
 
 
 def _ratio(sums_X2: np.ndarray) -> np.ndarray:
     return sums_X2[:, 0] / sums_X2[:, 1]
 
 
-def _difference(sums_X4: np.ndarray) -> np.ndarray:
-    return _ratio(sums_X4[:, 2:]) - _ratio(sums_X4[:, :2])
-
-
 def interval_of_statistic(
-    columns: Sequence[np.ndarray],
-    statistic: Callable[[np.ndarray], np.ndarray],
-    seed: int = 0,
-    num_resamples: int = NUM_RESAMPLES,
+    columns: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]
 ) -> Interval:
     """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X].
 
@@ -85,50 +74,36 @@ def interval_of_statistic(
     columns = [np.asarray(column, dtype=np.float64) for column in columns]
     if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1 or len(columns[0]) == 0:
         raise ValueError("one numerator and one denominator a document are needed, for at least one document")
-    sums_DC = np.stack(columns, axis=1)
+    sums_DC, num_documents = np.stack(columns, axis=1), len(columns[0])
     whole_1C = np.array([[column.sum() for column in columns]])
     with np.errstate(divide="ignore", invalid="ignore"):
-        if len(sums_DC) < FEWEST_RESAMPLED:
-            return _jackknife_interval(sums_DC, whole_1C, statistic)
-        estimate = statistic(whole_1C)[0]
-        resampled = statistic(_resampled_sums(sums_DC, seed, num_resamples))
-        low, high = np.nanquantile(resampled, [0.025, 0.975])
-    return Interval(float(estimate), float(low), float(high))
+        estimate = float(statistic(whole_1C)[0])
+        if num_documents < FEWEST_RESAMPLED:  # the jackknife
+            error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
+            if num_documents < 2 or not np.isfinite(error):
+                return Interval(estimate, np.nan, np.nan)
+            from scipy.stats import t  # late: it is slow to load
 
-
-def _jackknife_interval(
-    sums_DC: np.ndarray, whole_1C: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
-) -> Interval:
-    num_documents = len(sums_DC)
-    estimate = float(statistic(whole_1C)[0])
-    error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
-    if num_documents < 2 or not np.isfinite(error):
-        return Interval(estimate, np.nan, np.nan)
-    from scipy.stats import t  # late: it is slow to load
-
-    half_width = t.ppf(0.975, num_documents - 1) * error
-    return Interval(estimate, float(estimate - half_width), float(estimate + half_width))
-
-
-def _resampled_sums(sums_DC: np.ndarray, seed: int, num_resamples: int) -> np.ndarray:
-    """The sums over the documents of each resample: float64 [R, num columns]."""
-    blocks: list[np.ndarray] = []
-    num_drawn = 0
-    while num_drawn < num_resamples:
-        counts_BD = _draw_counts(len(sums_DC), seed, len(blocks))[: num_resamples - num_drawn]
-        blocks.append(counts_BD.astype(np.float64) @ sums_DC)
-        num_drawn += len(counts_BD)
-    return np.concatenate(blocks)
+            half_width = float(t.ppf(0.975, num_documents - 1) * error)
+            return Interval(estimate, estimate - half_width, estimate + half_width)
+        blocks: list[np.ndarray] = []
+        num_drawn = 0
+        while num_drawn < NUM_RESAMPLES:
+            counts_BD = _draw_counts(num_documents, len(blocks))[: NUM_RESAMPLES - num_drawn]
+            blocks.append(counts_BD.astype(np.float64) @ sums_DC)
+            num_drawn += len(counts_BD)
+        low, high = np.nanquantile(statistic(np.concatenate(blocks)), [0.025, 0.975])
+    return Interval(estimate, float(low), float(high))
 
 
 @lru_cache(maxsize=_BLOCKS_KEPT)
-def _draw_counts(num_documents: int, seed: int, block: int) -> np.ndarray:
+def _draw_counts(num_documents: int, block: int) -> np.ndarray:
     """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
 
     Kept, since one table draws the same resamples a hundred times; counts are small, a byte holds them.
     """
     num_resamples = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
-    generator = np.random.default_rng([seed, block])
+    generator = np.random.default_rng([0, block])  # the same documents, whatever is measured on them
     cells = generator.integers(num_documents, size=(num_resamples, num_documents))
     cells += num_documents * np.arange(num_resamples)[:, None]
     counts = np.bincount(cells.ravel(), minlength=cells.size)

@@ -1,6 +1,5 @@
 """Rows as text for a terminal: aligned columns of numbers, texts, None, lists and times."""
 
-import io
 import math
 from collections.abc import Sequence
 from decimal import Decimal
@@ -25,42 +24,25 @@ def as_table(
         num_left_columns: texts of the columns behind these stand to the right too, as numbers that were
             rounded before do; None where no text does.
     """
-    from rich.console import Console  # late, for a --help at once
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    cells = []
+    columns = []
     for index, name in enumerate(names):
-        column = [row[index] for row in rows]
+        values = [row[index] for row in rows]
+        floats = [abs(value) for value in values if isinstance(value, float) and math.isfinite(value)]
+        largest = max(floats, default=0.0)  # decides the format: decimal points stand below each other
+        spec = ".4f" if largest == 0 or 1e-3 <= largest < 1e3 else ".1f" if 1e3 <= largest < 1e9 else ".3e"
+        texts = [_text(value, spec) for value in values]
+        if widest_cell is not None:
+            texts = [text if len(text) <= widest_cell else f"{text[: widest_cell - 1]}…" for text in texts]
+        texts = [printable(name), *texts]
         is_right = num_left_columns is not None and index >= num_left_columns
-        is_right |= bool(column) and all(value is None or _is_number(value) for value in column)
-        table.add_column(justify="right" if is_right else "left", no_wrap=True)
-        spec = _float_spec([value for value in column if isinstance(value, float)])
-        texts = [_text(value, spec) for value in column]
-        cut = [
-            text if widest_cell is None or len(text) <= widest_cell else f"{text[: widest_cell - 1]}…"
-            for text in texts
-        ]
-        cells.append([printable(name), *cut])
-    for line in zip(*cells, strict=True):
-        table.add_row(*map(Text, line))
-    output = io.StringIO()
-    # Without an end of lines, and wide characters are two cells.
-    Console(file=output, width=1_000_000, color_system=None, legacy_windows=False).print(table)
-    return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
+        is_right |= bool(values) and all(value is None or _is_number(value) for value in values)
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if is_right else text.ljust(width) for text in texts])
+    return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-
-
-def _float_spec(values: Sequence[float]) -> str:
-    """One format for a column of floats, by its largest magnitude: decimal points stand below each other."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if largest == 0 or 1e-3 <= largest < 1e3:
-        return ".4f"
-    return ".1f" if 1e3 <= largest < 1e9 else ".3e"
 
 
 def _text(value: Any, float_spec: str = ".4g") -> str:

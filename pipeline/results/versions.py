@@ -1,10 +1,11 @@
 """Where a result came from: fingerprints of its inputs, the commit and the packages that made it."""
 
 import hashlib
+import shutil
 import subprocess
 from collections.abc import Iterable
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ def sha256_of_files(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -29,31 +29,17 @@ def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, A
     }
 
 
-@lru_cache(maxsize=1)
+@cache
 def git_commit() -> str:
     """The commit of this checkout, with `+changes` where the tree differs from it; "unknown" outside git."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return "unknown"
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + ("+changes" if changes else "")
+    return subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-@lru_cache(maxsize=1)
+@cache
 def package_versions() -> dict[str, str]:
     """Installed version of every package that can change a number."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    return {package: version(package) for package in _PACKAGES}

@@ -20,32 +20,22 @@ import pyarrow.parquet as pq
 from pipeline.cli import InputError
 from pipeline.results.files import (
     MANIFEST,
-    FolderLock,
     as_ranges,
     damage,
+    door,
     file_record,
-    made_by_of,
+    folder_lock,
     read_marks,
-    read_schema,
     remove_leftovers,
     shard_path,
     whole_or_absent,
     write_json,
 )
+from pipeline.results.read import what_made
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
 
 logger = logging.getLogger("pipeline.results")
-
-
-def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
-    for mark in read_marks(results, stage, model):
-        for artefact, sha256 in mark.sha256.items():
-            path = mark.path(results, artefact)
-            if damage(path, sha256) is None:
-                return made_by_of(read_schema(path).metadata)
-    return None
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
@@ -70,9 +60,7 @@ class StageOutput:
         """Open the output, or refuse it where it holds results of another configuration.
 
         Args:
-            results: the results folder.
-            stage: the stage's name.
-            model: the model's name, the `model=` of the paths.
+            results, stage, model: the folder, and the names in its paths.
             settings: everything that decides the numbers, JSON values only; no paths.
             inputs: name -> SHA-256 of every input.
             num_shards: shards of the complete result.
@@ -93,7 +81,7 @@ class StageOutput:
             "inputs": dict(inputs),
         }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
-        self._lock: FolderLock | None = None
+        self._is_locked = False
         self._warned: set[str] = set()
         self._refuse_others()
 
@@ -133,12 +121,13 @@ class StageOutput:
         `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
         whatever is missing.
         """
-        with FolderLock(self._marks, "--results", part) as self._lock:
+        with folder_lock(self._marks, "--results", part):
+            self._is_locked = True
             try:
                 self._refuse_others()
                 yield
             finally:
-                self._lock = None
+                self._is_locked = False
 
     def pending_shards(self, among: Sequence[int] | None = None) -> list[int]:
         """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
@@ -194,8 +183,7 @@ class StageOutput:
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
         records = {}
-        with nullcontext() if self._lock else self.writing(), ExitStack() as files:
-            assert self._lock is not None
+        with nullcontext() if self._is_locked else self.writing(), ExitStack() as files:
             for artefact, columns in tables.items():
                 schema = SCHEMAS[artefact].with_metadata(metadata)
                 num_rows = len(next(iter(columns.values()), ()))
@@ -208,7 +196,7 @@ class StageOutput:
                 record = file_record(temporary, table.num_rows)
                 records[artefact] = {"name": path.name, **record}
             mark = self._marks / f"{shard_index:05d}-of-{self._num_shards:05d}.done"
-            with self._lock.alone():
+            with door(self._marks, "--results"):
                 self._refuse_others()
                 mark.unlink(missing_ok=True)  # of damaged files, which are replaced one by one
                 files.close()

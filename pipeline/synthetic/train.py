@@ -23,7 +23,7 @@ from pipeline.cli import InputError, progress
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.models.olmo import OLMoCausalLM, scale_attention
-from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.files import read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
@@ -117,7 +117,7 @@ class TaskMetrics:
 
     def sync(self) -> None:
         """Write the file."""
-        write_parquet(self._path, make_table(self.columns, SCHEMAS["synthetic_training"]))
+        write_parquet(self._path, self.columns, SCHEMAS["synthetic_training"])
 
     @property
     def exact_match(self) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import make_table, read_parquet, write_atomically, write_json, write_parquet
+from pipeline.results.files import read_parquet, write_atomically, write_json, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
 from pipeline.text.sources import Source, c4_revision
@@ -117,7 +117,7 @@ def write_evaluation_documents(
         {"schema_version": str(SCHEMA_VERSION), "stage": stage}
     )
     # Nor page checksums: results name the documents by the bytes that they have had from the start.
-    write_parquet(path, make_table(columns, schema), page_checksums=False)
+    write_parquet(path, columns, schema, page_checksums=False)
 
 
 def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError
-from pipeline.results.files import make_table, read_parquet, write_parquet
+from pipeline.results.files import read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -266,7 +266,7 @@ def write_truth(folder: Path, file: str, rows: Sequence[Mapping[str, Any]]) -> P
     metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_signs"}
     schema = SCHEMAS[name].with_metadata(metadata)
     columns = {column: [row[column] for row in rows] for column in schema.names}
-    write_parquet(folder / file, make_table(columns, schema))
+    write_parquet(folder / file, columns, schema)
     return folder / file
 
 

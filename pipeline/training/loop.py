@@ -160,13 +160,13 @@ def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callabl
     import torch
 
     from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
-    from pipeline.results.files import FolderLock
+    from pipeline.results.files import folder_lock
     from pipeline.training.checkpoints import recorded_run
 
     with ExitStack() as stack:
         # Of processes that train together, numbered so by torchrun and accelerate, the first does it for all.
         if os.environ.get("RANK", "0") == "0":
-            stack.enter_context(FolderLock(run_folder, "--save-folder"))
+            stack.enter_context(folder_lock(run_folder, "--save-folder"))
             stack.enter_context(recorded_run(run_folder, config))
         stack.enter_context(out_of_memory_in_words(less_memory))
         keep_freed_memory()

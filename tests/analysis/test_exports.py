@@ -38,7 +38,7 @@ def write(results: Path, model: str, *shards: dict[str, dict[str, list]], dtype:
 def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
     assert artefacts_in(exported) == artefacts_in(results) != []
     assert sorted(path.name for path in exported.iterdir()) == sorted(
-        ["README.md", "exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
+        ["exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
     )
     for artefact in artefacts_in(results):
         rows = read_artefact(results, artefact)
@@ -68,9 +68,6 @@ def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
     export([tmp_path / "out"], tmp_path / "again")
     files = [(tmp_path / name / "length_losses.parquet").read_bytes() for name in ("out", "again")]
     assert files[0] == files[1]
-    card = (tmp_path / "again" / "README.md").read_text()
-    assert card.startswith("---\nconfigs:\n- config_name: length_losses\n  data_files: length_losses.parq")
-    assert "| `length_losses` | 5 | B, a, b |" in card
 
 
 def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
@@ -89,9 +86,7 @@ def test_bad_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     first, second = (write(tmp_path / name, "a", lengths(1.0), lengths(2.0)) for name in ("first", "second"))
     out = tmp_path / "out"
     both = refused(first, second, "--out", out)
-    assert f"{first} and {second} both hold length_losses of model 'a'" in both
-    unknown = refused(first, "--out", out, "--artefacts", "lengths")
-    assert "unknown artefact 'lengths'; did you mean" in unknown
+    assert f"{second} and an earlier folder hold length_losses of model 'a'" in both
     lacking = refused(first, "--out", out, "--artefacts", "length_losses", "loss_differences")
     assert "holds no 'loss_differences' results; it holds length_losses" in lacking
     assert f"--out {second} holds results" in refused(first, "--out", second)

@@ -18,7 +18,7 @@ from synthetic_results import Truth
 from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
 from analysis.run_notebooks import parser
 from pipeline.cli import InputError
-from pipeline.results.files import FolderLock, read_parquet
+from pipeline.results.files import folder_lock, read_parquet
 from pipeline.results.schemas import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
         refused = run(folder, out, tmp_path, "--notebooks", name)
         assert refused.returncode == 2, sentence
         assert sentence in refused.stderr and refused.stderr.count("\n") == 1
-    with FolderLock(tmp_path / "locked", "--figures"):
+    with folder_lock(tmp_path / "locked", "--figures"):
         refused = run(results, tmp_path / "locked", tmp_path, "--notebooks", "loss_differences")
     assert refused.returncode == 2 and "is in use by process" in refused.stderr
 

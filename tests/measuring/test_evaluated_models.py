@@ -13,7 +13,7 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError
-from pipeline.results.read import read_artefact, read_settings_of
+from pipeline.results.read import read_artefact, read_settings
 from pipeline.training import speed as precision
 
 
@@ -56,7 +56,7 @@ def test_bfloat16_is_close_and_recorded(model: str, folder: Path) -> None:
     coarse = measure(loss_differences, folder, *words, *to_coarse)
     losses = [read_artefact(results, "loss_differences")["long_context_loss"] for results in (exact, coarse)]
     assert 0 < (losses[0] - losses[1]).abs().max() < 0.1
-    assert read_settings_of(coarse, "loss_differences", model)["dtype"] == "bfloat16"
+    assert read_settings(coarse, "loss_differences")[model]["dtype"] == "bfloat16"
     with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16'"):
         measure(loss_differences, folder, *words, "--dtype", "bfloat16")
 
@@ -67,16 +67,16 @@ def test_auto_takes_the_faster_dtype_and_keeps_it(
     words = ["--results", str(folder / "auto"), "--documents-per-shard", "1", "--dtype"]
     monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 4.0)
     results = measure(loss_differences, folder, *words, "auto")
-    assert read_settings_of(results, "loss_differences", "run")["dtype"] == "bfloat16"
+    assert read_settings(results, "loss_differences")["run"]["dtype"] == "bfloat16"
     assert not caplog.text
 
     monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 0.2)  # the rest on another machine
     next((results / "_stages").rglob("00001-of-00003.done")).unlink()
     measure(loss_differences, folder, *words, "auto")
-    assert read_settings_of(results, "loss_differences", "run")["dtype"] == "bfloat16"
+    assert read_settings(results, "loss_differences")["run"]["dtype"] == "bfloat16"
     assert "bfloat16 is 5.0 times slower than float32 on this cpu; --dtype float32 is rec" in caplog.text
     other = measure(loss_differences, folder, *words, "auto", "--results", str(folder / "other"))
-    assert read_settings_of(other, "loss_differences", "run")["dtype"] == "float32"
+    assert read_settings(other, "loss_differences")["run"]["dtype"] == "float32"
 
 
 def test_a_padded_vocabulary_fits_and_a_smaller_one_does_not(folder: Path) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.results.files import LOCK_FILE, FolderLock
+from pipeline.results.files import LOCK_FILE, folder_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import os, sys, time
 sys.path[0] = {root!r}
 from pathlib import Path
-from pipeline.results.files import FolderLock
-with FolderLock(Path(sys.argv[1]), "--out", sys.argv[2] or None):
+from pipeline.results.files import folder_lock
+with folder_lock(Path(sys.argv[1]), "--out", sys.argv[2] or None):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -39,14 +39,14 @@ def holder_of(folder: Path, part: str = "") -> "subprocess.Popen[str]":
 
 
 def refused(folder: Path, part: str | None = None) -> str:
-    with pytest.raises(InputError) as error, FolderLock(folder, "--out", part):
+    with pytest.raises(InputError) as error, folder_lock(folder, "--out", part):
         pass
     return str(error.value)
 
 
 def test_it_says_who_holds_it_and_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "41")
-    with FolderLock(tmp_path / "run", "--out"):
+    with folder_lock(tmp_path / "run", "--out"):
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK_FILE]
         holder = f"in use by process {os.getpid()} on {socket.gethostname()}, Slurm job 41, since 2"
         assert holder in refused(tmp_path / "run")
@@ -62,24 +62,24 @@ def test_a_second_program_is_refused_until_the_holder_ends_however(tmp_path: Pat
     process.communicate()
     (tmp_path / ".a.json.0f3a.part").touch()  # what it left half-written
     (tmp_path / "a.part").touch()
-    with FolderLock(tmp_path, "--out"):
+    with folder_lock(tmp_path, "--out"):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert [path.name for path in tmp_path.iterdir()] == ["a.part"]
     for content in (b"", b"{}", b"[3]", b"\xff\x00"):  # what the file holds decides nothing
         (tmp_path / LOCK_FILE).write_bytes(content)
-        with FolderLock(tmp_path, "--out"):
+        with folder_lock(tmp_path, "--out"):
             (tmp_path / LOCK_FILE).write_bytes(content)
             assert "is in use by another program; wait" in refused(tmp_path), content
 
 
 def test_parts_are_held_side_by_side_but_none_twice_nor_beside_the_whole(tmp_path: Path) -> None:
     process = holder_of(tmp_path, "task-0-of-2")
-    with FolderLock(tmp_path, "--out", "task-1-of-2"):
+    with folder_lock(tmp_path, "--out", "task-1-of-2"):
         for part in ("task-0-of-2", "task-0-of-3", None):
             assert f"process {process.pid} on" in refused(tmp_path, part), part
     process.kill()
     process.communicate()
-    with FolderLock(tmp_path, "--out"):
+    with folder_lock(tmp_path, "--out"):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
     assert list(tmp_path.iterdir()) == []
 
@@ -91,5 +91,5 @@ def test_a_file_system_without_locks_is_worked_on_with_a_warning(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with FolderLock(tmp_path / "run", "--out"):
+    with folder_lock(tmp_path / "run", "--out"):
         assert caplog.text.count("cannot be locked (") == 1

@@ -366,7 +366,7 @@ def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(tmp_
 
 def test_the_page_of_results_equals_the_schemas() -> None:
     page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
-    assert page == results_page(), "run: python -m pipeline.results.schemas > pipeline/RESULTS.md"
+    assert page == results_page(page), "run: python -m pipeline.results.schemas"
     for artefact, schema in SCHEMAS.items():
         for field in schema:
             assert field.metadata[b"meaning"], f"{artefact}.{field.name}"
