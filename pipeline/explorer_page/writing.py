@@ -98,7 +98,7 @@ def chunk_record(
 ) -> Record:
     """The targets of a chunk (document_id and chunk_index), and by model what was measured of them.
 
-    `start` is the place of the chunk's first token in the document. InputError where rows are missing.
+    `start` is the place of the chunk's first token in the document.
     """
     of_models: dict[str, Record] = {}
     targets: list[int] | None = None
@@ -109,7 +109,7 @@ def chunk_record(
         places = (losses["target_position"] - start).tolist()
         targets = targets or places
         if places != targets:
-            raise _not_whole(chunk[0], model)
+            raise InputError(f"model '{model}' was measured on other targets of document {chunk[0]}")
         present = [rule for rule in rules if (*chunk, model, rule) in rows.k_stars[LOSS]]
         of_rules = {rule: _rule_record(rows, (*chunk, model, rule), len(targets)) for rule in present}
         of_models[model] = _columns(losses, _OF_TARGETS)
@@ -131,11 +131,9 @@ def _rule_record(rows: ResultRows, key: tuple[Any, ...], num_targets: int) -> Re
                 for k, is_censored in zip(k_stars, groups[key]["is_censored"], strict=True)
             ]
     for far_context in (OWN, OTHER_DOCUMENT):
-        sparse, selected = (table.get((*key, far_context)) for table in (rows.sparse, rows.selected))
-        if sparse is None and selected is None and far_context == OTHER_DOCUMENT:
+        if (*key, far_context) not in rows.sparse:
             continue
-        if sparse is None or selected is None or len(sparse) % num_targets or len(selected) % num_targets:
-            raise _not_whole(str(key[0]), str(key[2]))
+        sparse, selected = rows.sparse[*key, far_context], rows.selected[*key, far_context]
         columns = {
             **_columns(sparse, _CURVES), "distance": selected["distance"].tolist(),
             "influence": _in_units(selected["influence"]), **_columns(selected, _LEFT_OUT),
@@ -159,13 +157,6 @@ def _in_units(nats: "pd.Series") -> list[int | None]:
     """Whole numbers of NATS."""
     values = nats.to_numpy(dtype="float64", na_value=float("nan")).tolist()
     return [None if value != value else round(value / NATS) for value in values]
-
-
-def _not_whole(document_id: str, model: str) -> InputError:
-    return InputError(
-        f"the results of model '{model}' for document {document_id} are not whole; run the same command of"
-        " its stages again, which goes on where it was stopped"
-    )
 
 
 def to_json(value: Any) -> str:

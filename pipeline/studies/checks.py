@@ -3,19 +3,19 @@
 import argparse
 import json
 import logging
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from pyarrow.parquet import read_metadata
 
 from pipeline.cli import InputError, logger
 from pipeline.results.versions import git_commit
 from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
-from pipeline.studies.file import ROOT, Study, TextStudy
+from pipeline.studies.file import Study, TextStudy
 
 if TYPE_CHECKING:
     from pipeline.studies.costs import Checked  # which imports torch
@@ -108,10 +108,10 @@ def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
     if not counts_epochs(config.max_duration):
         last = num_training_steps(config.max_duration, config.tokens_per_step, 0)
     for step in steps:
-        is_saved = bool(interval) and step % interval == 0 and (num_kept or 0) <= 0
-        if last is not None and step >= last:
-            is_saved = step == last
-        if not is_saved:
+        is_saved = (
+            interval and step % interval == 0 and (num_kept or 0) <= 0 and (last is None or step < last)
+        )
+        if not is_saved and step != last:
             raise InputError(
                 f"step {step} is to be measured, but {name} has {last or 'unknown'} steps, is saved every"
                 f" {interval} (save_interval) and at its end, keeping {num_kept or 'all'} checkpoints"
@@ -139,22 +139,13 @@ def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) ->
 
 
 def warn_of_other_code(run: Path) -> None:
-    """Say once that what is kept was made by other code than there is now, as far as commits tell."""
-    from pyarrow.parquet import read_metadata
-
+    """Say once that what is kept was made by another commit than this."""
     now = git_commit()
     commits = {json.loads(path.read_text())["git_commit"] for path in run.glob("**/data/manifest.json")}
-    for folder in run.glob("**/results/**/model=*"):
-        for file in islice(folder.glob("*.parquet"), 1):
-            commits.add((read_metadata(file).metadata or {}).get(b"git_commit", b"unknown").decode())
-    differs = ["git", "diff", "--quiet"]
-    others = [
-        commit
-        for commit in sorted(commits - {now, "unknown"} if now != "unknown" else ())
-        if subprocess.run([*differs, commit, "--", "pipeline"], cwd=ROOT, capture_output=True).returncode
-    ]
-    if others:
+    for file in run.glob("**/results/**/model=*/00000-of-*.parquet"):
+        commits.add((read_metadata(file).metadata or {}).get(b"git_commit", b"unknown").decode())
+    if now != "unknown" and (others := commits - {now, "unknown"}):
         logger.warning(
-            "the code has changed since %s was made (commit %s), and what is there is kept; to make it anew,"
-            " choose another run folder, as in run=FOLDER", run, ", ".join(others),
+            "what is kept in %s was made by commit %s, and this is %s; to make it anew, choose another run"
+            " folder, as in run=FOLDER", run, ", ".join(sorted(others)), now,
         )  # fmt: skip

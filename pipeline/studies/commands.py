@@ -11,8 +11,9 @@ Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.cli import InputError
 from pipeline.studies.file import (
@@ -23,7 +24,6 @@ from pipeline.studies.file import (
     Grid,
     Study,
     SyntheticStudy,
-    TaskTest,
     Text,
     TextStudy,
 )
@@ -37,7 +37,7 @@ _OF_CHUNKS = (
 )  # fmt: skip
 _OF_CHOICES = (
     "rules", "k", "intervention", "num_backgrounds", "null_fraction", "last_tokens", "choose_together",
-    "positions", "minimum_gain", "num_subsets", "kept_fraction", "learning_chunks",
+    "positions", "minimum_gain",
 )  # fmt: skip
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
@@ -76,8 +76,6 @@ class Measuring:
 class TaskMeasuring:
     """A stage that tests models of a synthetic task."""
 
-    task: str
-    test: TaskTest
     trainings: tuple[TaskTraining, ...]
 
 
@@ -112,11 +110,11 @@ class Command:
         return shlex.join(["python", *self.words()])
 
 
-def flags(settings: object, names: Sequence[str] | None = None) -> list[str]:
+def flags(settings: Any, names: Sequence[str] | None = None) -> list[str]:
     """`--name value …` of every field that is not None, or of those of `names`; `--name` where it is true."""
-    words = []
-    for name in names or [known.name for known in fields(settings)]:  # type: ignore[arg-type]
-        value = getattr(settings, name)
+    words, values_of = [], settings if isinstance(settings, dict) else vars(settings)
+    for name in names or values_of:
+        value = values_of[name]
         if value is not None and value is not False:
             values = value if isinstance(value, list) else [value] if value is not True else []
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
@@ -177,8 +175,7 @@ def _pretrain(
     size, model = study.sizes[size_name], study.models[name]
     words = [size.config, "--data", str(data), "--save-folder", str(training.folder)]
     words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
-    settings = [(known.name, getattr(model, known.name)) for known in fields(model)]
-    words += [*size.overrides, *(f"{field}={value}" for field, value in settings if value is not None)]
+    words += [*size.overrides, *(f"{key}={value}" for key, value in vars(model).items() if value is not None)]
     return Command(training.name, "pipeline/pretrain.py", tuple(words), (data_command,), training)
 
 
@@ -295,10 +292,9 @@ def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Co
     if (asked := study.outcomes) is None:
         return
     for plan in plans:
-        named = [*asked.short_trained, *asked.long_trained, asked.placebo]
-        if plan.name or not set(named) <= plan.trainings.keys():
+        if plan.name or not set(asked.models) <= plan.trainings.keys():
             continue
-        full = {name: plan.trainings[name].name for name in named}
+        full = {name: plan.trainings[name].name for name in asked.models}
         near, *chosen = (plan._of(name) for name in (asked.near, *asked.chosen))
         results, out = str(plan.folder("results")), plan.folder("outcomes")
         arguments = (
@@ -355,7 +351,7 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
     for stage, of_tasks in study.synthetic.tests.items():
         for task, test in of_tasks.items():
             task_called(task)
-            of_grids = [command.about for grid in test.grids or trains for command in trains[grid]]
+            of_grids = [command.about for grid in test.get("grids") or trains for command in trains[grid]]
             trainings = [one for one in of_grids if isinstance(one, TaskTraining) and one.task == task]
             if not trainings:
                 raise InputError(
@@ -363,8 +359,8 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
                 )
             checkpoints = [str(training.folder) for training in trainings]
             where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
-            words = flags(test, [known.name for known in fields(test) if known.name != "grids"])
-            needs, about = tuple(one.name for one in trainings), TaskMeasuring(task, test, tuple(trainings))
+            words = flags({name: value for name, value in test.items() if name != "grids"})
+            needs, about = tuple(one.name for one in trainings), TaskMeasuring(tuple(trainings))
             name, program = f"{stage}-{task}", f"pipeline/{stage}.py"
             measuring.append(Command(name, program, (*where, *words), needs, about))
     if not measuring:

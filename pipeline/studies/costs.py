@@ -113,15 +113,13 @@ _timed: dict[str, float] = {}
 
 def _seconds_per_token(config: PretrainConfig, lengths: ContextLengths | None = None) -> float:
     """Of training a model of this configuration, or of measuring it at these lengths, timed once."""
-    model = config.model
-    if lengths is None:
-        key = repr((model.asdict(), config.precision, config.sequence_length))
-        if key not in _timed:
-            _timed[key] = seconds_per_trained_token(config, _device())
-        return _timed[key]
-    key = repr(({**model.asdict(), "max_sequence_length": None}, lengths))
-    if key not in _timed:
-        lm = OLMoCausalLM(OLMo(ModelConfig(**{**model.asdict(), "init_device": str(_device())})))
+    model = config.model.asdict()
+    of_training = model, config.precision, config.sequence_length
+    key = repr(of_training if lengths is None else ({**model, "max_sequence_length": None}, lengths))
+    if key not in _timed and lengths is None:
+        _timed[key] = seconds_per_trained_token(config, _device())
+    elif key not in _timed:
+        lm = OLMoCausalLM(OLMo(ModelConfig(**{**model, "init_device": str(_device())})))
         _timed[key] = seconds_per_token(lm, Batching.for_model(lm), lengths)
     return _timed[key]
 
@@ -225,7 +223,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
     costs = RuleCosts(
         s, length, m, intervention=intervention, num_backgrounds=evaluation.num_backgrounds or 1,
-        num_subsets=evaluation.num_subsets or NUM_SUBSETS,
+        num_subsets=NUM_SUBSETS,
     )  # fmt: skip
     if stage == "length_losses":
         return 4 * m * length

@@ -19,15 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.cli import InputError, logger, unknown_name
 from pipeline.measuring.flags import TARGETS_PER_CHUNK
 from pipeline.measuring.rules import DEFAULT_RULES
-from pipeline.synthetic.dependencies import (
-    DEFAULT_FINDING_RULES,
-    DEFAULT_INTERVENTIONS,
-    LARGEST_K,
-    NUM_EXAMPLES_OF_FINDING,
-    NUM_SUBSTITUTES,
-    SHORT_CONTEXT_LENGTH,
-)
-from pipeline.synthetic.evaluation import NUM_EXAMPLES
 from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,20 +41,6 @@ class Text:
     evaluation_source: list[str] | None = None
     evaluation_fraction: float | None = None
     tokenizer: str = MISSING
-    max_documents: int | None = None
-    max_tokens: int | None = None
-    max_evaluation_documents: int | None = None
-
-
-@dataclass
-class PlantedText:
-    """Signs planted in the study's text: flags of plant_signs.py."""
-
-    context_length: int = MISSING
-    short_context_length: int = MISSING
-    num_planted: list[int] | None = None
-    num_answers: int | None = None
-    max_copies: int | None = None
     max_documents: int | None = None
 
 
@@ -133,9 +110,6 @@ class Evaluation:
     positions: str | None = None
     minimum_gain: float | None = None
     near_context_length: int | None = None
-    num_subsets: int | None = None
-    kept_fraction: float | None = None
-    learning_chunks: int | None = None
     judge_with: list[str] = field(default_factory=list)
     """Names of the study's models that the chosen tokens are tried on too."""
     reference_model: str | None = None
@@ -153,6 +127,11 @@ class Outcomes:
     placebo: str = MISSING
     chosen: list[str] = field(default_factory=list)
     """Further evaluations that try the chosen tokens alone."""
+
+    @property
+    def models(self) -> list[str]:
+        """All of them."""
+        return [*self.short_trained, *self.long_trained, self.placebo]
 
 
 @dataclass
@@ -183,8 +162,8 @@ class TextStudy(Study):
     text_folder: str | None = None
     """For ${text_folder} in sources, so that one override moves them all."""
     data: Text = field(default_factory=Text)
-    planted: PlantedText | None = None
-    """What is planted in the text that the models are trained on. None: nothing."""
+    planted: dict[str, Any] | None = None
+    """What is planted in the text that the models are trained on: flags of plant_signs.py. None: nothing."""
     sizes: dict[str, Size] = MISSING
     sizes_in_names: bool = True
     """Whether a model is named <size>-<model>; false, where there is one size, for <model>."""
@@ -221,30 +200,6 @@ class Grid:
 
 
 @dataclass
-class TaskTest:
-    """What the models of one task are tested on: flags of evaluate_synthetic.py."""
-
-    grids: list[str] | None = None
-    """Names of the grids whose models are tested. None: all that train the task."""
-    sizes: list[int] = MISSING
-    sparsities: list[int] | None = None
-    num_examples: int = NUM_EXAMPLES
-    test_seed: int = 0
-
-
-@dataclass
-class DependencyTest(TaskTest):
-    """The same, and how the rules select: flags of found_dependencies.py."""
-
-    num_examples: int = NUM_EXAMPLES_OF_FINDING
-    rules: list[str] = field(default_factory=lambda: [*DEFAULT_FINDING_RULES])
-    interventions: list[str] = field(default_factory=lambda: [*DEFAULT_INTERVENTIONS])
-    num_substitutes: int = NUM_SUBSTITUTES
-    largest_k: int = LARGEST_K
-    short_context_length: int = SHORT_CONTEXT_LENGTH
-
-
-@dataclass
 class Synthetic:
     """Models of synthetic tasks, and what is measured of them; what is null is left out."""
 
@@ -252,13 +207,14 @@ class Synthetic:
     """A file such as olmo_configs/synthetic/small.yaml."""
     grids: dict[str, Grid] = MISSING
     """By names of the reader's choice."""
-    evaluate_synthetic: dict[str, TaskTest] = field(default_factory=dict)
-    """Task -> what its models are tested on."""
-    found_dependencies: dict[str, DependencyTest] = field(default_factory=dict)
-    """Task -> what its models are asked."""
+    evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Task -> what its models are tested on: the program's flags; `grids` names those whose models are, where
+    it is not all that train the task."""
+    found_dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Task -> what its models are asked, likewise."""
 
     @property
-    def tests(self) -> dict[str, Mapping[str, TaskTest]]:
+    def tests(self) -> dict[str, Mapping[str, dict[str, Any]]]:
         """Stage that measures -> task -> what it tests."""
         return {"evaluate_synthetic": self.evaluate_synthetic, "found_dependencies": self.found_dependencies}
 
@@ -283,7 +239,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             raise InputError("synthetic.grids names none; a study has at least one")
         for stage, of_tasks in study.synthetic.tests.items():
             for task, test in of_tasks.items():
-                _refuse_unknown(f"grid of synthetic.{stage}.{task}", test.grids, study.synthetic.grids)
+                _refuse_unknown(f"grid of synthetic.{stage}.{task}", test.get("grids"), study.synthetic.grids)
     elif isinstance(study, TextStudy):
         configured = [*study.sizes.values()]
         _refuse_names(study)
@@ -337,8 +293,6 @@ def find_study_file(path: Path, *further: Path) -> Path:
 def _refuse_names(study: TextStudy) -> None:
     """Names that could not be those of folders, or would be shared; those of models and programs unknown."""
     for kind in ("sizes", "models", "further_evaluations"):
-        if not getattr(study, kind) and kind != "further_evaluations":
-            raise InputError(f"{kind} names none; a study has at least one")
         for name in getattr(study, kind):
             is_taken = kind == "further_evaluations" and name in _FOLDERS_OF_A_RUN
             if is_taken or not _NAME.fullmatch(str(name)):
@@ -349,29 +303,22 @@ def _refuse_names(study: TextStudy) -> None:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
-    if study.outcomes is not None:
-        named = [*study.outcomes.short_trained, *study.outcomes.long_trained, study.outcomes.placebo]
-        _refuse_unknown("model of outcomes", named, study.models)
-        further = [study.outcomes.near, *study.outcomes.chosen]
-        _refuse_unknown("evaluation of outcomes", further, study.further_evaluations)
+    if (asked := study.outcomes) is not None:
+        _refuse_unknown("model of outcomes", asked.models, study.models)
+        _refuse_unknown("evaluation of outcomes", [asked.near, *asked.chosen], study.further_evaluations)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
-        if evaluation.choices is not None:
-            choosing = ["evaluation", *study.further_evaluations]
-            _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
+        choosing = ["evaluation", *study.further_evaluations]
+        _refuse_unknown("evaluation of `choices`", evaluation.choices and [evaluation.choices], choosing)
         for names in (evaluation.models, evaluation.influential_models):
             _refuse_unknown("model of an evaluation", names, study.models)
         beside = [*evaluation.judge_with, *filter(None, [evaluation.reference_model])]
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for judge_with or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)
-        if evaluation.of_planted is not None:
-            if study.planted is None or evaluation.data is not None:
-                raise InputError(
-                    f"of_planted is {evaluation.of_planted}: the study must have `planted`, and the"
-                    " evaluation no `data` of its own"
-                )
-            _refuse_unknown("kind of of_planted", [evaluation.of_planted], OF_PLANTED)
+        planted = evaluation.of_planted and [evaluation.of_planted]
+        kind = "kind of of_planted, for which the study has `planted`, and the evaluation no `data`:"
+        _refuse_unknown(kind, planted, () if evaluation.data or study.planted is None else OF_PLANTED)
 
 
 def _refuse_unknown(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TextIO
 
 import psutil
+from joblib import cpu_count
 from tqdm import tqdm
 
 from pipeline.cli import InputError, logger
@@ -39,7 +40,7 @@ PROCESS_BYTES = 0.6 * GIBIBYTE
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_DRAWINGS = 0.5
-_LAST_LINES, _TAIL_BYTES = 15, 8192
+_LAST_LINES = 15
 _HEADING = "--- "
 _CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -66,7 +67,7 @@ def workers(
     asked: int | None, threads: int, bytes_of_a_command: float = PROCESS_BYTES, gpus: Sequence[str] = ()
 ) -> Workers:
     """As many as --jobs asks for, or one a GPU, or one for `threads` cores; at most what memory holds."""
-    number = asked or len(gpus) or max(1, num_cores() // threads)
+    number = asked or len(gpus) or max(1, cpu_count() // threads)
     fitting = max(1, int(free_bytes() // bytes_of_a_command))
     if fitting < number:
         logger.warning(
@@ -75,15 +76,6 @@ def workers(
             free_bytes() / GIBIBYTE, bytes_of_a_command / GIBIBYTE,
         )  # fmt: skip
     return Workers(min(number, fitting), threads, tuple(gpus))
-
-
-def num_cores() -> int:
-    """Cores that this process may use, by its affinity and by its container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup("cpu.max")
-    if len(quota) == 2 and quota[0].isdecimal():
-        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
-    return cores
 
 
 def free_bytes() -> int:
@@ -176,10 +168,8 @@ class Process:
 
     def last_lines(self, number: int) -> list[str]:
         """The last lines that it wrote, of a progress bar its last state."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        lines = [line.split("\r")[-1].rstrip() or line.rstrip().split("\r")[-1] for line in text.split("\n")]
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        lines = [line.rstrip().split("\r")[-1] for line in text.split("\n")]
         return [line for line in lines if line and not line.startswith(_HEADING)][-number:]
 
 
@@ -268,8 +258,8 @@ class _Run:
                 if config is not None and Path(command.arguments[0]).read_bytes() != config:
                     raise InputError(
                         f"{command.arguments[0]} was edited while the study ran, and {command.name} would be"
-                        " made of other settings than the models before it; undo the edit, or choose another"
-                        " run folder, as in run=FOLDER; then run the same again"
+                        " made of other settings than the models before it; undo the edit, and run the same"
+                        " again"
                     )
                 self._waiting.remove(command)
                 number = num_processes(command, self._workers.number)

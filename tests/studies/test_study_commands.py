@@ -69,15 +69,14 @@ def test_a_size_may_train_some_of_the_models_only(study_file: Callable[..., Path
 
 
 def test_models_beside_those_that_are_measured(study_file: Callable[..., Path]) -> None:
-    further = "k: [1, 4]\n  intervention: background\n  num_backgrounds: 2\n  num_subsets: 8"
+    further = "k: [1, 4]\n  intervention: background\n  num_backgrounds: 2"
     beside = "\n  judge_with: [short-seed0]\n  reference_model: long-seed1"
     study = load_study(study_file(("k: [1, 4]", further + beside), ("models: [long-seed1], steps", "steps")))
     commands = {command.name: command for command in commands_of(study)}
     losses, tokens = commands["loss_differences-tiny"], commands["influential_tokens-tiny"]
     assert str(losses).endswith(" --reference-model run/models/tiny-long-seed1")
     assert str(tokens).endswith(
-        " --k 1 4 --intervention background --num-backgrounds 2 --num-subsets 8"
-        " --judge-with run/models/tiny-short-seed0"
+        " --k 1 4 --intervention background --num-backgrounds 2 --judge-with run/models/tiny-short-seed0"
     )
     assert tokens.needs == ("tokenize_c4", "tiny-long-seed1", "tiny-short-seed0")
     # At an earlier step too, the reference is the model as it was trained to the end.

@@ -249,7 +249,7 @@ def test_a_killed_study_takes_its_children_with_it(
 def test_as_many_commands_as_cores_have_threads_for_and_memory_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "num_cores", lambda: 4)
+    monkeypatch.setattr(running, "cpu_count", lambda: 4)
     monkeypatch.setattr(running, "free_bytes", lambda: 10 * GIBIBYTE)
     assert workers(None, 1).number == 4
     assert workers(None, 3).number == workers(None, 9).number == 1
@@ -267,13 +267,10 @@ def test_as_many_commands_as_cores_have_threads_for_and_memory_holds(
 
 def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_CGROUP", tmp_path)
-    free, cores = running.free_bytes(), running.num_cores()
-    assert free > 10_000_000 and cores >= 1
+    assert running.free_bytes() > 10_000_000
     (tmp_path / "memory.max").write_text("9000000\n")
     (tmp_path / "memory.current").write_text("8000000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 500000\nactive_file 7\n")
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert (running.free_bytes(), running.num_cores()) == (1_500_000, 1)
+    assert running.free_bytes() == 1_500_000
     (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert (running.free_bytes() > 10_000_000, running.num_cores()) == (True, cores)
+    assert running.free_bytes() > 10_000_000
