@@ -1,11 +1,7 @@
 """Files that are whole or absent, and what says that those of a results folder are whole.
 
 A file is written to a temporary name, fsynced and renamed. A shard of results is whole once its completion
-mark stands, an export once its manifest does; both hold the SHA-256 of their files:
-
-<results>/_stages/<stage>/model=<model>/00003-of-00008.done
-<results>/exported.json
-
+mark stands (results/write.py), an export once its manifest does; both hold the SHA-256 of their files.
 Whoever writes a folder holds its lock, `lock.json`: a second program is refused.
 """
 
@@ -122,21 +118,6 @@ def write_parquet(
     table = pa.Table.from_pydict(dict(columns), schema=schema)
     with whole_or_absent(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=page_checksums)
-
-
-def write_small_parquet(path: Path, table: pa.Table) -> None:
-    """Write `table` in two thirds of the bytes or fewer, more slowly: for version control.
-
-    Fields lose their metadata; that of the table is kept.
-    """
-    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    others = [name for name in table.schema.names if name not in floats]
-    with whole_or_absent(path) as temporary, pq.ParquetWriter(
-        temporary, table.schema, compression="zstd", compression_level=19, write_page_checksum=True,
-        use_byte_stream_split=floats, use_dictionary=others, store_schema=False,
-    ) as writer:  # fmt: skip
-        writer.write_table(table)
-        writer.add_key_value_metadata(table.schema.metadata or {})
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -63,15 +63,8 @@ def whole_files(results: Path, artefact: str, models: Collection[str] | None = N
     """The Parquet files of an artefact, each found to be what its mark says; by models and shards.
 
     Of an export that is one file with all models, also where only some are asked for. Where partial results
-    are allowed (`pipeline.results.files`), those of the shards that are complete.
-
-    Args:
-        results: the results folder.
-        artefact: a name of `SCHEMAS`.
-        models: look at these only; at all where None.
-
-    Raises:
-        InputError: names a file that is missing or damaged, or the result that is not complete.
+    are allowed (`pipeline.results.files`), those of the shards that are complete. InputError names a file
+    that is missing or damaged, or the result that is not complete.
     """
     exported = results / f"{artefact}.parquet"
     if (sha256 := read_manifest(results).get(exported.name)) is not None:
@@ -261,12 +254,7 @@ def rows_of_files(
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> pa.Table:
-    """The rows of an artefact's files, in the order of the files, with the column `model` first.
-
-    Args:
-        files: of `sources`, all from shards or all from exports.
-        artefact, columns, only: as `read_artefact` takes them.
-    """
+    """The rows of an artefact's files, in their order; `columns` and `only` are those of `read_artefact`."""
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
     wanted = ["model", *(SCHEMAS[artefact].names if columns is None else columns)]
@@ -276,7 +264,7 @@ def rows_of_files(
 
 
 def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
-    """An artefact's files as one table, in their order, with the column `model` first.
+    """An artefact's files, all shards or all exports, as one table, with the column `model` first.
 
     The model is that of the folder's name as it stands there, and no name=value above is a column.
     """
