@@ -14,7 +14,7 @@ from pyarrow.parquet import read_metadata
 
 from pipeline.cli import InputError, logger
 from pipeline.results.versions import git_commit
-from pipeline.studies.commands import Command, Measuring, TaskMeasuring, TaskTraining, Training
+from pipeline.studies.commands import Command, Measuring, TaskTraining, Training
 from pipeline.studies.file import Study, TextStudy
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
                 program.check(arguments)
                 for training in dict.fromkeys(about.trainings):
                     _refuse_unsaved_steps(training.name, configs[training.name], about.evaluation.steps or ())
-            elif isinstance(about, TaskMeasuring):
-                program.check(arguments, {one.name: configs[one.name] for one in about.trainings})
+            elif isinstance(about, tuple):
+                program.check(arguments, {one.name: configs[one.name] for one in about})
     return Checked(configs, facts)
 
 

@@ -73,13 +73,6 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class TaskMeasuring:
-    """A stage that tests models of a synthetic task."""
-
-    trainings: tuple[TaskTraining, ...]
-
-
-@dataclass(frozen=True)
 class Command:
     """One command line, and what a plan needs to know of it."""
 
@@ -90,8 +83,9 @@ class Command:
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
-    about: Training | Measuring | TaskMeasuring | None = None
-    """What it is checked by before it runs, and what its cost is estimated from."""
+    about: Training | Measuring | tuple[TaskTraining, ...] | None = None
+    """What it is checked by before it runs, and what its cost is estimated from; of what tests models of
+    tasks, these."""
     num_tasks: int | None = None
     """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
 
@@ -352,7 +346,7 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
         for task, test in of_tasks.items():
             task_called(task)
             of_grids = [command.about for grid in test.get("grids") or trains for command in trains[grid]]
-            trainings = [one for one in of_grids if isinstance(one, TaskTraining) and one.task == task]
+            trainings = tuple(one for one in of_grids if isinstance(one, TaskTraining) and one.task == task)
             if not trainings:
                 raise InputError(
                     f"synthetic.{stage}.{task} tests models that no grid trains: add {task} to a grid"
@@ -360,9 +354,8 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
             checkpoints = [str(training.folder) for training in trainings]
             where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
             words = flags({name: value for name, value in test.items() if name != "grids"})
-            needs, about = tuple(one.name for one in trainings), TaskMeasuring(tuple(trainings))
-            name, program = f"{stage}-{task}", f"pipeline/{stage}.py"
-            measuring.append(Command(name, program, (*where, *words), needs, about))
+            needs, name = tuple(one.name for one in trainings), f"{stage}-{task}"
+            measuring.append(Command(name, f"pipeline/{stage}.py", (*where, *words), needs, trainings))
     if not measuring:
         return commands
     notebooks = dict.fromkeys(NOTEBOOKS[command.stage] for command in measuring)

@@ -116,11 +116,12 @@ def _seconds_per_token(config: PretrainConfig, lengths: ContextLengths | None = 
     model = config.model.asdict()
     of_training = model, config.precision, config.sequence_length
     key = repr(of_training if lengths is None else ({**model, "max_sequence_length": None}, lengths))
-    if key not in _timed and lengths is None:
-        _timed[key] = seconds_per_trained_token(config, _device())
-    elif key not in _timed:
-        lm = OLMoCausalLM(OLMo(ModelConfig(**{**model, "init_device": str(_device())})))
-        _timed[key] = seconds_per_token(lm, Batching.for_model(lm), lengths)
+    if key not in _timed:
+        if lengths is None:
+            _timed[key] = seconds_per_trained_token(config, _device())
+        else:
+            lm = OLMoCausalLM(OLMo(ModelConfig(**{**model, "init_device": str(_device())})))
+            _timed[key] = seconds_per_token(lm, Batching.for_model(lm), lengths)
     return _timed[key]
 
 
