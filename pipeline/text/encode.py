@@ -19,8 +19,7 @@ from hashlib import sha256
 from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 
@@ -97,7 +96,7 @@ class Split:
         return "evaluation" if is_evaluation else "train"
 
 
-class PackedShardWriter:
+class PackedShardWriter(ExitStack):
     """Writes documents one after another, each followed by EOS, into part-00000.npy, part-00001.npy, etc.
 
     A part ends with the document that fills it, so that no document is divided. Documents [5, 6] and
@@ -112,26 +111,17 @@ class PackedShardWriter:
     ) -> None:
         """Begin behind `whole_parts`, which an interrupted run has written."""
         # fmt: on
+        super().__init__()
         self._folder = folder
         self._little_endian_dtype = token_dtype.newbyteorder("<")
         self._eos = np.array([eos_token_id], dtype=self._little_endian_dtype).tobytes()
         self._tokens_per_part = tokens_per_part
-        self._part = ExitStack()
         self._file: BinaryIO | None = None
         self._num_tokens_in_part = 0
         self.num_tokens = sum(path.stat().st_size for path in whole_parts) // token_dtype.itemsize
         """Tokens taken so far, EOS included."""
         self.paths = list(whole_parts)
         """The parts begun so far; all are whole once the context is left."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file = None
-        self._part.__exit__(kind, error, trace)
 
     @property
     def whole_paths(self) -> list[Path]:
@@ -142,8 +132,8 @@ class PackedShardWriter:
         """Take one document's token IDs, without EOS; ends a part when that is full."""
         if self._file is None:
             path = self._folder / f"part-{len(self.paths):05d}.npy"
-            temporary = self._part.enter_context(whole_or_absent(path))
-            self._file = self._part.enter_context(temporary.open("wb", buffering=_BUFFER_BYTES))
+            temporary = self.enter_context(whole_or_absent(path))
+            self._file = self.enter_context(temporary.open("wb", buffering=_BUFFER_BYTES))
             self.paths.append(path)
             self._num_tokens_in_part = 0
         self._file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes() + self._eos)
@@ -151,7 +141,7 @@ class PackedShardWriter:
         self._num_tokens_in_part += len(token_ids) + 1
         if self._num_tokens_in_part >= self._tokens_per_part:
             self._file = None
-            self._part.close()
+            self.close()
 
 
 @dataclass
