@@ -1,7 +1,5 @@
 """Intervals against closed forms, against another implementation, and by their coverage."""
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -100,14 +98,8 @@ def test_a_resample_draws_as_many_documents_as_there_are() -> None:
     assert counts.var() == pytest.approx(6 / 7, abs=0.05)
 
 
-def test_wilsons_interval() -> None:
-    for num_successes, num_examples in ((1, 10), (999, 1000)):
-        # The definition: at an end p the observed share lies 1.96 errors of p away.
-        interval = wilson_interval(num_successes, num_examples)
-        for end in (interval.low, interval.high):
-            error = math.sqrt(end * (1 - end) / num_examples)
-            assert abs(interval.estimate - end) == pytest.approx(1.959963984540054 * error, rel=1e-9)
-    none, all_of_them = wilson_interval(0, 100), wilson_interval(100, 100)  # certain outcomes have a width
+def test_wilsons_interval_has_a_width_where_the_outcome_is_certain() -> None:
+    none, all_of_them = wilson_interval(0, 100), wilson_interval(100, 100)
     assert (none.low, all_of_them.high) == (0.0, 1.0)
     # 3.8415 of 103.8415, 3.8415 being the square of 1.96
     assert none.high == pytest.approx(0.0369935)

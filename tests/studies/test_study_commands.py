@@ -24,20 +24,6 @@ def typed(path: Path, *overrides: str) -> dict[str, str]:
     return {command.name: str(command) for command in commands_of(load_study(path, overrides))}
 
 
-def test_a_text_of_its_own_gets_its_own_data(study_file: Callable[..., Path]) -> None:
-    novels = (
-        "  novels: {stages: [length_losses], data: {source: [n], tokenizer: '${run}/data/tokenizer.json'}}\n"
-    )
-    commands = typed(study_file(("further_evaluations:\n", f"further_evaluations:\n{novels}")))
-    assert commands["tokenize_c4-novels"] == (
-        "python pipeline/tokenize_c4.py --out run/novels/data --source n --tokenizer run/data/tokenizer.json"
-    )
-    measure = (
-        f"length_losses.py --data run/novels/data --checkpoints {BOTH} --results run/novels/results/tiny"
-    )
-    assert measure in commands["length_losses-tiny-novels"]
-
-
 def test_sizes_and_steps_that_were_measured_in_one_way_are_compared_at_the_end(
     study_file: Callable[..., Path],
 ) -> None:
