@@ -7,10 +7,11 @@ is trained on such text, and then asked which tokens decide its answers:
   … text … sign … text … sign … text … question answer
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
-each of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one
-of --num-planted, or for none. <out>/foreign/data holds evaluation documents, nothing planted, whose far
-context is another document's: all but the last --short-context-length tokens and the target. They are as long
-as the text of a piece before its questions, which a model trained on pieces expects behind it.
+each of --num-planted and asks for all; and evaluation documents of that
+length, which plant and ask for one of --num-planted, or for none. <out>/planted-<length>/data holds such
+documents of each of --document-lengths. <out>/foreign/data holds evaluation documents, nothing planted,
+whose far context is another document's: all but the last --short-context-length tokens and the target. They
+are as long as the text of a piece before its questions, which a model trained on pieces expects behind it.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
@@ -18,8 +19,8 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
 writes   <out>/planted/data/                        as tokenize_c4
-         <out>/foreign/data/                        likewise, without training tokens
-         <out>/planted/data/planted/*.parquet       where the signs are: pipeline/RESULTS.md
+         <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
+         <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
@@ -44,6 +45,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ from pipeline.cli import (
     InputError,
     folder_path,
     logger,
+    positive_float,
     positive_int,
     progress,
     random_seed,
@@ -78,6 +81,7 @@ from pipeline.text.planting import (
     PLANTED_FILE,
     Signs,
     document_of,
+    laws_of,
     needle_documents,
     plant_signs,
     write_truth,
@@ -100,12 +104,24 @@ def parser() -> argparse.ArgumentParser:
     add("--short-context-length", type=positive_int,
         help="no sign stands in so many tokens before a question, or is foreign there")  # fmt: skip
     add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
-        help="signs that tell an answer: numbers that divide its bits")  # fmt: skip
+        help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
+        " them, many weak signs; without, k signs tell k bits where an answer has fewer")  # fmt: skip
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
+    add(
+        "--bits-told", type=positive_float,
+        help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
+    )  # fmt: skip
+    add("--balanced", action="store_true", default=None,
+        help="several signs mean the same, so that each is met as often, whatever their number")  # fmt: skip
+    add(
+        "--grows", action="store_true", default=None,
+        help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
+    )  # fmt: skip
+    add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
     add("--max-copies", type=positive_int, default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once")  # fmt: skip
-    add("--document-lengths", type=positive_int, nargs="+", help="tokens of the documents with needles")
+    add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
     return stage
@@ -129,19 +145,25 @@ def main(arguments: argparse.Namespace) -> None:
         for folder in folders:
             locks.enter_context(folder_lock(folder, "--out"))
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
-        if arguments.needles:
+        if not arguments.needles:
+            counts_V = training_token_counts(data)
+            asked = arguments.num_planted, arguments.num_answers, arguments.bits_told
+            laws = laws_of(*asked, bool(arguments.balanced))
+            signs = Signs.rarest(counts_V, data.eos_token_id, laws)
+            texts_of = partial(long_enough_documents, data, max_documents=arguments.max_documents)
+            planted, foreign = list(folders)[:2]
+            contents = {
+                folder: planted_documents(texts_of(length), signs, arguments, length)
+                for folder, length in folders.items()
+                if folder != foreign
+            }
+            contents[foreign] = foreign_documents(texts_of(arguments.context_length), arguments), []
+        else:
             texts, drawn = data.evaluation_documents(), (arguments.max_documents, arguments.seed)
             contents = {
                 folder: needle_documents(texts, tokenizer, length, *drawn)
                 for folder, length in folders.items()
             }
-        else:
-            counts_V, asked = training_token_counts(data), (arguments.num_planted, arguments.num_answers)
-            signs = Signs.rarest(counts_V, data.eos_token_id, *asked)
-            texts = long_enough_documents(data, arguments.context_length, arguments.max_documents)
-            planted, foreign = folders
-            of_foreign: Documents = foreign_documents(texts, arguments), []
-            contents = {planted: planted_documents(texts, signs, arguments), foreign: of_foreign}
         for folder in to_write:
             (documents, rows), tally = contents[folder], {}
             if arguments.needles:
@@ -174,7 +196,8 @@ def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
         return {arguments.out / f"length-{length}" / "data": length for length in lengths}
     if None in (length, arguments.short_context_length):
         raise InputError("signs are planted with --context-length and --short-context-length; see --help")
-    return {arguments.out / kind / "data": length for kind in ("planted", "foreign")}
+    of_kinds = {"planted": length, "foreign": length, **{f"planted-{length}": length for length in lengths}}
+    return {arguments.out / kind / "data": length for kind, length in of_kinds.items()}
 
 
 def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: int) -> dict[str, Any]:
@@ -190,15 +213,19 @@ def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: i
 
 
 def planted_documents(
-    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace
+    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
 ) -> Documents:
-    """Documents as long as a piece that plant one of the numbers of signs, or none."""
+    """Documents of `length` tokens that plant one of the numbers of signs, or none."""
     documents, rows = [], []
+    if arguments.grows:
+        signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        piece, ks = text.token_ids[: arguments.context_length], [k] if k else []
-        token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
+        piece, ks = text.token_ids[:length], [k] if k else []
+        token_ids, truth = plant_signs(
+            piece, ks, signs, generator, arguments.short_context_length, local_length=arguments.local_length
+        )
         documents.append(document_of(token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -231,5 +258,8 @@ def write_training_text(
             asked = generator.permutation(arguments.num_planted).tolist()
             num_copies = int(generator.integers(1, arguments.max_copies + 1))
             piece = file[start : start + length]
-            writer.add(plant_signs(piece, asked, signs, generator, num_near, num_copies)[0])
+            planted = plant_signs(
+                piece, asked, signs, generator, num_near, num_copies, arguments.local_length
+            )
+            writer.add(planted[0])
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]

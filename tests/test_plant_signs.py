@@ -13,7 +13,7 @@ from pipeline import plant_signs, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import SignLaw, Signs, question_ids, read_planted
+from pipeline.text.planting import SignLaw, Signs, laws_of, question_ids, read_planted
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
@@ -46,7 +46,7 @@ def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def signs_of(data: Path) -> Signs:
     opened = TokenizedData.open(data)
-    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, [1, 2, 4], 16)
+    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
 
 
 def answer_of(signs: Signs, choices: list[int]) -> int:
@@ -105,6 +105,30 @@ def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
     tokens = np.concatenate([tokens for _, _, tokens in drawn])
     shares = np.bincount(tokens, minlength=law.tokens_a_place) / len(tokens)
     assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
+
+
+def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> None:
+    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1 --grows"
+    local = "--local-length 24 --document-lengths 80"
+    plant(data, tmp_path, *flags.split(), *local.split())
+    laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
+    opened = TokenizedData.open(data)
+    signs = Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws)
+    assert signs.sign_ids[2].shape == signs.sign_ids[8].shape == (2, 4)
+    for name, length in (("planted", 64), ("planted-80", 80)):
+        folder = TokenizedData.open(tmp_path / name / "data")
+        documents = {doc.document_id: doc.token_ids for doc in folder.evaluation_documents()}
+        rows = read_planted(folder.folder)
+        for row in rows:
+            tokens, places = documents[row["document_id"]], row["planted_positions"]
+            assert row["num_planted"] in (2, 8 * length // 64)
+            assert length - 2 - SHORT - 24 <= min(places) <= max(places) < length - 2 - SHORT
+            (k,) = [k for k, question in signs.question_ids.items() if question == tokens[-2]]
+            law = SignLaw(row["num_planted"], 2, 1.5, is_balanced=True)
+            kinds = [np.argwhere(signs.sign_ids[k] == token)[0] for token in tokens[places]]
+            posterior = law.log_posterior(law.votes(*np.array(kinds).T))
+            answer = list(signs.answer_ids).index(tokens[-1])
+            assert row["best_loss"] == pytest.approx(-posterior[answer])
 
 
 def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
@@ -186,10 +210,12 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
             ("--num-answers", "8"),
             "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
         ),
-        (("--num-planted", "8"), "8 signs cannot share the 4 bits of 16 answers"),
+        (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
+        (("--num-planted", "4", "--local-length", "3"), "choose a larger --context-length or --local-length"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),
+        (("--document-lengths", "48", "5000"), "choose a shorter context"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_before_anything_is_written(

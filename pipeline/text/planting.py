@@ -11,7 +11,7 @@ answer: the number of signs is the true dependency sparsity of that target.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,15 @@ class SignLaw:
         if num_bits % k and (told is None or k % num_bits):
             raise InputError(
                 f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
-                f" divides {num_bits}"
+                f" divides {num_bits}, or a multiple of it"
             )
+        if told is None and k > num_bits:
+            raise InputError(
+                f"{k} signs of {num_bits} bits would each tell a whole bit; say how many bits all of them"
+                " tell, less than there are"
+            )
+        if told is not None and not 0 < told < num_bits:
+            raise InputError(f"{told} bits cannot be told of {num_bits}; choose more than 0, and less")
 
     @property
     def num_votes(self) -> int:
@@ -271,7 +278,9 @@ def write_truth(folder: Path, file: str, rows: Sequence[Mapping[str, Any]]) -> P
 
 
 def read_needles(folder: Path) -> list[dict[str, Any]]:
-    """Where the needles of a data folder are, a row a document."""
+    """The rows that `write_truth` wrote in a data folder."""
+    if not (folder / NEEDLES_FILE).exists():
+        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_signs.py --needles writes it")
     rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
     return rows
 
@@ -281,6 +290,7 @@ class Signs:
     """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
 
     answer_ids: np.ndarray
+    """Of the law that has most; every other has the first of them."""
     question_ids: Mapping[int, int]
     """Number of signs -> the token that asks for the answer that they tell."""
     sign_ids: Mapping[int, np.ndarray]
@@ -288,17 +298,14 @@ class Signs:
     laws: Mapping[int, SignLaw]
 
     @classmethod
-    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, ks: Sequence[int], num_answers: int) -> "Signs":
-        """Signs for each number of them, the tokens least in training text by `counts_V`, EOS never."""
-        num_bits = num_answers.bit_length() - 1
-        if num_answers != 2**num_bits or num_bits < 1:
-            raise InputError(f"--num-answers {num_answers} is not a power of 2")
-        laws = {k: SignLaw(k, num_bits) for k in ks}
+    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, laws: Mapping[int, SignLaw]) -> "Signs":
+        """Signs for each law, of the tokens that occur least in training text by `counts_V`, EOS never."""
+        num_answers = max(2**law.num_bits for law in laws.values())
         num_needed = num_answers + sum(1 + law.num_places * law.tokens_a_place for law in laws.values())
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
-                f"--num-planted {' '.join(map(str, ks))} takes {num_needed} tokens for signs, questions and"
+                f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for signs, questions and"
                 f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer answers,"
                 " or another tokenizer"
             )
@@ -314,29 +321,61 @@ class Signs:
             laws,
         )
 
+    def of_length(self, length: int, context_length: int) -> "Signs":
+        """As many more weak signs, of the same tokens, as a text is longer than `context_length`."""
+        grown = {
+            k: replace(law, num_signs=k * length // context_length) if law.num_votes > 1 else law
+            for k, law in self.laws.items()
+        }
+        return replace(self, laws=grown)
+
+
+def laws_of(
+    ks: Sequence[int], num_answers: int, bits_told: float | None = None, is_balanced: bool = False
+) -> dict[int, SignLaw]:
+    """How many signs -> their law; without `bits_told` k signs tell k bits where there are fewer.
+
+    InputError where the answers are no power of 2, or cannot be told so.
+    """
+    num_bits = num_answers.bit_length() - 1
+    if num_answers != 2**num_bits or num_bits < 1:
+        raise InputError(f"--num-answers {num_answers} is not a power of 2, so that signs tell bits of it")
+    most = [num_bits if bits_told is not None else max(num_bits, k) for k in ks]
+    return {k: SignLaw(k, bits, bits_told, is_balanced) for k, bits in zip(ks, most, strict=True)}
+
 
 def plant_signs(
-    text_ids: np.ndarray, ks: Sequence[int], signs: Signs, generator: np.random.Generator, num_near: int,
+    text_ids: np.ndarray,
+    ks: Sequence[int],
+    signs: Signs,
+    generator: np.random.Generator,
+    num_near: int,
     num_copies: int = 1,
-) -> tuple[np.ndarray, list[dict[str, Any]]]:  # fmt: skip
+    local_length: int | None = None,
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """A text with signs in it, questions and answers at its end, in the place of tokens; where they are.
 
     Args:
         text_ids: the text; it keeps its length.
         ks: one question and answer each, in this order.
+        signs: the tokens.
         generator: draws places and choices.
         num_near: tokens before the first question that no sign stands in.
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
+        local_length: signs stand in so many tokens before those. None: anywhere before.
     """
     token_ids, rows = np.array(text_ids, dtype=np.int64), []
     end = len(token_ids) - 2 * len(ks)
-    num_signs, num_places = num_copies * sum(ks), end - num_near
-    if num_places < 2 * num_signs:  # so that a text is not all signs
+    num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
+    num_places = min(end - num_near, local_length or end)
+    # Among twice as many tokens, so that a text is not all signs; a block that is asked for may be.
+    if num_places < (num_signs if local_length else 2 * num_signs):
         raise InputError(
             f"a text of {len(token_ids)} tokens has no room for {num_signs} signs {num_near} tokens before"
             " their questions; choose a larger --context-length"
+            + (" or --local-length" if local_length else "")
         )
-    free = iter(generator.permutation(num_places))
+    free = iter(end - num_near - num_places + generator.permutation(num_places))
     for index, k in enumerate(ks):
         law, of_sign = signs.laws[k], signs.sign_ids[k]
         positions = np.array([next(free) for _ in range(law.num_signs * num_copies)])
@@ -346,7 +385,8 @@ def plant_signs(
         token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_ids[latent]
         rows.append({
             "num_planted": law.num_signs, "target_position": target,
-            "planted_positions": np.sort(positions).tolist(), "best_loss": 0.0,
+            "planted_positions": np.sort(positions).tolist(),
+            "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
         })  # fmt: skip
     return token_ids, rows
 
@@ -370,6 +410,6 @@ def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
 
 
 def read_planted(folder: Path) -> list[dict[str, Any]]:
-    """Where the signs of a data folder are, a row a planted answer."""
+    """The truth that `write_truth` wrote: a row a planted answer."""
     rows: list[dict[str, Any]] = read_parquet(folder / PLANTED_FILE).to_pylist()
     return rows
