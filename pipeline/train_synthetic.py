@@ -92,7 +92,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     """Train until the end or a request to stop; whether it was the end."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.synthetic.train import LEARNT, TaskTrainer
+    from pipeline.synthetic.train import TaskTrainer, find_task_run
 
     folder, config = arguments.save_folder, check(arguments)
     if is_done(arguments):
@@ -106,7 +106,7 @@ def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
     if not trainer.has_finished:
         logger.info("saved: %s", trainer.checkpoint)
         return False
-    verdict = "learnt" if trainer.final_exact_match >= LEARNT else "NOT learnt"
+    verdict = "learnt" if find_task_run(folder, config.task).is_learnt else "NOT learnt"
     logger.info("finished: %s; %s: exact match in distribution %.3f", trainer.checkpoint, verdict,
                 trainer.final_exact_match)  # fmt: skip
     return True

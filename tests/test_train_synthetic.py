@@ -272,5 +272,7 @@ def test_a_run_ends_once_its_task_is_known(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level("INFO", logger="pipeline"):
         train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
     assert f"already finished: {run / 'step3-unsharded'}" in caplog.text
+    assert find_task_run(run, "signs_1").is_learnt
     train(tmp_path / "other", *OF_SIGNS, "stop_at_excess_loss=1e-6", task="signs_1", positions="contiguous")
     assert (tmp_path / "other" / "step6-unsharded").is_dir()
+    assert not find_task_run(tmp_path / "other", "signs_1").is_learnt

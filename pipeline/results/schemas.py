@@ -97,7 +97,8 @@ SYNTHETIC_COLUMNS = [
     column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
     column("largest_train_sparsity", pa.int32(), "K_train: k was uniform on 1 to this; null where the task"
            " has none", nullable=True),
-    column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes"),
+    column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes;"
+           " of signs: the excess loss that ends training was reached"),
     column("size", pa.int32(), "of the test examples, in the task's own unit"),
     column("sparsity", pa.int32(), "k of the test examples; null where the task has none", nullable=True),
 ]

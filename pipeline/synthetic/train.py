@@ -219,9 +219,14 @@ class TaskRun:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether the last measurement before the checkpoint found the task learnt in distribution."""
-        measured = read_metrics(self.folder.parent, self.step)["exact_match"]
-        found = [exact_match for exact_match in measured if exact_match is not None]
+        """Whether the last measurement before the checkpoint found the task learnt in distribution.
+
+        Where no model can always be right, because signs may mislead, by its excess loss.
+        """
+        measured = read_metrics(self.folder.parent, self.step)
+        if self.config.stop_at_excess_loss is not None:
+            return is_known(self.config, measured["excess_loss"][-1])
+        found = [exact_match for exact_match in measured["exact_match"] if exact_match is not None]
         return bool(found) and found[-1] >= LEARNT
 
     def load(self, device: torch.device) -> TaskModel:
