@@ -11,18 +11,16 @@ the coupled position IDs only. Our choice:
   ("trained"), or as far as any test sequence does ("all").
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cli import InputError
 from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""
-LONGEST_TEST = 1_000_000
-"""In tokens. The fits are of a class that attends to every subset in its reach: more is out of reach."""
+LENGTH_MULTIPLES = (2, 4, 8)
+"""Tested at these multiples of L, and at every length of training."""
 
 
 @dataclass(frozen=True)
@@ -45,38 +43,15 @@ class PlacesAcrossHalves:
         return first + np.concatenate([places[0], half + places[1]])
 
 
-def ids_coupled_by_halves(size: int) -> PositionIds:
-    """Both halves count from 0; for 6 tokens 0 1 2 0 1 2."""
-    return 2 * tuple(range(size // 2))
-
-
 @dataclass(frozen=True)
 class Lengths:
     """Of training, of S* and of the tests, in tokens."""
 
     train_context_length: int
-    """L: training sequences have L/2 to L tokens."""
+    """L, a multiple of 4: training sequences have L/2 to L tokens."""
     local_length: int
     """L_local, at most L/4."""
-    length_multiples: tuple[int, ...]
-    """Tested at these multiples of L, and at every length of training."""
-
-    def __post_init__(self) -> None:
-        """Refuse lengths that the theorems do not speak of, with an InputError."""
-        train, local = self.train_context_length, self.local_length
-        if train < 4 or train % 4:
-            raise InputError(f"--train-context-length {train} is not a multiple of 4, so that L/2 is even")
-        if not 1 <= local <= train // 4:
-            raise InputError(
-                f"--local-length {local}: the theorems ask for L_local <= L/4, here 1 to {train // 4} tokens"
-            )
-        if not self.length_multiples or min(self.length_multiples) < 2:
-            raise InputError("--length-multiples: name at least one, each 2 or more")
-        if (longest := self.of_tests[-1]) > LONGEST_TEST:
-            raise InputError(
-                f"--length-multiples: tests of {longest} tokens; the longest is {LONGEST_TEST}, which"
-                f" --train-context-length {train} times a multiple must not pass"
-            )
+    length_multiples: tuple[int, ...] = LENGTH_MULTIPLES
 
     @property
     def of_training(self) -> tuple[int, ...]:
@@ -86,21 +61,7 @@ class Lengths:
     @property
     def of_tests(self) -> tuple[int, ...]:
         """Those of training, and beyond."""
-        longer = {multiple * self.train_context_length for multiple in self.length_multiples}
-        return (*self.of_training, *sorted(longer))
-
-
-POSITION_LAWS: dict[str, Callable[[int], PositionLaw]] = {
-    "local": LocalPlaces,
-    "uniform": lambda local_length: uniform_places,
-    "halves": PlacesAcrossHalves,
-}
-"""Name -> the law, of L_local."""
-POSITION_IDS: dict[str, Callable[[int], PositionIds]] = {
-    "contiguous": lambda size: tuple(range(size)),
-    "coupled": ids_coupled_by_halves,
-}
-"""Position scheme -> the IDs of a sequence of some size."""
+        return (*self.of_training, *(times * self.train_context_length for times in self.length_multiples))
 
 
 @dataclass(frozen=True)
@@ -113,11 +74,13 @@ class Condition:
 
     def law(self, lengths: Lengths) -> PositionLaw:
         """Where S* stands."""
-        return POSITION_LAWS[self.position_law](lengths.local_length)
+        if self.position_law == "uniform":
+            return uniform_places
+        return (LocalPlaces if self.position_law == "local" else PlacesAcrossHalves)(lengths.local_length)
 
     def position_ids(self, size: int) -> PositionIds:
-        """Of a sequence of this size."""
-        return POSITION_IDS[self.position_scheme](size)
+        """Of a sequence of this size; coupled, both halves count from 0: of 6 tokens 0 1 2 0 1 2."""
+        return 2 * tuple(range(size // 2)) if self.position_scheme == "coupled" else tuple(range(size))
 
     def key_reach(self, lengths: Lengths) -> int:
         """In position IDs; a key is 0 where those of a subset differ by as much or more."""

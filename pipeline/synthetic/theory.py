@@ -18,7 +18,6 @@ is; the objective is Theorem 4.3's, the mean loss over the lengths of training, 
 Dimension letters: B sequences, S positions, N subsets within reach, K = k positions of a subset.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,10 +69,7 @@ MOST_KEYS = 1 << 24
 
 
 def num_keys(sparsity: int, vocabulary_size: int, key_reach: int) -> int:
-    """Entries of the table of keys: one for every relation within reach and every X_S.
-
-    InputError where they are more than a table may hold.
-    """
+    """Entries of the table of keys, for every relation within reach and every X_S; InputError of too many."""
     keys = num_relations(sparsity, key_reach) * vocabulary_size**sparsity
     if keys > MOST_KEYS:
         raise InputError(
@@ -125,27 +121,10 @@ class SparseFunctionalAttention(nn.Module):
 
 VOCABULARY_SIZE = len(PLANTED_VOCABULARY) - 1
 """Signals and noise; the "=" that asks is left out."""
-NUM_MEASURED_STEPS = 5
+BATCH_SIZE, LEARNING_RATE = 32, 0.1
+"""Of Adam: sequences a step, and its rate."""
+_NUM_MEASURED_STEPS = 5
 _SEQUENCES_AT_ONCE = 50  # of a test: what bounds its memory
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How one fit is trained and tested."""
-
-    num_steps: int
-    """Of Adam. The error is measured here and at a half, a quarter, an eighth and a sixteenth of it."""
-    batch_size: int
-    """Sequences a step."""
-    learning_rate: float
-    num_test_sequences: int
-    """At each test length; the same at every measured step."""
-
-    @property
-    def measured_steps(self) -> tuple[int, ...]:
-        """The steps after which the error is measured, ascending."""
-        halvings = range(NUM_MEASURED_STEPS)
-        return tuple(sorted({self.num_steps >> halving for halving in halvings} - {0}))
 
 
 @dataclass(frozen=True)
@@ -157,18 +136,6 @@ class Sequences:
     labels_B: torch.Tensor
     """float32: 1 where the answer is "0", -1 where it is "1"."""
     position_ids_S: PositionIds
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The error of one fit after one step at one length."""
-
-    training_step: int
-    test_length: int
-    squared_error: float
-    """Mean of (h(X) - y)^2."""
-    error_rate: float
-    """How often h(X) has not the label's sign."""
 
 
 def draw_sequences(
@@ -187,45 +154,40 @@ def draw_sequences(
 
 
 def fit(
-    condition: Condition, sparsity: int, lengths: Lengths, settings: FitSettings, seed: int
-) -> Iterator[Measurement]:
-    """Fit on lengths L/2 to L, and yield the error at every test length after every measured step.
+    condition: Condition, sparsity: int, lengths: Lengths, num_steps: int, num_test_sequences: int, seed: int
+) -> Iterator[dict[str, float]]:
+    """Fit on lengths L/2 to L; yield the error at every test length after every measured step.
 
-    InputError where there are too many keys, or the fit runs off to what is no number.
+    These are the last step and a half, a quarter, an eighth and a sixteenth of it. The test sequences,
+    `num_test_sequences` of each length, are the same at all.
     """
     attention = SparseFunctionalAttention(
         sparsity, VOCABULARY_SIZE, condition.key_reach(lengths), torch.Generator().manual_seed(seed)
     )
     generator, test_generator = (np.random.default_rng([seed, stream]) for stream in (0, 1))
     tests = [
-        draw_sequences(condition, lengths, sparsity, size, settings.num_test_sequences, test_generator)
+        draw_sequences(condition, lengths, sparsity, size, num_test_sequences, test_generator)
         for size in lengths.of_tests
     ]
-    optimizer = torch.optim.Adam(attention.parameters(), lr=settings.learning_rate)
-    for step in range(1, settings.num_steps + 1):
+    optimizer = torch.optim.Adam(attention.parameters(), lr=LEARNING_RATE)
+    measured_steps = {num_steps >> halving for halving in range(_NUM_MEASURED_STEPS)}
+    for step in range(1, num_steps + 1):
         size = int(generator.choice(lengths.of_training))
-        batch = draw_sequences(condition, lengths, sparsity, size, settings.batch_size, generator)
+        batch = draw_sequences(condition, lengths, sparsity, size, BATCH_SIZE, generator)
         optimizer.zero_grad()
         (attention(batch.token_ids_BS, batch.position_ids_S) - batch.labels_B).square().mean().backward()
         optimizer.step()
-        if step in settings.measured_steps:
-            yield from (measure(attention, test, step) for test in tests)
+        if step in measured_steps:
+            yield from ({"training_step": step} | errors(attention, test) for test in tests)
 
 
 @torch.no_grad()
-def measure(attention: SparseFunctionalAttention, test: Sequences, training_step: int) -> Measurement:
-    """The error on the sequences of one test; InputError where it is no number."""
+def errors(attention: SparseFunctionalAttention, test: Sequences) -> dict[str, float]:
+    """The mean of (h(X) - y)^2 on the sequences of one test, and how often h(X) has not the label's sign."""
     blocks = test.token_ids_BS.split(_SEQUENCES_AT_ONCE)
     outputs_B = torch.cat([attention(block_BS, test.position_ids_S) for block_BS in blocks])
-    squared_error = float((outputs_B - test.labels_B).double().square().mean())
-    if not math.isfinite(squared_error):
-        raise InputError(
-            f"the squared error after step {training_step} is {squared_error}; choose a smaller"
-            " --learning-rate"
-        )
-    return Measurement(
-        training_step=training_step,
-        test_length=len(test.position_ids_S),
-        squared_error=squared_error,
-        error_rate=float((outputs_B * test.labels_B <= 0).double().mean()),
-    )
+    return {
+        "test_length": len(test.position_ids_S),
+        "squared_error": float((outputs_B - test.labels_B).double().square().mean()),
+        "error_rate": float((outputs_B * test.labels_B <= 0).double().mean()),
+    }

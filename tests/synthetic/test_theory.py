@@ -2,29 +2,29 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.cli import InputError
-from pipeline.synthetic.planted_class import CONDITIONS, Lengths, PlacesAcrossHalves, ids_coupled_by_halves
+from pipeline.synthetic.planted_class import CONDITIONS, Lengths, PlacesAcrossHalves
 from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 from pipeline.synthetic.theory import (
     VOCABULARY_SIZE,
     SparseFunctionalAttention,
     draw_sequences,
-    measure,
+    errors,
     num_relations,
     relations_of,
     subsets_within_reach,
 )
 
 NUM_TOKENS = 3
-LENGTHS = Lengths(train_context_length=32, local_length=8, length_multiples=(2, 8))
-CONTIGUOUS, COUPLED = tuple(range(8)), ids_coupled_by_halves(8)
+LENGTHS = Lengths(train_context_length=32, local_length=8)
+CONTIGUOUS, COUPLED = tuple(range(8)), CONDITIONS["halves_coupled"].position_ids(8)
 
 
 def attention_with(sparsity: int, key_reach: int) -> SparseFunctionalAttention:
@@ -105,14 +105,10 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
         attention.raw_values.copy_(50.0 - 100.0 * parity)  # tanh of it is 1 or -1 in float32
     for size in (16, 32, 256):
         drawn = draw_sequences(condition, LENGTHS, 2, size, 50, np.random.default_rng(size))
-        right = measure(attention, drawn, training_step=0)
+        assert errors(attention, drawn) == {"test_length": size, "squared_error": 0, "error_rate": 0}
         # The same keys with the labels exchanged are always wrong: by 2, squared.
-        with torch.no_grad():
-            attention.raw_values.neg_()
-        wrong = measure(attention, drawn, training_step=0)
-        with torch.no_grad():
-            attention.raw_values.neg_()
-        assert (right.squared_error, right.error_rate, wrong.squared_error, wrong.error_rate) == (0, 0, 4, 1)
+        wrong = replace(drawn, labels_B=-drawn.labels_B)
+        assert errors(attention, wrong) == {"test_length": size, "squared_error": 4, "error_rate": 1}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +138,7 @@ def test_the_probability_of_every_pair(
 
 
 def test_places_across_halves_are_far_apart_but_near_in_coupled_ids() -> None:
-    generator, ids = np.random.default_rng(0), np.array(ids_coupled_by_halves(64))
+    generator, ids = np.random.default_rng(0), np.array(CONDITIONS["halves_coupled"].position_ids(64))
     assert ids[[0, 31, 32, 63]].tolist() == [0, 31, 0, 31]
     for _ in range(200):
         places = PlacesAcrossHalves(4)(64, 3, generator)
@@ -157,24 +153,8 @@ def test_labels_lengths_and_reaches_by_hand() -> None:
         signals = [token for token in tokens if token < 2]  # noise is 2 to 9
         assert len(signals) == 2
         assert label == (1 if signals[0] == signals[1] else -1)
-    assert Lengths(16, 4, (8, 2)).of_training == (8, 10, 12, 14, 16)
-    assert Lengths(16, 4, (8, 2)).of_tests == (8, 10, 12, 14, 16, 32, 128)
+    assert Lengths(16, 4).of_training == (8, 10, 12, 14, 16)
+    assert Lengths(16, 4).of_tests == (8, 10, 12, 14, 16, 32, 64, 128)
     reaches = {name: condition.key_reach(LENGTHS) for name, condition in CONDITIONS.items()}
     assert (reaches["local"], reaches["halves_coupled"]) == (8, 8)
     assert (reaches["uniform_trained_keys"], reaches["halves_all_keys"]) == (32, 256)
-
-
-@pytest.mark.parametrize(
-    ("refused", "sentence"),
-    [
-        (lambda: Lengths(30, 4, (2,)), "--train-context-length 30 is not a multiple of 4"),
-        (lambda: Lengths(32, 8, (1,)), "--length-multiples: name at least one, each 2 or more"),
-        (
-            lambda: SparseFunctionalAttention(3, 10, 256, torch.Generator()),
-            r"k = 3 with keys that reach 256 .* 261,121,000 keys",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(refused: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        refused()
