@@ -22,7 +22,7 @@ them. olmo_configs/README.md has the fields for speed and memory.
     torchrun --nproc-per-node 8 pipeline/pretrain.py olmo_configs/1b.yaml --data runs/c4/data \\
         --save-folder runs/c4/models/1b distributed_strategy=fsdp
 
-Under --save-folder: config.yaml; metrics.jsonl (one line a step: step, tokens, loss_nats, with
+Under --save-folder: metrics.jsonl (one line a step: step, tokens, loss_nats, with
 answer_loss_weight set answer_loss_nats, learning_rate, gradient_norm, tokens_per_second,
 model_flops_utilization and, every eval_interval steps, held_out_loss_nats_at_<context length>); and a
 folder step<N>-unsharded every save_interval steps and at the end, in OLMo's own layout, with the sizes and
@@ -48,7 +48,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
-from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
+from pipeline.training.loop import StopRequest, has_finished, train
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
@@ -89,33 +89,28 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    train_or_exit(lambda stop_request: _train(arguments, stop_request))
+    with StopRequest() as stop_request:
+        data, config, batches, schedule = _opened(arguments)
+        if has_finished(arguments.save_folder, config, schedule.num_steps):
+            return
+        # Imported late, for a --help at once.
+        from pipeline.text.planting import question_ids
+        from pipeline.training.data import refuse_damaged_tokens
+        from pipeline.training.trainer import Trainer, held_out_loss_of
 
-
-def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
-    """Train until the end or a request to stop; whether it was the end."""
-    data, config, batches, schedule = _opened(arguments)
-    if has_finished(arguments.save_folder, config, schedule.num_steps):
-        return True
-    # Imported late, for a --help at once.
-    from pipeline.text.planting import question_ids
-    from pipeline.training.data import refuse_damaged_tokens
-    from pipeline.training.trainer import Trainer, held_out_loss_of
-
-    questions = [] if config.answer_loss_weight is None else question_ids(data)
-    passes = schedule.num_steps / batches.steps_per_epoch
-    if passes > 1:
-        logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
-    # torchrun and accelerate both number the processes so.
-    refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-    trainer = train(
-        arguments.save_folder, config,
-        "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
-        " activation_checkpointing=whole_layer",
-        lambda: Trainer(config, batches, schedule, held_out_loss_of(config, data), stop_request, questions),
-    )  # fmt: skip
-    logger.info("%s: %s", "finished" if trainer.has_finished else "saved", trainer.checkpoint)
-    return trainer.has_finished
+        questions = [] if config.answer_loss_weight is None else question_ids(data)
+        passes = schedule.num_steps / batches.steps_per_epoch
+        if passes > 1:
+            logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
+        # torchrun and accelerate both number the processes so.
+        refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+        held_out_loss = held_out_loss_of(config, data)
+        train(
+            arguments.save_folder,
+            "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
+            " activation_checkpointing=whole_layer",
+            lambda: Trainer(config, batches, schedule, held_out_loss, stop_request, questions),
+        )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ A full-size run, on one GPU:
     python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
         --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
-Under --save-folder: config.yaml; synthetic_training.parquet (a row a step, see pipeline/RESULTS.md;
+Under --save-folder: synthetic_training.parquet (a row a step, see pipeline/RESULTS.md;
 exact_match every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval
 steps and at the end. The same command run again goes on from the last of them, to the same bytes, or says
 that the run is finished; another configuration is refused, and so is a folder in which another job runs.
@@ -46,7 +46,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
-from pipeline.training.loop import StopRequest, has_finished, train, train_or_exit
+from pipeline.training.loop import StopRequest, has_finished, train
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -85,28 +85,19 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    train_or_exit(lambda stop_request: _train(arguments, stop_request))
+    with StopRequest() as stop_request:
+        if is_done(arguments):
+            return
+        # Imported late, for a --help at once.
+        from pipeline.models.devices import usable_device
+        from pipeline.synthetic.train import TaskTrainer, find_task_run
 
+        folder, config = arguments.save_folder, check(arguments)
 
-def _train(arguments: argparse.Namespace, stop_request: StopRequest) -> bool:
-    """Train until the end or a request to stop; whether it was the end."""
-    # Imported late, for a --help at once.
-    from pipeline.models.devices import usable_device
-    from pipeline.synthetic.train import TaskTrainer, find_task_run
+        def make() -> TaskTrainer:
+            device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
+            return TaskTrainer(config, folder, device, stop_request)
 
-    folder, config = arguments.save_folder, check(arguments)
-    if is_done(arguments):
-        return True
-
-    def make() -> TaskTrainer:
-        device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-        return TaskTrainer(config, folder, device, stop_request)
-
-    trainer = train(folder, config, "lower batch_size or the model's width", make)
-    if not trainer.has_finished:
-        logger.info("saved: %s", trainer.checkpoint)
-        return False
-    verdict = "learnt" if find_task_run(folder, config.task).is_learnt else "NOT learnt"
-    logger.info("finished: %s; %s: exact match in distribution %.3f", trainer.checkpoint, verdict,
-                trainer.final_exact_match)  # fmt: skip
-    return True
+        trainer = train(folder, "lower batch_size or the model's width", make)
+        verdict = "learnt" if find_task_run(folder, config.task).is_learnt else "NOT learnt"
+        logger.info("%s: exact match in distribution %.3f", verdict, trainer.exact_match)

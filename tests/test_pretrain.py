@@ -207,7 +207,6 @@ def test_a_finished_run_says_so_and_another_is_refused(
 def test_a_refused_training_is_mended_in_the_same_folder(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="step 1: loss nan nats"):
         run_here(data, tmp_path / "run", *SHORT, "model.init_std=1e30")
-    assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match="train_context_length is 0"):
         run_here(data, tmp_path / "other", *SHORT, "train_context_length=0")
     assert not (tmp_path / "other").exists()

@@ -178,7 +178,7 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
     ("task", "positions", "overrides", "words"),
     [
         ("sparse_parity", "predicted", [], "need coupled position IDs, which task sparse_parity has none of"),
-        ("sparse_parity", "pose", ["largest_sparsity=11"], "with largest_size 20 k is 1 to 10"),
+        ("sparse_parity", "pose", ["largest_sparsity=11"], "has k from 1 to 10, by largest_size"),
         ("sparse_parity", "pose", ["smallest_size=9", "size_step=1"], "size 9 is odd"),
         ("copy", "pose", ["largest_sparsity=2"], "task copy has no k"),
         ("copy", "pose", ["num_position_ids=20"], "need 21 or more position IDs, but num_position_ids is 20"),
@@ -186,29 +186,20 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         ("copy", "pose", ["largest_sise=4"], "largest_sise: Key 'largest_sise' not in"),
         ("copy", "pose", ["batch_size=9"], "batch_size 9 is not divisible by sizes_per_step 2"),
         ("copy", "pose", ["warm_up_steps=6"], "must be below num_steps, 6"),
-        ("copy", "pose", ["model.rotary_fraction=0.2"], "is not an even number"),
-        ("copy", "pose", ["task=addition"], "give it as --task addition"),
         *(
             ("copy", "predicted", [override], override.partition("=")[0].removeprefix("model."))
             for override in (
-                "learning_rate=nan", "betas=[1.5,0.9]", "betas=[0.9]", "seed=-1", "model.num_heads=7",
+                "learning_rate=nan", "betas=[1.5,0.9]", "seed=-1", "model.num_heads=7",
                 "model=3", "num_steps=many", "seed=[1", "model.attention_scaling=log",
             )
         ),
         ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
-        ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
 )  # fmt: skip
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         train(tmp_path / "run", *overrides, task=task, positions=positions)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_training_that_diverges_at_once_leaves_no_record(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gradient norm .*; stopped"):
-        train(tmp_path, "weight_decay=1e300")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_run_is_not_continued(trained: Path) -> None:

@@ -6,7 +6,7 @@ one file serves all tasks. Flags and overrides win over both.
 Dimension letters: B examples of equal size, S tokens of an example, prompt and response.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -191,69 +191,41 @@ class TaskConfig:
         sparsities = generator.integers(1, largest, num_examples, endpoint=True)
         return draw_batch(task, size, sparsities.tolist(), generator)
 
-    def save(self, path: Path) -> None:
-        """Write the fields as YAML."""
-        OmegaConf.save(OmegaConf.structured(self), path)
-
 
 ARCHITECTURES = ("gpt_neox", "olmo")
 SPREADS = ("contiguous", "pose")
 
-_COUNT = Range(1, 1_000_000)  # what is more is a slip of the hand
-_STEPS = Range(1, 2**31 - 1)  # what the column of steps holds
+_COUNT = Range(1, 2**31 - 1)  # what a column of results holds
 _COUNTS = (
-    "smallest_size", "largest_size", "size_step", "largest_sparsity", "num_position_ids", "model.num_heads",
-    "batch_size", "sizes_per_step", "eval_num_examples",
+    "smallest_size", "largest_size", "size_step", "largest_sparsity", "num_position_ids", "model.width",
+    "model.num_layers", "model.num_heads", "batch_size", "sizes_per_step", "num_steps", "save_interval",
+    "eval_interval", "eval_num_examples",
 )  # fmt: skip
 RANGES = {
     **dict.fromkeys(_COUNTS, _COUNT),
-    **dict.fromkeys(("num_steps", "save_interval", "eval_interval"), _STEPS),
     "seed": SEED,
-    "model.width": Range(1, 65_536),
-    "model.num_layers": Range(1, 1024),
     "model.rotary_fraction": Range(0, 1, leaves_least_out=True),
     "learning_rate": LEARNING_RATE,
     "warm_up_steps": Range(0),
     "weight_decay": FINITE_FROM_ZERO,
     "betas": SHARE_BELOW_ONE,
     "max_grad_norm": POSITIVE,
-    "stop_at_excess_loss": POSITIVE,
 }
 """Field of a `TaskConfig` -> where its number lies; of a list, where each of its numbers lies."""
 
 RELATIONS: tuple[Relation, ...] = (
-    (
-        lambda config: config.model.width % (2 * config.model.num_heads) == 0,
-        "model.width {0.model.width} is not a multiple of twice model.num_heads, {0.model.num_heads}: RoPE"
-        " rotates pairs within a head",
-    ),
-    (
-        lambda config: config.model.width // config.model.num_heads * config.model.rotary_fraction % 2 == 0,
-        "model.rotary_fraction {0.model.rotary_fraction} of a head, which is model.width {0.model.width} over"
-        " model.num_heads {0.model.num_heads}, is not an even number",
-    ),
-    (
-        lambda config: config.model.architecture == "olmo" or config.model.attention_scaling == "none",
-        "model.attention_scaling is {0.model.attention_scaling}; set model.architecture=olmo, which has it",
-    ),
-    (
-        lambda config: config.stop_at_excess_loss is None or config.task.startswith("signs_"),
-        "stop_at_excess_loss is {0.stop_at_excess_loss}, but the best loss of task {0.task} is not known",
-    ),
-    (lambda config: len(config.betas) == 2, "betas is {0.betas}; AdamW takes two, such as [0.9,0.999]"),
-    (
-        lambda config: config.warm_up_steps < config.num_steps,
-        "warm_up_steps is {0.warm_up_steps}; it must be below num_steps, {0.num_steps}",
-    ),
-    (
-        lambda config: config.batch_size % config.sizes_per_step == 0,
-        "batch_size {0.batch_size} is not divisible by sizes_per_step {0.sizes_per_step}",
-    ),
-    (
-        lambda config: config.smallest_size <= config.largest_size,
-        "largest_size is {0.largest_size}; it must be at least smallest_size, {0.smallest_size}",
-    ),
-)
+    (lambda config: config.model.width % (2 * config.model.num_heads) == 0,
+     "model.width {0.model.width} is not a multiple of twice model.num_heads, {0.model.num_heads}: RoPE"
+     " rotates pairs within a head"),
+    (lambda config: config.model.architecture == "olmo" or config.model.attention_scaling == "none",
+     "model.attention_scaling is {0.model.attention_scaling}; set model.architecture=olmo, which has it"),
+    (lambda config: config.warm_up_steps < config.num_steps,
+     "warm_up_steps is {0.warm_up_steps}; it must be below num_steps, {0.num_steps}"),
+    (lambda config: config.batch_size % config.sizes_per_step == 0,
+     "batch_size {0.batch_size} is not divisible by sizes_per_step {0.sizes_per_step}"),
+    (lambda config: config.smallest_size <= config.largest_size,
+     "largest_size is {0.largest_size}; it must be at least smallest_size, {0.smallest_size}"),
+)  # fmt: skip
 """Of the fields of a `TaskConfig`."""
 
 
@@ -272,21 +244,17 @@ def refuse_bad_values(config: TaskConfig) -> None:
             raise unknown_name(name, value, valid)
     refuse_bad_fields(config, RANGES, RELATIONS)
     largest = config.largest_sparsity
-    if task.has_sparsity != (largest is not None):
-        needs = "needs largest_sparsity, K_train" if task.has_sparsity else "has no k; leave it out"
-        raise InputError(f"largest_sparsity is {largest}, but task {task.name} {needs}")
-    if largest is not None and largest > (most := task.largest_sparsity(config.largest_size)):
-        raise InputError(
-            f"largest_sparsity is {largest}; with largest_size {config.largest_size} k is 1 to {most}"
-        )
+    most = task.largest_sparsity(config.largest_size) if task.has_sparsity else None
+    if (largest is None) != (most is None) or (largest or 0) > (most or 0):
+        allowed = "has no k" if most is None else f"has k from 1 to {most}, by largest_size"
+        raise InputError(f"largest_sparsity is {largest}; task {task.name} {allowed}")
     # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
     # example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
-    sizes = config.sizes
+    sizes, generator = config.sizes, np.random.default_rng(0)
     # The smallest and the largest; and the second, as a task may have every other size only.
-    for size in dict.fromkeys((*sizes[:2], sizes[-1])):
-        generator = np.random.default_rng(0)
-        batch = draw_batch(task, size, [1 if task.has_sparsity else None], generator)
+    for size in {*sizes[:2], sizes[-1]}:
+        batch = config.draw(size, 1, generator)
         shape, coupled_ids = batch.token_ids_BS.shape, batch.coupled_ids_BS
         example_position_ids(config.positions, shape, coupled_ids, config.num_position_ids, generator)
 
@@ -294,30 +262,18 @@ def refuse_bad_values(config: TaskConfig) -> None:
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
     """The configuration of one run, complete and checked; InputError names a field and what would be right.
 
-    Args:
-        path: a YAML file of `TaskConfig`'s fields, with `tasks`.
-        overrides: field=value; they win over the file.
-        task: the task's name.
-        positions: the scheme's.
+    The overrides (`field=value`) win over the file.
     """
     given = read_yaml(path)
-    of_tasks = given.pop("tasks", None) or {}
+    of_tasks = given.pop("tasks", {})
     task_called(task)
-    for name in of_tasks if isinstance(of_tasks, Mapping) else ():
+    for name in of_tasks:
         if name not in TASKS:
             raise unknown_name(f"task in {path}", name, TASKS)
-    own = of_tasks.get(task) or {} if isinstance(of_tasks, Mapping) else None
-    if not isinstance(own, Mapping):
-        raise InputError(f"{path}: `tasks` does not hold the name of each task with the fields that it sets")
-    for override in overrides:
-        if override.startswith(("task=", "positions=")):
-            raise InputError(f"'{override}': give it as --{override.replace('=', ' ')}")
     flags = OmegaConf.create({"task": task, "positions": positions})
     if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
         given.pop("spread_of_coupled_ids", None)
-    return _complete(
-        path, given, OmegaConf.create(dict(own)), read_overrides(overrides), OmegaConf.create(flags)
-    )
+    return _complete(path, given, of_tasks.get(task, {}), read_overrides(overrides), flags)
 
 
 def read_task_config(path: Path) -> TaskConfig:

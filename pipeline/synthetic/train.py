@@ -10,16 +10,14 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from olmo.optim import LinearWithWarmup
 from torch.nn.functional import cross_entropy
 
-from pipeline.cli import InputError, progress
+from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
 from pipeline.models.olmo import OLMoCausalLM, scale_attention
@@ -84,50 +82,33 @@ def _mean_loss(logits_BTC: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tens
 
 
 METRICS_FILE = "synthetic_training.parquet"
-_HINT = "put back what the run wrote, or train again in another --save-folder"
 
 
-class TaskMetrics:
-    """Columns of `synthetic_training` (pipeline/RESULTS.md), written whole before every checkpoint."""
+def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
+    """Columns of `synthetic_training` (pipeline/RESULTS.md) of a run's first steps: name -> a value a step.
 
-    def __init__(self, run_folder: Path, *, step: int, num_steps: int) -> None:
-        """Of a run at `step` finished steps."""
-        self._path = run_folder / METRICS_FILE
-        self.columns: dict[str, list[Any]] = {name: [] for name in SCHEMAS["synthetic_training"].names}
-        if step:
-            self.columns = read_metrics(run_folder, step)
-        self._step, self._num_steps = step, num_steps
-
-    def __enter__(self) -> Self:
-        self._bar = progress(None, "train_synthetic", "steps", self._num_steps, self._step)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.close()
-
-    def write(self, metrics: dict[str, Any]) -> None:
-        """Add the row of one step and advance the bar."""
-        for name, values in self.columns.items():
-            values.append(metrics.get(name))
-        exact_match = f", exact match {self.exact_match:.3f}" if self.exact_match is not None else ""
-        self._bar.set_postfix_str(f"loss {metrics['loss']:.3f} nats{exact_match}", refresh=False)
-        self._bar.update()
-
-    def sync(self) -> None:
-        """Write the file."""
-        write_parquet(self._path, self.columns, SCHEMAS["synthetic_training"])
-
-    @property
-    def exact_match(self) -> float | None:
-        """The last that was measured."""
-        return next((value for value in reversed(self.columns["exact_match"]) if value is not None), None)
+    InputError where the file is missing or damaged, or lacks some of these steps.
+    """
+    path, names = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"].names
+    if num_steps == 0:
+        return {name: [] for name in names}
+    columns = read_parquet(path, names).slice(0, num_steps).to_pydict()
+    if columns["step"] != list(range(1, num_steps + 1)):
+        raise InputError(
+            f"{path} does not hold the metrics of steps 1 to {num_steps}; put back what the run wrote, or"
+            " train again in another --save-folder"
+        )
+    return columns
 
 
-def is_known(config: TaskConfig, excess_loss: float | None) -> bool:
-    """Whether so small an excess loss ends the training."""
-    asked = config.stop_at_excess_loss
+def last_exact_match(metrics: dict[str, list[Any]]) -> float | None:
+    """The last that was measured."""
+    return next((value for value in reversed(metrics["exact_match"]) if value is not None), None)
+
+
+def is_known(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
+    """Whether so small an excess loss was measured at the last step that it ends the training."""
+    asked, excess_loss = config.stop_at_excess_loss, (metrics["excess_loss"] or [None])[-1]
     return asked is not None and excess_loss is not None and excess_loss <= asked
 
 
@@ -136,27 +117,7 @@ def last_step(run_folder: Path, config: TaskConfig) -> int:
     found = newest_with_model(run_folder)
     if found is None or config.stop_at_excess_loss is None:
         return config.num_steps
-    measured = read_metrics(run_folder, found[0])["excess_loss"][-1]
-    return found[0] if is_known(config, measured) else config.num_steps
-
-
-def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
-    """The metrics of a run's first steps: column -> a value a step.
-
-    InputError where the file is missing or damaged, or lacks some of these steps.
-    """
-    path, schema = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"]
-    try:
-        rows = read_parquet(path)
-        if "excess_loss" not in rows.column_names:  # of a run from before it was measured
-            rows = rows.append_column(schema.field("excess_loss"), pa.nulls(len(rows), pa.float64()))
-        rows = rows.select(schema.names)
-    except (InputError, KeyError, OSError) as error:
-        raise InputError(f"{path} is missing or damaged; {_HINT}") from error
-    steps = rows["step"].to_pylist()[:num_steps]
-    if rows.schema.types != schema.types or steps != list(range(1, num_steps + 1)):
-        raise InputError(f"{path} does not hold the metrics of steps 1 to {num_steps}; {_HINT}")
-    return rows.slice(0, num_steps).to_pydict()
+    return found[0] if is_known(config, read_metrics(run_folder, found[0])) else config.num_steps
 
 
 BYTES_PER_PARAMETER = 16  # in training: weight, gradient and AdamW's two moments, in float32
@@ -192,15 +153,6 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     return TaskModel(lm, PositionIDs(config.num_position_ids, model.width) if has_table else None)
 
 
-def load_weights(model: TaskModel, weights: dict[str, Any], path: Path) -> None:
-    """Load what `path` holds into a model; InputError where it is another model's weights."""
-    try:
-        model.load_state_dict(weights)
-    except (RuntimeError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} is not the weights of its config.yaml: {reason}") from error
-
-
 @dataclass(frozen=True)
 class TaskRun:
     """A trained model of a task that has been found and not yet loaded."""
@@ -223,16 +175,16 @@ class TaskRun:
 
         Where no model can always be right, because signs may mislead, by its excess loss.
         """
-        measured = read_metrics(self.folder.parent, self.step)
+        metrics = read_metrics(self.folder.parent, self.step)
         if self.config.stop_at_excess_loss is not None:
-            return is_known(self.config, measured["excess_loss"][-1])
-        found = [exact_match for exact_match in measured["exact_match"] if exact_match is not None]
-        return bool(found) and found[-1] >= LEARNT
+            return is_known(self.config, metrics)
+        exact_match = last_exact_match(metrics)
+        return exact_match is not None and exact_match >= LEARNT
 
     def load(self, device: torch.device) -> TaskModel:
         """The model, to be tested."""
-        model, path = new_task_model(self.config), self.folder / "model.pt"
-        load_weights(model, read_tensors(path), path)
+        model = new_task_model(self.config)
+        model.load_state_dict(read_tensors(self.folder / "model.pt"))
         return model.to(device).eval().requires_grad_(False)
 
 
@@ -244,8 +196,7 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
     found = newest_with_model(folder)
     if found is None:
         raise InputError(
-            f"no checkpoint in {folder}: expected a folder step<N>-unsharded there, as"
-            " pipeline/train_synthetic.py writes them"
+            f"no checkpoint in {folder}: expected step<N>-unsharded there, as train_synthetic.py writes them"
         )
     step, newest = found
     refuse_damaged(newest, MODEL_FILES)
@@ -289,23 +240,19 @@ class TaskTrainer(TrainingLoop):
         if saved is not None:
             with refusing_another_state(self._run_folder):
                 self.step = saved["train"]["step"]
-                load_weights(self._model, saved["model"], self.checkpoint / "model.pt")
+                self._model.load_state_dict(saved["model"])
                 self._optimizer.load_state_dict(saved["optim"])
-        self._metrics = TaskMetrics(run_folder, step=self.step, num_steps=config.num_steps)
+        self._metrics = read_metrics(run_folder, self.step)
 
     @property
-    def final_exact_match(self) -> float:
-        """Exact matches in distribution at the end of the run."""
-        assert self._metrics.exact_match is not None, "it is measured at the end"
-        return self._metrics.exact_match
+    def exact_match(self) -> float | None:
+        """In distribution, as last measured."""
+        return last_exact_match(self._metrics)
 
     @property
     def has_finished(self) -> bool:
         """Whether all steps are done, or the task is known as well as was asked for."""
-        if self._config.stop_at_excess_loss is None:
-            return super().has_finished
-        measured = self._metrics.columns["excess_loss"][self.step - 1 : self.step]
-        return super().has_finished or (bool(measured) and is_known(self._config, measured[0]))
+        return super().has_finished or is_known(self._config, self._metrics)
 
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
@@ -328,8 +275,11 @@ class TaskTrainer(TrainingLoop):
         measured = {"exact_match": float(np.concatenate(is_right).mean())}
         return measured | ({"excess_loss": float(np.concatenate(excess).mean())} if excess else {})
 
-    def _open_metrics(self) -> TaskMetrics:
-        return self._metrics
+    def _write(self, metrics: dict[str, Any]) -> str:
+        for name, values in self._metrics.items():
+            values.append(metrics.get(name))
+        exact_match = "" if self.exact_match is None else f", exact match {self.exact_match:.3f}"
+        return f"loss {metrics['loss']:.3f} nats{exact_match}"
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         token_loss, position_id_loss = self._accumulate_gradients(step)
@@ -376,6 +326,8 @@ class TaskTrainer(TrainingLoop):
         return parts
 
     def _save(self) -> None:
+        schema = SCHEMAS["synthetic_training"]
+        write_parquet(self._run_folder / METRICS_FILE, self._metrics, schema)
         state = {
             "model": self._model.state_dict(),
             "optim": self._optimizer.state_dict(),

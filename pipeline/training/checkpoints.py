@@ -1,6 +1,5 @@
-"""Checkpoints in OLMo's unsharded layout, whole or absent, and the settings that a run is known by.
+"""Checkpoints in OLMo's unsharded layout, whole or absent, and the settings that they are known by.
 
-<run folder>/config.yaml    the run's settings, from its start on
 <run folder>/step1000-unsharded/
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
@@ -12,33 +11,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, is_out_of_memory, logger
 from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
-from pipeline.results.files import sync, write_atomically
+from pipeline.results.files import sync
 from pipeline.results.write import differences
 from pipeline.training.settings import plain_values, read_yaml
 
-CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
-
-
-class RunConfig(Protocol):
-    """The settings of a run, whichever stage's: a dataclass of OmegaConf's kind."""
-
-    @property
-    def eval_interval(self) -> int:
-        """Steps between measurements."""
-
-    @property
-    def save_interval(self) -> int | None:
-        """Steps between checkpoints. None: at the end only."""
-
-    def save(self, path: Path) -> None:
-        """Write them as YAML."""
+CONFIG_FILE = "config.yaml"
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
@@ -50,7 +34,7 @@ def checkpoints_of(run_folder: Path) -> dict[int, Path]:
     }
 
 
-def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[str, dict[str, Any]]) -> None:
+def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, dict[str, Any]]) -> None:
     """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
 
     `state` is file stem (`model`, `optim`, `train`) -> what that file holds.
@@ -62,7 +46,7 @@ def save_checkpoint(run_folder: Path, step: int, config: RunConfig, state: dict[
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        config.save(temporary / CONFIG_FILE)
+        OmegaConf.save(config, temporary / CONFIG_FILE)
         for stem, content in state.items():
             _save(content, temporary / f"{stem}.pt")
         write_mark(temporary)
@@ -118,22 +102,6 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
         shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
-@contextmanager
-def recorded_run(run_folder: Path, config: RunConfig) -> Iterator[None]:
-    """Write the run's settings, by which it is known; where it is refused before it saves, they go again.
-
-    Else the mended command would be refused as another run's.
-    """
-    write_atomically(run_folder / CONFIG_FILE, config.save)
-    try:
-        yield
-    except InputError:
-        if not step_folders(run_folder):
-            for name in (CONFIG_FILE, METRICS_FILE):
-                (run_folder / name).unlink(missing_ok=True)
-        raise
-
-
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
 _CHANGEABLE = {
     "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
@@ -144,15 +112,12 @@ _CHANGEABLE = {
 }  # fmt: skip
 
 
-def refuse_another_run(run_folder: Path, config: RunConfig) -> None:
-    """Refuse a folder whose newest record is of another configuration or data; names what changed."""
-    folders = [*checkpoints_of(run_folder).values(), run_folder]
-    records = [path for folder in folders if (path := folder / CONFIG_FILE).is_file()]
-    if not records:
+def refuse_another_run(run_folder: Path, config: Any) -> None:
+    """Refuse a folder whose newest checkpoint is of another configuration or data; names what changed."""
+    folders = list(checkpoints_of(run_folder).values())
+    if not folders:
         return
-    earlier = read_yaml(records[-1])
-    if not earlier:
-        raise InputError(f"{records[-1]} is damaged: it is empty; put back the settings of the run")
+    earlier = read_yaml(folders[-1] / CONFIG_FILE)
     # A field that is newer than the record had what is its default now.
     complete = OmegaConf.to_container(OmegaConf.merge(plain_values(type(config)), earlier))
     then, now = (

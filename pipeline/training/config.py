@@ -9,10 +9,9 @@ unsharded.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
 from olmo.optim import build_scheduler
 from omegaconf import OmegaConf
-from torch.overrides import TorchFunctionMode
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.models.olmo import ATTENTION_SCALINGS
@@ -43,7 +41,6 @@ from pipeline.training.settings import (
 )
 
 PRECISIONS = ("auto", "amp_bf16", "fp32")
-TRACKERS = ("tensorboard", "wandb")
 
 
 @dataclass
@@ -171,9 +168,6 @@ RELATIONS: tuple[Relation, ...] = (
     (lambda config: config.model.rope and not config.model.alibi,
      "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models with"
      " RoPE only"),
-    (lambda config: config.model.init_device != "meta",
-     "model.init_device 'meta' leaves the weights unset, but this stage sets them before it shards them;"
-     " leave it out"),
 )  # fmt: skip
 """Between the fields of a `PretrainConfig`."""
 
@@ -261,17 +255,12 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
             raise InputError(
                 f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out"
             )
-    trackers = config.trackers or ()
     for kind, name, known in (
         ("precision", config.precision, PRECISIONS),
         ("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS),
-        *(("tracker", tracker, TRACKERS) for tracker in trackers),
     ):
         if name is not None and name not in known:
             raise unknown_name(kind, name, known)
-    for tracker in trackers:
-        if find_spec(tracker) is None:
-            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
 
 
 def _refuse_bad_lengths(config: PretrainConfig) -> None:
@@ -301,22 +290,9 @@ def _refuse_bad_lengths(config: PretrainConfig) -> None:
             )
 
 
-class _WithoutInitialValues(TorchFunctionMode):
-    """Leaves out drawing values for weights that have none: on "meta" that alone imports torch's compiler."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs.get("tensor", args[0] if args else None)
-        return func(*args, **kwargs)
-
-
 def model_without_weights(config: ModelConfig) -> OLMo:
     """The model's modules and shapes, which take no memory."""
-    with _WithoutInitialValues():
-        return OLMo(ModelConfig(**{**config.asdict(), "init_device": "meta"}), init_params=False)
+    return OLMo(ModelConfig(**{**config.asdict(), "init_device": "meta"}), init_params=False)
 
 
 def counts_epochs(max_duration: int | str) -> bool:

@@ -10,17 +10,15 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import InputError, logger, progress
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from pipeline.training.checkpoints import RunConfig
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
@@ -44,23 +42,9 @@ class StopRequest:
         self.signal_name = signal.Signals(number).name
 
 
-def train_or_exit(train: Callable[[StopRequest], bool]) -> None:
-    """Call `train`, which says whether it came to its end; exit with EXIT_STOPPED where it did not."""
-    with StopRequest() as stop_request:
-        is_finished = train(stop_request)
-    if not is_finished:
-        logger.info("stopped by a signal; run the same command again to go on")
-        sys.exit(EXIT_STOPPED)
-
-
-class Metrics(Protocol):
-    """Where the metrics of steps go; each trainer has its own kind of file."""
-
-    def write(self, metrics: dict[str, Any]) -> None:
-        """Add those of one step."""
-
-    def sync(self) -> None:
-        """Hand all to the disk."""
+def is_first_rank() -> bool:
+    """Of processes that train together, numbered so by torchrun and accelerate, one does what is for all."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class TrainingLoop(ABC):
@@ -69,9 +53,8 @@ class TrainingLoop(ABC):
     learning_rate_field: str
     """Of the configuration; named where training diverges."""
 
-    def __init__(
-        self, config: "RunConfig", run_folder: Path, num_steps: int, stop_request: StopRequest
-    ) -> None:
+    def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_request: StopRequest) -> None:
+        """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
         self.step = 0
         self._run_config, self._run_folder = config, run_folder
         self._num_steps, self._stop_request = num_steps, stop_request
@@ -79,18 +62,21 @@ class TrainingLoop(ABC):
     def run(self) -> Path:
         """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        with self._open_metrics() as log:
+        with ExitStack() as stack:
+            stack.enter_context(self._open_metrics())
+            if is_first_rank():
+                bar = stack.enter_context(progress(None, "train", "steps", self._num_steps, self.step))
             is_stopping = False
             while not self.has_finished and not is_stopping:
                 metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
                 if self._is_due(self._run_config.eval_interval):
                     metrics |= self._measure()
-                if log is not None:
-                    log.write(metrics)
+                in_words = self._write(metrics)
+                if is_first_rank():
+                    bar.set_postfix_str(in_words, refresh=False)
+                    bar.update()
                 if is_stopping or self._is_due(self._run_config.save_interval):
-                    if log is not None:
-                        log.sync()  # a checkpoint never stands ahead of the metrics that lead to it
                     self._save()
         return self.checkpoint
 
@@ -121,9 +107,13 @@ class TrainingLoop(ABC):
         optimizer.step()
         optimizer.zero_grad()
 
+    def _open_metrics(self) -> AbstractContextManager[object]:
+        """While entered, metrics can be written."""
+        return nullcontext()
+
     @abstractmethod
-    def _open_metrics(self) -> AbstractContextManager[Metrics | None]:
-        """The metrics of the finished steps, to be gone on with; None in a process that writes none."""
+    def _write(self, metrics: dict[str, Any]) -> str:
+        """Add the metrics of one step; what the progress bar shows of them."""
 
     @abstractmethod
     def _train_step(self, step: int) -> tuple[dict[str, Any], bool]:
@@ -135,13 +125,13 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _save(self) -> None:
-        """Write the checkpoint of `step`."""
+        """Write the checkpoint of `step`, once the metrics that lead to it are on the disk."""
 
 
 _Loop = TypeVar("_Loop", bound=TrainingLoop)
 
 
-def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
+def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
     from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
 
@@ -152,22 +142,20 @@ def has_finished(run_folder: Path, config: "RunConfig", num_steps: int) -> bool:
     return last is not None
 
 
-def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callable[[], _Loop]) -> _Loop:
-    """Make a training and run it to its end, or a requested stop; refused where another runs in its folder.
+def train(run_folder: Path, less_memory: str, make: Callable[[], _Loop]) -> _Loop:
+    """Make a training and run it to its end; refused where another runs in its folder.
 
-    `less_memory` says what the user may do where memory does not suffice.
+    The process ends with EXIT_STOPPED where a stop was requested before the end. `less_memory` says what the
+    user may do where memory does not suffice.
     """
     import torch
 
     from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
     from pipeline.results.files import folder_lock
-    from pipeline.training.checkpoints import recorded_run
 
     with ExitStack() as stack:
-        # Of processes that train together, numbered so by torchrun and accelerate, the first does it for all.
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             stack.enter_context(folder_lock(run_folder, "--save-folder"))
-            stack.enter_context(recorded_run(run_folder, config))
         stack.enter_context(out_of_memory_in_words(less_memory))
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
@@ -176,4 +164,9 @@ def train(run_folder: Path, config: "RunConfig", less_memory: str, make: Callabl
         torch.set_flush_denormal(True)
         training = make()
         training.run()
+    if not training.has_finished:
+        logger.info("saved: %s", training.checkpoint)
+        logger.info("stopped by a signal; run the same command again to go on")
+        sys.exit(EXIT_STOPPED)
+    logger.info("finished: %s", training.checkpoint)
     return training

@@ -11,10 +11,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.nn.functional import cross_entropy, pad
 
-from pipeline.cli import InputError, logger, progress
+from pipeline.cli import InputError, logger
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
@@ -34,9 +34,10 @@ from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.training import checkpoints, parallel
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
-from pipeline.training.loop import Metrics, StopRequest, TrainingLoop
+from pipeline.training.loop import StopRequest, TrainingLoop
 from pipeline.training.speed import mixed_precision_of, utilization_of_a_token
 
+METRICS_FILE = "metrics.jsonl"  # an object a step (`Trainer._train_step`)
 _TRACKERS_FOLDER = "trackers"  # below the run folder
 _NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
@@ -236,56 +237,25 @@ def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
     return optimizer
 
 
-class MetricsLog:
-    """Appends to `metrics.jsonl`, an object a step (`Trainer._train_step`), and to a progress bar."""
+def open_metrics(path: Path, step: int) -> TextIO:
+    """Open `metrics.jsonl` after `step` finished steps; lines of later ones, which run again, are dropped.
 
-    def __init__(
-        self, path: Path, step: int, num_steps: int, flush_interval: int, track: Callable[..., object]
-    ) -> None:
-        """Open the file after `step` finished steps; lines of later steps, which will run again, are dropped.
-
-        Lines reach it every `flush_interval` steps, and `track` at once. InputError where steps are missing.
-        """
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-            # One torn by a kill has no line end and can only be the last.
-            steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-        except (ValueError, TypeError, KeyError):
-            steps = None
-        if steps is None or steps[:step] != list(range(1, step + 1)):
-            raise InputError(
-                f"{path} is damaged: it does not hold the {step} steps before the newest checkpoint; put back"
-                " what was there, or choose another --save-folder"
-            )
-        kept = "".join(lines[:step])
-        write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
-        self._file = path.open("a", encoding="utf-8")
-        self._flush_interval, self._track = flush_interval, track
-        self._bar = progress(None, "pretrain", "steps", total=num_steps, initial=step)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-        self._file.close()
-
-    def write(self, metrics: dict[str, float]) -> None:
-        """Add the line of one step and advance the bar."""
-        self._file.write(json.dumps(metrics) + "\n")
-        if metrics["step"] % self._flush_interval == 0:
-            self._file.flush()
-        self._bar.set_postfix_str(
-            f"loss {metrics['loss_nats']:.3f} nats, {metrics['tokens_per_second']:,.0f} tokens/s",
-            refresh=False,
+    InputError where lines are missing.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        # One torn by a kill has no line end and can only be the last.
+        steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+    except (ValueError, TypeError, KeyError):
+        steps = None
+    if steps is None or steps[:step] != list(range(1, step + 1)):
+        raise InputError(
+            f"{path} is damaged: it does not hold the {step} steps before the newest checkpoint; put back"
+            " what was there, or choose another --save-folder"
         )
-        self._bar.update()
-        self._track(metrics, step=metrics["step"])
-
-    def sync(self) -> None:
-        """Hand all lines to the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    kept = "".join(lines[:step])
+    write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
+    return path.open("a", encoding="utf-8")
 
 
 class Trainer(TrainingLoop):
@@ -336,7 +306,7 @@ class Trainer(TrainingLoop):
                 parallel.restore_stream(accelerator, saved["train"], config.model, config.seed)
 
     @contextmanager
-    def _open_metrics(self) -> Iterator[Metrics | None]:
+    def _open_metrics(self) -> Iterator[None]:
         if self._config.trackers:
             # `wandb sync` sends an offline run later; compute nodes often have no network.
             os.environ.setdefault("WANDB_MODE", "offline")
@@ -344,13 +314,19 @@ class Trainer(TrainingLoop):
                 self._config.run_name or self._run_folder.resolve().name,
                 init_kwargs={"wandb": {"dir": str(self._run_folder / _TRACKERS_FOLDER)}},
             )
-        if self._accelerator.is_main_process:
-            path, interval = self._run_folder / checkpoints.METRICS_FILE, self._config.console_log_interval
-            with MetricsLog(path, self.step, self._num_steps, interval, self._accelerator.log) as log:
-                yield log
-        else:
-            yield None
+        with ExitStack() as stack:
+            if self._accelerator.is_main_process:
+                self._metrics = stack.enter_context(open_metrics(self._run_folder / METRICS_FILE, self.step))
+            yield
         self._accelerator.end_training()
+
+    def _write(self, metrics: dict[str, float]) -> str:
+        if self._accelerator.is_main_process:
+            self._metrics.write(json.dumps(metrics) + "\n")
+            if metrics["step"] % self._config.console_log_interval == 0:
+                self._metrics.flush()
+            self._accelerator.log(metrics, step=metrics["step"])
+        return f"loss {metrics['loss_nats']:.3f} nats, {metrics['tokens_per_second']:,.0f} tokens/s"
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
@@ -440,6 +416,8 @@ class Trainer(TrainingLoop):
         model, optim = (parallel.gather(part.state_dict(), is_main) for part in (self._olmo, self._optimizer))
         state = {"model": model, "optim": optim, "train": train}
         if is_main:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
             checkpoints.save_checkpoint(self._run_folder, self.step, self._config, state)
             if self._config.save_num_unsharded_checkpoints_to_keep > 0:
                 checkpoints.drop_old_checkpoints(

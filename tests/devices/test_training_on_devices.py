@@ -22,11 +22,10 @@ from pipeline.synthetic.config import load_task_config
 from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import TaskTrainer, find_task_run
 from pipeline.text.folder import TokenizedData
-from pipeline.training.checkpoints import METRICS_FILE
 from pipeline.training.config import Schedule, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.loop import StopRequest
-from pipeline.training.trainer import Trainer
+from pipeline.training.trainer import METRICS_FILE, Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
