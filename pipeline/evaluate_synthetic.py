@@ -40,6 +40,7 @@ from pipeline.synthetic.evaluation import (
     Evaluation,
     add_task_evaluation_arguments,
     cells_of,
+    in_words,
     refuse_impossible,
 )
 from pipeline.synthetic.tasks import ExampleBatch
@@ -66,8 +67,7 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
     """Refuse a size or k that the task, or a model trained so (name -> configuration), has no room for."""
     _, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    for name, config in configs.items():
-        refuse_impossible(name, config, cells)
+    refuse_impossible(configs, cells)
 
 
 def _evaluation(arguments: argparse.Namespace) -> Evaluation:
@@ -84,40 +84,37 @@ def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
     evaluation, scale = _evaluation(arguments), arguments.attention_scale
     check(arguments, {run.name: run.config for run in evaluation.runs})
+    evaluation.run("synthetic_accuracy", _measure, scale)
+
+
+def _measure(
+    run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
+) -> dict[str, list[Any]]:
+    """One row."""
     # Imported late, for a --help at once.
     from pipeline.synthetic.accuracy import answers, attention_on_signs, excess_losses
 
-    def prepare(model: "TaskModel") -> None:
-        if scale != 1:
-            model.sharpen_attention(scale)
-
-    def measure(
-        run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
-    ) -> dict[str, list[Any]]:
-        of_answers = model, batch, run.config, generator
-        found = answers(*of_answers, _EXAMPLES_PER_BATCH)
-        id_is_right_BT = found.position_id_is_right_BT
-        exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
-        row: dict[str, Any] = {
-            "num_tokens": batch.token_ids_BS.shape[1], "num_examples": len(found.is_right_B),
-            "exact_match": exact.estimate, "exact_match_low": exact.low, "exact_match_high": exact.high,
-            "token_accuracy": float(found.token_is_right_BT.mean()),
-            "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
-        }  # fmt: skip
-        if batch.log_posterior_BV is not None:  # the best possible loss is known
-            excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
-            row |= {
-                "excess_loss": float(excess_B.mean()),
-                "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
-                "attention_scaling": run.config.model.attention_scaling,
-                "best_loss": batch.examples[0].best_loss,
-                "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
-            }
-        size, k = cell
-        logger.info(
-            "%s: size %d%s: exact match %s%s", run.name, size, "" if k is None else f", k {k}", exact,
-            "" if run.is_learnt else " (the task was not learnt in distribution)",
-        )  # fmt: skip
-        return {name: [value] for name, value in row.items()}
-
-    evaluation.run("synthetic_accuracy", measure, prepare)
+    of_answers = model, batch, run.config, generator
+    found = answers(*of_answers, _EXAMPLES_PER_BATCH)
+    id_is_right_BT = found.position_id_is_right_BT
+    exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
+    row: dict[str, Any] = {
+        "num_tokens": batch.token_ids_BS.shape[1], "num_examples": len(found.is_right_B),
+        "exact_match": exact.estimate, "exact_match_low": exact.low, "exact_match_high": exact.high,
+        "token_accuracy": float(found.token_is_right_BT.mean()),
+        "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
+    }  # fmt: skip
+    if batch.log_posterior_BV is not None:  # the best possible loss is known
+        excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
+        row |= {
+            "excess_loss": float(excess_B.mean()),
+            "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
+            "attention_scaling": run.config.model.attention_scaling,
+            "best_loss": batch.examples[0].best_loss,
+            "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
+        }
+    logger.info(
+        "%s: %s: exact match %s%s", run.name, in_words(cell), exact,
+        "" if run.is_learnt else " (the task was not learnt in distribution)",
+    )  # fmt: skip
+    return {name: [value] for name, value in row.items()}

@@ -59,7 +59,6 @@ from pipeline.synthetic.dependencies import (
     SHORT_CONTEXT_LENGTH,
     TOKENS,
     far_dependencies,
-    in_words,
     lengths_of,
     searched_example,
 )
@@ -68,6 +67,7 @@ from pipeline.synthetic.evaluation import (
     Evaluation,
     add_task_evaluation_arguments,
     cells_of,
+    in_words,
     refuse_impossible,
     test_examples,
 )
@@ -108,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
     """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
     task, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
+    refuse_impossible(configs, cells)
     for name, config in configs.items():
-        refuse_impossible(name, config, cells)
         if arguments.head == POSITION_IDS and config.positions != "predicted":
             raise InputError(
                 f"--head position_ids: model '{name}' was trained with positions '{config.positions}'"
@@ -165,7 +165,9 @@ def _are_spread(config: "TaskConfig") -> bool:
 
 def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[Sequence[Sequence[int]]]:
     """For each example and target the places that decide the token, or its position ID."""
-    return batch.dependencies if head == TOKENS else batch.id_dependencies(are_spread=are_spread)
+    if head == TOKENS:
+        return [example.dependencies for example in batch.examples]
+    return [example.id_dependencies(are_spread=are_spread) for example in batch.examples]
 
 
 def _measure(

@@ -51,7 +51,7 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
         of_size = rows[rows["size"] == size]
         for (example, target), of_target in of_size.groupby(["example_index", "target_index"]):
             num_far = batch.num_prompt_tokens + target - SHORT_CONTEXT_LENGTH
-            truth = {place for place in batch.dependencies[example][target] if place < num_far}
+            truth = {place for place in batch.examples[example].dependencies[target] if place < num_far}
             assert set(of_target["num_dependencies"]) == {len(truth)}
             assert set(of_target["num_far_tokens"]) == {num_far}
             assert (of_target["context_position"] < num_far).all()

@@ -371,7 +371,7 @@ def _train(study: SyntheticStudy, grid: Grid) -> Iterator[Command]:
         task = task_called(task_name)
         sparsities: Sequence[int | None] = (grid.largest_sparsities if task.has_sparsity else None) or [None]
         for positions in dict.fromkeys(grid.positions):
-            if positions in COUPLED_SCHEMES and not task.has_coupled_ids:
+            if positions in COUPLED_SCHEMES and task.has_sparsity:
                 continue
             for k in dict.fromkeys(sparsities):
                 for seed in dict.fromkeys(grid.seeds):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.models.interface import Prefix
-from pipeline.synthetic.config import TaskConfig, example_position_ids, scheme_in_testing
+from pipeline.synthetic.config import TaskConfig, example_position_ids
 from pipeline.synthetic.lm import TaskCausalLM
 from pipeline.synthetic.models import TaskModel
 from pipeline.synthetic.tasks import ExampleBatch, task_called
@@ -150,8 +150,10 @@ def position_ids_in_testing(
 ) -> np.ndarray:
     """The true position IDs of test examples, of which PPC is given the prompt's: int64 [B, S].
 
+    Of the scheme of training; contiguous where that is PoSE. Randomized positions are random here too (Ruoss
+    et al. 2023), and coupled IDs start at random: a fixed start would test a part of the table only.
     InputError where they need more position IDs than the model was trained with.
     """
-    scheme = scheme_in_testing(config.positions)
+    scheme = "contiguous" if config.positions == "pose" else config.positions
     shape = batch.token_ids_BS.shape
     return example_position_ids(scheme, shape, batch.coupled_ids_BS, config.num_position_ids, generator)

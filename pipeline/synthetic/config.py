@@ -98,15 +98,6 @@ def example_position_ids(
     return position_scheme(scheme, target_length)(num_examples, num_tokens, generator)
 
 
-def scheme_in_testing(scheme: str) -> str:
-    """The scheme of test examples: contiguous where training was with PoSE, elsewhere as in training.
-
-    Randomized positions are random here too (Ruoss et al. 2023), and coupled IDs start at random: a fixed
-    start would test a part of the table only.
-    """
-    return "contiguous" if scheme == "pose" else scheme
-
-
 @dataclass
 class TaskModelConfig:
     """The trunk."""
@@ -187,6 +178,7 @@ class TaskConfig:
         task = task_called(self.task)
         if self.largest_sparsity is None:
             return draw_batch(task, size, [None] * num_examples, generator)
+        assert task.largest_sparsity is not None
         largest = min(self.largest_sparsity, task.largest_sparsity(size))
         sparsities = generator.integers(1, largest, num_examples, endpoint=True)
         return draw_batch(task, size, sparsities.tolist(), generator)
@@ -244,7 +236,7 @@ def refuse_bad_values(config: TaskConfig) -> None:
             raise unknown_name(name, value, valid)
     refuse_bad_fields(config, RANGES, RELATIONS)
     largest = config.largest_sparsity
-    most = task.largest_sparsity(config.largest_size) if task.has_sparsity else None
+    most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else None
     if (largest is None) != (most is None) or (largest or 0) > (most or 0):
         allowed = "has no k" if most is None else f"has k from 1 to {most}, by largest_size"
         raise InputError(f"largest_sparsity is {largest}; task {task.name} {allowed}")

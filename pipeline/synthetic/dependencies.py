@@ -17,7 +17,6 @@ import numpy as np
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
 from pipeline.results.schemas import OWN
-from pipeline.synthetic.evaluation import Cell
 from pipeline.synthetic.tasks import ExampleBatch
 
 if TYPE_CHECKING:
@@ -155,9 +154,3 @@ def lengths_of(batch: ExampleBatch, short_context_length: int) -> ContextLengths
     """An example as one chunk, whose last tokens, the response, are the targets."""
     num_tokens = batch.token_ids_BS.shape[1]
     return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-
-
-def in_words(cell: Cell) -> str:
-    """The size and, where there is one, k."""
-    size, sparsity = cell
-    return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"

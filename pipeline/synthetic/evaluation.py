@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def cells_of(
     InputError where there is no such task, or k is missing, too large, or would be ignored.
     """
     task = task_called(task_name)
-    if not task.has_sparsity:
+    if task.largest_sparsity is None:
         if sparsities is not None:
             raise InputError(f"--sparsities: task {task.name} has no k, and would ignore it")
         return task, [(size, None) for size in sorted(set(sizes))]
@@ -100,31 +101,22 @@ class Evaluation:
 
     @cached_property
     def runs(self) -> list["TaskRun"]:
-        """Raises an InputError where a checkpoint is missing, foreign or damaged, or two share a name."""
+        """Raises an InputError where a checkpoint is missing, foreign or damaged."""
         from pipeline.synthetic.train import find_task_run  # late, for a --help at once
 
-        runs = [find_task_run(folder, self.task_and_cells[0].name) for folder in self.arguments.checkpoints]
-        names = [run.name for run in runs]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(
-                    f"two of --checkpoints are called '{name}'; results are filed under that name"
-                )
-        return runs
+        return [find_task_run(folder, self.task_and_cells[0].name) for folder in self.arguments.checkpoints]
 
     def is_done(self) -> bool:
         """Whether every cell of every model is measured."""
         return all(self._output_of(run).is_done() for run in self.runs)
 
-    def run(
-        self, artefact: str, measure: Measure, prepare: Callable[["TaskModel"], None] | None = None
-    ) -> None:
+    def run(self, artefact: str, measure: Measure, attention_scale: float = 1) -> None:
         """Measure what is missing.
 
         Args:
             artefact: what is written; columns that tell of run and cell are added to those of `measure`.
             measure: the stage's work.
-            prepare: what is done to a loaded model before it is measured.
+            attention_scale: see `TaskModel.sharpen_attention`.
         """
         from pipeline.models.devices import usable_device  # late, for a --help at once
 
@@ -136,8 +128,8 @@ class Evaluation:
                 with output.writing():
                     pending = output.pending_shards()
                     model, is_learnt = run.load(device), run.is_learnt
-                    if prepare is not None:
-                        prepare(model)
+                    if attention_scale != 1:
+                        model.sharpen_attention(attention_scale)
                     for shard in progress(pending, f"{self.stage} {run.name}", "cells"):
                         size, sparsity = cell = cells[shard]
                         batch, generator = test_examples(
@@ -174,12 +166,12 @@ class Evaluation:
         )  # fmt: skip
 
 
-def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) -> None:
+def refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]) -> None:
     """Refuse the first size or k that the task or a model's position table has no room for (InputError)."""
     from pipeline.synthetic.accuracy import position_ids_in_testing
     from pipeline.synthetic.config import refuse_beyond_table
 
-    for size, sparsity in cells:
+    for (name, config), (size, sparsity) in product(configs.items(), cells):
         generator = np.random.default_rng(0)
         try:
             # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
@@ -188,3 +180,9 @@ def refuse_impossible(name: str, config: "TaskConfig", cells: Sequence[Cell]) ->
             position_ids_in_testing(batch, config, generator)
         except InputError as error:
             raise InputError(f"model '{name}', size {size}: {error}") from error
+
+
+def in_words(cell: Cell) -> str:
+    """The size and, where there is one, k."""
+    size, sparsity = cell
+    return f"size {size}" if sparsity is None else f"size {size}, k {sparsity}"

@@ -104,7 +104,7 @@ class PositionIdLM(TaskCausalLM):
     ) -> None:  # fmt: skip
         super().__init__(model, vocabulary_size, position_ids_L)
         assert model.position_ids is not None
-        self._head, self._num_position_ids = model.position_ids, len(model.position_ids.table_ID)
+        self._num_position_ids = len(model.position_ids.table_ID)
         response_ids_T = position_ids_L[num_prompt_tokens:].cpu().numpy()
         assert len(set(response_ids_T.tolist())) == len(response_ids_T), "a code stands for one token"
         token_of_code = np.concatenate([np.zeros(self._num_position_ids, int), np.arange(vocabulary_size)])
@@ -129,4 +129,4 @@ class PositionIdLM(TaskCausalLM):
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """On position IDs: [..., I]."""
-        return self._head.logits(hidden)
+        return self._model.position_logits(hidden)

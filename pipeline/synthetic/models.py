@@ -16,7 +16,7 @@ Shapes: B batch, S rows, K rows to look at, D width, V vocabulary, I position ID
 
 import torch
 import transformers
-from olmo.config import ActivationType, LayerNormType, ModelConfig
+from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch import nn
 
@@ -52,15 +52,12 @@ def new_olmo(
             n_heads=num_heads,
             n_layers=num_layers,
             mlp_ratio=8,  # SwiGLU halves it
-            activation_type=ActivationType.swiglu,
             rope=True,
             attention_dropout=0.0,
             residual_dropout=0.0,
             embedding_dropout=0.0,
-            layer_norm_type=LayerNormType.default,
             layer_norm_with_affine=False,
             attention_layer_norm_with_affine=False,
-            bias_for_layer_norm=False,
             include_bias=False,
             weight_tying=False,
             max_sequence_length=num_position_ids,
@@ -69,7 +66,6 @@ def new_olmo(
             eos_token_id=0,
             pad_token_id=0,
             init_device="cpu",
-            init_std=0.02,
         )
     )
 
@@ -83,14 +79,6 @@ class PositionIDs(nn.Module):
     def __init__(self, num_position_ids: int, width: int) -> None:
         super().__init__()
         self.table_ID = nn.Parameter(torch.randn(num_position_ids, width) * _INITIAL_STD)
-
-    def embed(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """What is added to the tokens' embeddings: [B, S, D]."""
-        return self.table_ID[position_ids_BS]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., I] of the next token's position ID."""
-        return hidden @ self.table_ID.T
 
 
 class TaskModel(nn.Module):
@@ -128,7 +116,7 @@ class TaskModel(nn.Module):
         """Embeddings of tokens with what the component adds to them: [B, S, D]."""
         if self.position_ids is None:
             return embedded_BSD
-        return embedded_BSD + self.position_ids.embed(position_ids_BS)
+        return embedded_BSD + self.position_ids.table_ID[position_ids_BS]
 
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the next token."""
@@ -137,7 +125,7 @@ class TaskModel(nn.Module):
     def position_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., I] of the next token's position ID; of models with the component only."""
         assert self.position_ids is not None
-        return self.position_ids.logits(hidden)
+        return hidden @ self.position_ids.table_ID.T
 
     @torch.no_grad()
     def sharpen_attention(self, factor: float) -> None:

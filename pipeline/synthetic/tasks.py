@@ -44,14 +44,6 @@ class Example:
     best_loss: float | None = None
     """The best possible loss of such a response, in the mean over all examples, nats."""
 
-    def __post_init__(self) -> None:
-        first_target = self.num_prompt_tokens
-        assert len(self.dependencies) == len(self.target_ids_T) > 0
-        for target, places in enumerate(self.dependencies, start=first_target):
-            assert list(places) == sorted(set(places)) and all(0 <= place < target for place in places)
-        assert self.coupled_ids_S is None or len(self.coupled_ids_S) == len(self.token_ids_S)
-        assert (self.coupled_ids_S is None) == (self.content_decides_id_T is None)
-
     @property
     def target_ids_T(self) -> np.ndarray:
         """The tokens to be predicted: the response."""
@@ -531,45 +523,27 @@ class Task:
 
     name: str
     vocabulary: Vocabulary
-    _draw: Callable[..., Example]
-    _largest_sparsity: Callable[[int], int] | None = None
-    """Of tasks whose k is chosen, by size; these have no coupled IDs, and all others have."""
+    draw: Callable[..., Example]
+    """(size, sparsity, generator) -> one example of this size, in the task's own unit; InputError where the
+    task has no such size. Sparsity is k, at most `largest_sparsity`; None where the task has none."""
+    largest_sparsity: Callable[[int], int] | None = None
+    """Size -> the largest k that it has room for, of tasks whose k is chosen; in others the task fixes how
+    many tokens decide each. Those have no coupled IDs, and all others have."""
     embeds_coupled_ids: bool = True
     """Whether a model of coupled IDs also has a table of them, as predicting them needs. Without, IDs are
     what RoPE rotates by and nothing else, and the model is that of any other positions."""
 
     @property
     def has_sparsity(self) -> bool:
-        """Whether k is chosen; elsewhere the task fixes how many tokens decide each."""
-        return self._largest_sparsity is not None
-
-    @property
-    def has_coupled_ids(self) -> bool:
-        """Whether position coupling knows which tokens belong together."""
-        return not self.has_sparsity
-
-    def largest_sparsity(self, size: int) -> int:
-        """The largest k that an example of this size has room for; of tasks with k only."""
-        assert self._largest_sparsity is not None
-        return self._largest_sparsity(size)
-
-    def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
-        """One example; InputError where the task has no such size.
-
-        Args:
-            size: how long, in the task's own unit (letters, bits, digits, assignments, prompt tokens).
-            sparsity: k, at most `largest_sparsity`, where the task has one; None elsewhere.
-            generator: the source of all that is random.
-        """
-        assert self.has_sparsity == (sparsity is not None)
-        return self._draw(size, sparsity, generator)
+        """Whether k is chosen."""
+        return self.largest_sparsity is not None
 
     def require_coupled_ids(self, scheme: str) -> None:
         """Refuse a position scheme that needs coupled IDs where the task has none (InputError)."""
         if scheme == "predicted" and not self.embeds_coupled_ids:
             raise InputError(f"task {self.name}: there is nothing to predict of its IDs; take 'coupled'")
-        if not self.has_coupled_ids:
-            coupled = ", ".join(name for name, task in TASKS.items() if task.has_coupled_ids)
+        if self.has_sparsity:
+            coupled = ", ".join(name for name, task in TASKS.items() if not task.has_sparsity)
             raise InputError(
                 f"positions '{scheme}' need coupled position IDs, which task {self.name} has none of;"
                 f" tasks with coupled IDs: {coupled}"
@@ -625,15 +599,6 @@ class ExampleBatch:
     """One by one."""
     log_posterior_BV: np.ndarray | None = None
     """float64; see `Example`."""
-
-    @property
-    def dependencies(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each example and target, the places that decide it."""
-        return tuple(example.dependencies for example in self.examples)
-
-    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each example and target, the places that decide its coupled ID; see `Example`."""
-        return tuple(example.id_dependencies(are_spread=are_spread) for example in self.examples)
 
 
 def draw_batch(

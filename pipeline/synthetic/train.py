@@ -28,7 +28,7 @@ from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, example_position_ids, read_task_config
 from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
-from pipeline.training.checkpoints import newest_state, refusing_another_state, save_checkpoint
+from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
 from pipeline.training.loop import StopRequest, TrainingLoop
 
@@ -238,10 +238,9 @@ class TaskTrainer(TrainingLoop):
         self._parts_of = Prefetch(self._draw)
         saved = newest_state(run_folder)
         if saved is not None:
-            with refusing_another_state(self._run_folder):
-                self.step = saved["train"]["step"]
-                self._model.load_state_dict(saved["model"])
-                self._optimizer.load_state_dict(saved["optim"])
+            self.step = saved["train"]["step"]
+            self._model.load_state_dict(saved["model"])
+            self._optimizer.load_state_dict(saved["optim"])
         self._metrics = read_metrics(run_folder, self.step)
 
     @property

@@ -8,15 +8,13 @@
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, is_out_of_memory, logger
+from pipeline.cli import InputError, logger
 from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import sync
 from pipeline.results.write import differences
@@ -78,21 +76,6 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
         return None
     logger.info("going on from %s", newest[1])
     return {stem: read_tensors(newest[1] / f"{stem}.pt") for stem in ("model", "optim", "train")}
-
-
-@contextmanager
-def refusing_another_state(run_folder: Path) -> Iterator[None]:
-    """Inside, a state that does not fit model or optimizer is an InputError: another run's checkpoint."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"the newest checkpoint of {run_folder} does not hold the state of this run ({reason});"
-            " put back what was saved, or remove it to go on from the one before"
-        ) from error
 
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:

@@ -299,11 +299,10 @@ class Trainer(TrainingLoop):
         self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=accelerator.device)
         parallel.seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
-            with checkpoints.refusing_another_state(self._run_folder):
-                self.step = saved["train"]["step"]
-                parallel.load_weights(self._olmo, saved["model"])
-                parallel.load_optimizer(self._optimizer, saved["optim"])
-                parallel.restore_stream(accelerator, saved["train"], config.model, config.seed)
+            self.step = saved["train"]["step"]
+            parallel.load_weights(self._olmo, saved["model"])
+            parallel.load_optimizer(self._optimizer, saved["optim"])
+            parallel.restore_stream(accelerator, saved["train"], config.model, config.seed)
 
     @contextmanager
     def _open_metrics(self) -> Iterator[None]:

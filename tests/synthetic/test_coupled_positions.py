@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.synthetic.config import example_position_ids, from_random_starts, scheme_in_testing
+from pipeline.synthetic.accuracy import position_ids_in_testing
+from pipeline.synthetic.config import EXAMPLE_SCHEMES, TaskConfig, example_position_ids, from_random_starts
+from pipeline.synthetic.tasks import draw_batch, task_called
 
 COUPLED = np.array([[1, 2, 0, 1, 2]])
 
@@ -56,9 +58,14 @@ def test_other_schemes_ignore_the_coupling() -> None:
 
 
 def test_pose_is_tested_at_contiguous_ids() -> None:
-    schemes = ["contiguous", "pose", "randomized", "coupled", "predicted"]
-    tested = ["contiguous", "contiguous", "randomized", "coupled", "predicted"]
-    assert [scheme_in_testing(scheme) for scheme in schemes] == tested
+    generator = np.random.default_rng(0)
+    batch = draw_batch(task_called("copy"), 3, [None] * 20, generator)
+    ids = {
+        scheme: position_ids_in_testing(batch, TaskConfig("copy", scheme), generator)
+        for scheme in EXAMPLE_SCHEMES
+    }
+    assert (ids["pose"] == np.arange(7)).all() and (ids["contiguous"] == ids["pose"]).all()
+    assert all((ids[scheme].std(axis=0) > 0).all() for scheme in ("randomized", "coupled", "predicted"))
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,13 @@ def test_a_row_sees_only_what_it_may(name: str) -> None:
 
 
 def test_one_table_is_embedding_and_head() -> None:
-    component = PositionIDs(3, 2)
+    model = task_model("gpt_neox")
+    assert model.position_ids is not None
+    assert [name for name, _ in model.named_parameters() if "trunk" not in name] == ["position_ids.table_ID"]
     with torch.no_grad():
-        component.table_ID.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]))
-    assert component.embed(torch.tensor([[2, 0]])).tolist() == [[[3.0, 3.0], [1.0, 0.0]]]
-    assert component.logits(torch.tensor([1.0, 1.0])).tolist() == [1.0, 2.0, 6.0]
-    assert [name for name, _ in component.named_parameters()] == ["table_ID"]
+        model.position_ids.table_ID.copy_(torch.arange(NUM_IDS)[:, None].expand(NUM_IDS, D))
+    assert model.placed(torch.zeros(1, 2, D), torch.tensor([[2, 0]]))[0].tolist() == [[2.0] * D, [0.0] * D]
+    assert model.position_logits(torch.ones(D)).tolist() == [float(D * number) for number in range(NUM_IDS)]
 
 
 def test_without_the_component_absolute_ids_do_not_matter() -> None:

@@ -218,18 +218,6 @@ def test_a_run_goes_on_in_its_own_precision_or_is_refused(
     assert mixed_precision_of("auto", CPU, saved="bf16") == "bf16"  # whatever is faster on the next machine
 
 
-def test_a_checkpoint_of_something_else_is_refused(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    folder = make_trainer(tmp_path, "save_interval=6").run()
-    (folder / "complete.json").unlink()  # as an earlier version left it: no hash tells
-    for name in ("model.pt", "optim.pt", "train.pt"):
-        content = (folder / name).read_bytes()
-        torch.save({"something": 3}, folder / name)
-        with pytest.raises(InputError, match="does not hold the state of this run") as error:
-            make_trainer(tmp_path)
-        assert "\n" not in str(error.value), name
-        (folder / name).write_bytes(content)
-
-
 def test_metrics_lead_to_the_checkpoint_that_is_gone_on_from(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
