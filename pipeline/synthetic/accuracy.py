@@ -10,8 +10,7 @@ import torch
 
 from pipeline.models.interface import Prefix
 from pipeline.synthetic.config import TaskConfig, example_position_ids
-from pipeline.synthetic.lm import TaskCausalLM
-from pipeline.synthetic.models import TaskModel
+from pipeline.synthetic.models import TaskCausalLM, TaskModel
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 

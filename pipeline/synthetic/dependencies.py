@@ -132,7 +132,7 @@ def searched_example(
     batching: "Batching",
 ) -> SearchedExample:
     """An example as a task model sees it; `head`, TOKENS or POSITION_IDS, says what is predicted."""
-    from pipeline.synthetic.lm import PositionIdLM, TaskCausalLM  # late, for a --help at once
+    from pipeline.synthetic.models import PositionIdLM, TaskCausalLM  # late, for a --help at once
 
     if head == TOKENS:
         lm = TaskCausalLM(model, vocabulary_size, position_ids_L)

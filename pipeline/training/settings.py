@@ -92,17 +92,11 @@ def read_overrides(overrides: Sequence[str]) -> DictConfig:
 
 def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
     """The dataclass of `schema`, its fields as the parts say, of which later ones win."""
-    merged = cast(DictConfig, OmegaConf.merge(schema))
-    name = ""
     try:
-        for part in parts:
-            for name in map(str, part):  # one by one: OmegaConf does not always name the field
-                merged.merge_with(OmegaConf.masked_copy(part, name))
-        name = ""
-        return OmegaConf.to_object(merged)
+        return OmegaConf.to_object(OmegaConf.merge(schema, *parts))
     except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
-        field = getattr(error, "full_key", None) or name
-        raise InputError(f"{path}: {field}: {str(error).splitlines()[0]}") from error
+        field, reason = getattr(error, "full_key", None), str(error).splitlines()[0]
+        raise InputError(f"{path}: {f'{field}: ' if field else ''}{reason}") from error
 
 
 def plain_values(config: Any) -> dict[str, Any]:

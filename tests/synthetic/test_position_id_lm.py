@@ -11,8 +11,7 @@ from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import CausalLM, Prefix, causal_visibility
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
-from pipeline.synthetic.lm import PositionIdLM
-from pipeline.synthetic.models import PositionIDs, TaskModel
+from pipeline.synthetic.models import PositionIdLM, PositionIDs, TaskModel
 
 NUM_PROMPT = 6
 TOKENS_L = np.array([5, 1, 2, 6, 7, 8, 3, 9, 9])

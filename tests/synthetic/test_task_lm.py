@@ -5,7 +5,7 @@ import torch
 from test_task_model import FAMILIES, V, gapped_ids, task_model, tokens
 
 from pipeline.models.interface import causal_visibility, losses_of_hidden_states
-from pipeline.synthetic.lm import TaskCausalLM
+from pipeline.synthetic.models import TaskCausalLM
 
 NUM_TOKENS = 13
 

@@ -9,7 +9,8 @@ class FixedDraws:
     """A generator that hands out the numbers a test wrote down, and keeps the bounds it was asked for."""
 
     def __init__(self, *draws: list[int]) -> None:
-        self._draws, self.bounds = list(draws), []
+        self._draws = list(draws)
+        self.bounds: list[tuple[int, int]] = []
 
     def integers(self, low: int, high: int, size: Any, endpoint: bool = False) -> np.ndarray:
         self.bounds.append((low, high if endpoint else high - 1))

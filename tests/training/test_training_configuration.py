@@ -81,7 +81,7 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("seed", "override 'seed' is no field=value"),
         ("seed=[", "override 'seed=[' is not readable"),
         ("seed=x", "seed: Value 'x' of type 'str' could not be converted to Integer"),
-        ("model=5", "model: Merge error: int is not a subclass of ModelConfig"),
+        ("model=5", "tiny.yaml: Merge error: int is not a subclass of ModelConfig"),
         ("time_limit=3", "'time_limit' is a field of OLMo's"),
         ("seed=18446744073709551616", "seed is 18446744073709551616; it must be at least 0 and at most 9223"),
         ("optimizer.weight_decay=nan", "optimizer.weight_decay is nan; it must be at least 0 and finite"),
