@@ -35,31 +35,29 @@ import argparse
 from contextlib import nullcontext
 from dataclasses import asdict
 
-from pipeline.cli import InputError, folder_path, logger, progress, stage_parser, whole_number
+from pipeline.cli import InputError, folder_path, logger, positive_int, progress, stage_parser, whole_number
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.planted_class import CONDITIONS, Lengths
 
 STAGE = "sparse_functional_attention"
-_MOST_TOKENS = 3
-_MOST = 1_000_000  # what is more is a slip of the hand
 _LARGEST_SEED = (1 << 31) - 1  # what the column of seeds holds
 
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add, count = stage.add_argument, whole_number(1, _MOST)
+    add = stage.add_argument
     add("--results", type=folder_path, required=True, help="the results folder to write to")
     add("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), metavar="NAME",
         help="what to compare: position law, position IDs, reach of the keys; all if not given")  # fmt: skip
-    add("--sparsity", type=whole_number(1, _MOST_TOKENS), nargs="+", default=[2], metavar="K",
+    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K",
         help="k; keys and subsets grow with the k-th power; several are fitted one by one")  # fmt: skip
-    add("--train-context-length", type=count, default=32, help="L: training sequences have L/2 to L tokens")
-    add("--local-length", type=count, default=8, help="L_local, in tokens, at most L/4")
+    add("--train-context-length", type=positive_int, default=32, help="L: training has L/2 to L tokens")
+    add("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
     add("--seeds", type=whole_number(0, _LARGEST_SEED), nargs="+", default=list(range(6)),
         help="a fit a seed")  # fmt: skip
-    add("--steps", type=count, default=2000, help="training steps")
-    add("--num-test-sequences", type=count, default=500, help="test sequences of each length")
+    add("--steps", type=positive_int, default=2000, help="training steps")
+    add("--num-test-sequences", type=positive_int, default=500, help="test sequences of each length")
     return stage
 
 

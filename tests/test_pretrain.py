@@ -204,15 +204,6 @@ def test_a_finished_run_says_so_and_another_is_refused(
         run_here(other_data, run, *SHORT)
 
 
-def test_a_refused_training_is_mended_in_the_same_folder(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="step 1: loss nan nats"):
-        run_here(data, tmp_path / "run", *SHORT, "model.init_std=1e30")
-    with pytest.raises(InputError, match="train_context_length is 0"):
-        run_here(data, tmp_path / "other", *SHORT, "train_context_length=0")
-    assert not (tmp_path / "other").exists()
-    run_here(data, tmp_path / "run", *SHORT)
-
-
 def test_tokens_of_another_content_are_refused_at_a_start_and_when_going_on(
     data: Path, tmp_path: Path
 ) -> None:

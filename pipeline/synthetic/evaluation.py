@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, whole_number
+from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.tasks import ExampleBatch, Task, draw_batch, task_called
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NUM_EXAMPLES = 1000
 """Of each size and k, where accuracy is measured and no other number is asked for."""
-_LARGEST_SIZE, _MOST_EXAMPLES = 1_000_000, 1_000_000  # what is more is a slip of the hand
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
 Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, list[Any]]]
@@ -37,12 +36,12 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     add("--checkpoints", type=folder_path, nargs="+", required=True, metavar="RUN",
         help="run folders of train_synthetic.py")  # fmt: skip
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
-    add("--sizes", type=whole_number(1, _LARGEST_SIZE), nargs="+", required=True,
+    add("--sizes", type=positive_int, nargs="+", required=True,
         help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
         " tokens)")  # fmt: skip
     add("--sparsities", type=positive_int, nargs="+",
         help="k of the test examples, where the task has it; left out at sizes without room")  # fmt: skip
-    add("--num-examples", type=whole_number(1, _MOST_EXAMPLES), default=num_examples,
+    add("--num-examples", type=positive_int, default=num_examples,
         help="test examples of each size and k")  # fmt: skip
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
 

@@ -216,8 +216,6 @@ Part = tuple[ExampleBatch, np.ndarray]
 class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
-    learning_rate_field = "learning_rate"
-
     def __init__(
         self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
     ) -> None:

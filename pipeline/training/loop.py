@@ -50,9 +50,6 @@ def is_first_rank() -> bool:
 class TrainingLoop(ABC):
     """One run, at `step` finished steps of `num_steps`."""
 
-    learning_rate_field: str
-    """Of the configuration; named where training diverges."""
-
     def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_request: StopRequest) -> None:
         """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
         self.step = 0
@@ -100,7 +97,7 @@ class TrainingLoop(ABC):
         if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
             raise InputError(
                 f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"
-                f" checkpoint is kept. Lower {self.learning_rate_field}, in another --save-folder"
+                " checkpoint is kept. Lower the learning rate, in another --save-folder"
             )
         for group in optimizer.param_groups:
             group["lr"] = learning_rate

@@ -261,8 +261,6 @@ def open_metrics(path: Path, step: int) -> TextIO:
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
-    learning_rate_field = "optimizer.learning_rate"
-
     def __init__(
         self, config: PretrainConfig, batches: TrainingBatches, schedule: Schedule,
         held_out_loss: HeldOutLoss | None = None, stop_request: StopRequest | None = None,

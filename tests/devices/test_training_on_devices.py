@@ -78,7 +78,8 @@ def test_a_resumed_training_goes_on_to_the_same_losses(
     assert trainer._accelerator.device.type == device.type
     before = losses_of(trainer, range(1, 5))
     trainer.step = 4
-    trainer._save()
+    with trainer._open_metrics():
+        trainer._save()
     expected = losses_of(trainer, range(5, 9))
     resumed = trainer_of(data, tmp_path, f"precision={precision}")
     assert resumed.step == 4
