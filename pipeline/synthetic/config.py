@@ -87,8 +87,6 @@ def example_position_ids(
 
     InputError where an example needs more position IDs than there are.
     """
-    if scheme not in EXAMPLE_SCHEMES:
-        raise unknown_name("positions", scheme, EXAMPLE_SCHEMES)
     if scheme in COUPLED_SCHEMES:
         assert coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
         return from_random_starts(coupled_ids_BS, num_position_ids, generator, spread_of_coupled_ids)
@@ -221,8 +219,31 @@ RELATIONS: tuple[Relation, ...] = (
 """Of the fields of a `TaskConfig`."""
 
 
-def refuse_bad_values(config: TaskConfig) -> None:
-    """Refuse values that could only fail later, or do nothing; InputError names the field and its value."""
+def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
+    """The configuration of one run, complete and checked; InputError names a field and what would be right.
+
+    The overrides (`field=value`) win over the file.
+    """
+    given = read_yaml(path)
+    of_tasks = given.pop("tasks", {})
+    task_called(task)
+    for name in of_tasks:
+        if name not in TASKS:
+            raise unknown_name(f"task in {path}", name, TASKS)
+    flags = OmegaConf.create({"task": task, "positions": positions})
+    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
+        given.pop("spread_of_coupled_ids", None)
+    return _complete(path, given, of_tasks.get(task, {}), read_overrides(overrides), flags)
+
+
+def read_task_config(path: Path) -> TaskConfig:
+    """The configuration that a run has written."""
+    return _complete(path, read_yaml(path))
+
+
+def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
+    """Refuses values that could only fail later, or do nothing; InputError names the field and its value."""
+    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
     task = task_called(config.task)
     if config.positions in COUPLED_SCHEMES:
         task.require_coupled_ids(config.positions)
@@ -249,31 +270,4 @@ def refuse_bad_values(config: TaskConfig) -> None:
         batch = config.draw(size, 1, generator)
         shape, coupled_ids = batch.token_ids_BS.shape, batch.coupled_ids_BS
         example_position_ids(config.positions, shape, coupled_ids, config.num_position_ids, generator)
-
-
-def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
-    """The configuration of one run, complete and checked; InputError names a field and what would be right.
-
-    The overrides (`field=value`) win over the file.
-    """
-    given = read_yaml(path)
-    of_tasks = given.pop("tasks", {})
-    task_called(task)
-    for name in of_tasks:
-        if name not in TASKS:
-            raise unknown_name(f"task in {path}", name, TASKS)
-    flags = OmegaConf.create({"task": task, "positions": positions})
-    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
-        given.pop("spread_of_coupled_ids", None)
-    return _complete(path, given, of_tasks.get(task, {}), read_overrides(overrides), flags)
-
-
-def read_task_config(path: Path) -> TaskConfig:
-    """The configuration that a run has written."""
-    return _complete(path, read_yaml(path))
-
-
-def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
-    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
-    refuse_bad_values(config)
     return config

@@ -19,8 +19,6 @@ from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""
-LENGTH_MULTIPLES = (2, 4, 8)
-"""Tested at these multiples of L, and at every length of training."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ class Lengths:
     """L, a multiple of 4: training sequences have L/2 to L tokens."""
     local_length: int
     """L_local, at most L/4."""
-    length_multiples: tuple[int, ...] = LENGTH_MULTIPLES
+    length_multiples: tuple[int, ...] = (2, 4, 8)
+    """Tested at these multiples of L, and at every length of training."""
 
     @property
     def of_training(self) -> tuple[int, ...]:

@@ -527,8 +527,8 @@ class Task:
     """(size, sparsity, generator) -> one example of this size, in the task's own unit; InputError where the
     task has no such size. Sparsity is k, at most `largest_sparsity`; None where the task has none."""
     largest_sparsity: Callable[[int], int] | None = None
-    """Size -> the largest k that it has room for, of tasks whose k is chosen; in others the task fixes how
-    many tokens decide each. Those have no coupled IDs, and all others have."""
+    """Size -> the largest k that it has room for, of tasks whose k is chosen: these have no coupled IDs, and
+    all others have. None: the task fixes how many tokens decide each."""
     embeds_coupled_ids: bool = True
     """Whether a model of coupled IDs also has a table of them, as predicting them needs. Without, IDs are
     what RoPE rotates by and nothing else, and the model is that of any other positions."""

@@ -73,7 +73,6 @@ def test_pose_is_tested_at_contiguous_ids() -> None:
     [
         ("coupled", COUPLED, 2, "need 3 or more position IDs, but num_position_ids is 2"),
         ("pose", None, 4, "need 5 or more position IDs, but num_position_ids is 4"),
-        ("predictive", None, 8, "did you mean 'predicted'"),
     ],
 )
 def test_refusals(scheme: str, coupled: np.ndarray | None, num_position_ids: int, words: str) -> None:
