@@ -194,6 +194,7 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
             )
         ),
         ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
+        ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
 )  # fmt: skip
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:

@@ -209,6 +209,8 @@ RELATIONS: tuple[Relation, ...] = (
      " rotates pairs within a head"),
     (lambda config: config.model.architecture == "olmo" or config.model.attention_scaling == "none",
      "model.attention_scaling is {0.model.attention_scaling}; set model.architecture=olmo, which has it"),
+    (lambda config: config.stop_at_excess_loss is None or config.task.startswith("signs_"),
+     "stop_at_excess_loss is {0.stop_at_excess_loss}, but the best loss of task {0.task} is not known"),
     (lambda config: config.warm_up_steps < config.num_steps,
      "warm_up_steps is {0.warm_up_steps}; it must be below num_steps, {0.num_steps}"),
     (lambda config: config.batch_size % config.sizes_per_step == 0,
