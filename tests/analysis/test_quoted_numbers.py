@@ -29,7 +29,7 @@ from shown_commands import commands_of
 
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import loss_curves
-from analysis.read import read_sparse_losses
+from analysis.read import TARGET, interval_over_documents, read_sparse_losses
 from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.query import connect, run_query
 from pipeline.results.read import read_artefact
@@ -112,6 +112,19 @@ def test_documents_that_gain_most_by_one_seed_gain_by_the_other() -> None:
     agree(" ".join(cells_of(text, "other 144 ")), *gains[16:].mean())
 
 
+def test_the_gain_of_repeated_trigrams() -> None:
+    text = section(FINDINGS, "Which tokens gain?").replace("\n", " ")
+    losses = read_artefact(STUDY, "loss_differences", None)
+    losses = losses.merge(pd.read_parquet(REFERENCE / "study/data/token_categories.parquet"), on=TARGET)
+    quoted = re.findall(r"have (\S+ \[.*?\]) of the gain, at 0.34 million parameters (\S+ \[.*?\])", text)[0]
+    for cell, model in zip(quoted, (CHOOSING, "300k-long-seed0"), strict=True):
+        of_model = losses[losses["model"] == model]
+        gain, is_end = of_model["loss_difference"], of_model["repetition"] == "repeated trigram"
+        share = interval_over_documents(of_model["document_id"], gain.where(is_end, 0), gain)
+        agree(cell, share.estimate, share.low, share.high)
+        assert f"{is_end.sum()} of {len(of_model):,} targets" in text
+
+
 def test_theory() -> None:
     text = section(SYNTHETIC, "Does the theory's own class behave?")
     fits = with_bounds(read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None))
@@ -157,7 +170,7 @@ def test_the_trial_of_the_measures() -> None:
         for cell, name in zip(cells_of(text, label), ("found", "right_sparsity", "agreement"), strict=True):
             agree(cell, *interval(rows[key], name))
     both = table.loc[~table["rule"].isin(("random", "nearest")), "num_agreement_targets"]
-    agree(" ".join(re.findall(r"few answers: (\d+) to (\d+)", text)[0]), both.min(), both.max())
+    agree(" ".join(re.findall(r"real text (\d+) to (\d+) targets by both", text)[0]), both.min(), both.max())
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
     agree(re.findall(r"right in (\S+ \[.*?\])", first)[0], *best)
