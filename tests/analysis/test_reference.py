@@ -36,7 +36,7 @@ def test_the_page_of_analysis_names_every_notebook_and_no_file_that_is_not_there
     page = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
     _, _, table = page.partition("| figure | notebook in `notebooks/` |")
     rows = [row.split("|") for row in table.partition("\n\n")[0].splitlines()[2:]]
-    notebooks = {row[2].strip(" `") for row in rows}
+    notebooks = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
     assert notebooks == {path.stem for path in (ROOT / "analysis" / "notebooks").glob("*.ipynb")}
     files = {path.name for path in (ROOT / "analysis").rglob("*.py")}
     assert set(re.findall(r"`(?:\w+/)?(\w+\.py)`", page)) <= files
