@@ -21,14 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger
-from pipeline.measuring.flags import (
-    KEPT_FRACTION,
-    NUM_INTEGRATION_STEPS,
-    NUM_SAMPLED_ANSWERS,
-    NUM_SUBSETS,
-    ContextLengths,
-)
+from pipeline.cli import is_out_of_memory, logger
+from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
@@ -95,20 +89,12 @@ class Batching:
 
     @contextmanager
     def halved_where_memory_runs_out(self, num_sequences: int, num_rows: int) -> Iterator[None]:
-        """Where the pass inside, of this size, runs out of memory, go on with batches half as large.
-
-        InputError where not even one sequence fits.
-        """
+        """Where the pass inside, of this size, runs out of memory, go on with batches half as large."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if num_sequences == 1 or not is_out_of_memory(error):
                 raise
-            if num_sequences == 1:
-                raise InputError(
-                    f"a single sequence of {num_rows} tokens does not fit the memory; choose a shorter"
-                    " --long-context-length, --dtype bfloat16, or a device with more memory"
-                ) from error
             self.tokens_per_batch = num_sequences // 2 * num_rows
             logger.warning(
                 "out of memory with %d sequences of %d tokens in a batch; going on with half as many",
@@ -142,11 +128,7 @@ class PassQueue:
     """Forward passes whose numbers are read, and checked, after the last of them is queued."""
 
     def __init__(self, model: CausalLM, batching: Batching, reference: Predictions | None) -> None:
-        """Of a model.
-
-        Args:
-            reference: what predictions are compared with; None: only losses are wanted.
-        """
+        """`reference` is what predictions are compared with; None: only losses are wanted."""
         self._model, self._batching, self._reference = model, batching, reference
         self._passes: list[tuple[np.ndarray, np.ndarray, tuple[torch.Tensor, ...]]] = []
 
@@ -216,18 +198,12 @@ class Measurement:
     """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
     kept_fraction: float = KEPT_FRACTION
     """How likely a token is to be in a subset of rules `surrogate*`."""
-    num_sampled_answers: int = NUM_SAMPLED_ANSWERS
-    """Tokens drawn from the prediction that rule `gradient_divergence` averages over."""
     is_compact: bool = False
     """Whether sparse contexts are closed up: position IDs without gaps, so that they span few positions."""
     head_weights: HeadWeights | None = None
     """Of rules `learned_attention*`; None where none of them is asked for."""
-    num_integration_steps: int = NUM_INTEGRATION_STEPS
-    """Places on the way from no embedding that rule `integrated_gradients` takes a gradient at."""
     seed: tuple[int, ...] = (0,)
     """Of random subsets and sampled answers."""
-    where: str = "the chunk"
-    """What messages call the chunk."""
 
 
 class Measured(NamedTuple):
@@ -272,12 +248,10 @@ def measured_contexts(
 ) -> Measured:
     """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
 
-    A context is a sequence of its own, so leaving tokens out is exact; their IDs keep them in place. The last
-    token of each context stands right before the target, and its row predicts the target.
+    A context is a sequence of its own, so leaving tokens out is exact; their IDs, ascending, keep them in
+    place. The last token of each context stands right before the target, and its row predicts the target.
 
     Args:
-        token_ids_NC, position_ids_NC: the contexts' tokens and their position IDs, ascending.
-        target_ids_N: the tokens to be predicted.
         reference: predictions that theirs are compared with, under their targets' long contexts.
         reference_index_N: which of these each context belongs to.
         first_tokens: of `read_without_context`; each context begins with one of them.
@@ -478,17 +452,10 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
 
 
 def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:
-    """Losses and divergences of a packed sequence's targets, in one pass: [T] each.
-
-    Args:
-        reference: what the prediction of the chunk's target t is compared with, at place t.
-    """
-    inputs = sequence.rows.on_device(model.device)
-    target_ids_1T = to_device(sequence.target_ids_T[None], model.device)
-    values_1T = losses_and_divergences(model, *inputs, target_ids_1T, reference.at(sequence.targets))
-    for kind, values in zip(("loss", "divergence"), values_1T, strict=True):
-        refuse_not_finite(values, inputs[1], inputs[3], kind)
-    return Measured(*(values[0].cpu().numpy() for values in values_1T))
+    """Losses and divergences of a packed sequence's targets, in one pass: [T] each; of all, `reference`."""
+    queue = PassQueue(model, Batching(1), reference.at(sequence.targets))
+    queue.run(sequence.rows, sequence.target_ids_T[None])
+    return Measured(*(values_1T[0] for (values_1T,) in queue.read()))
 
 
 def measured_in_foreign_context(

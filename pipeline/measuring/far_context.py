@@ -48,7 +48,7 @@ from pipeline.measuring.contexts import (
     read_prefix,
     read_without_context,
 )
-from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths
 from pipeline.models.interface import CausalLM, NotInspectableError, Predictions, Prefix, ReadText, to_device
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
@@ -93,7 +93,7 @@ def leave_each_out(
     full = full or full_pass(model, sequence)
     num_far_T = sequence.num_far_tokens_T
     rows_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
-    queue, rest_R = PassQueue(model, batching, reference or full.predictions), rows_R
+    queue, rest_R, batches = PassQueue(model, batching, reference or full.predictions), rows_R, []
     target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
     while len(rest_R):  # nothing here waits for a GPU
         start = int(rest_R[0])
@@ -115,23 +115,15 @@ def leave_each_out(
             torch.arange(first, num_targets).expand(shape),
             full.prefix.first(start) if start else None,
         )
+        if num_done:
+            batches.append((rest_R[:num_done], first))
         rest_R = rest_R[num_done:]
-
-    def of_all(parts: list[np.ndarray]) -> np.ndarray:
-        """From batches of [R, T] of the last few targets."""
-        values_TF = np.full((len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
-        missing = [(0, len(num_far_T) - part.shape[1]) for part in parts]
-        whole = [
-            np.pad(part, ((0, 0), (num, none)), constant_values=np.nan)
-            for part, (none, num) in zip(parts, missing, strict=True)
-        ]
-        values_TF[:, rows_R] = np.concatenate(whole).T
-        return far_context_only(values_TF, num_far_T)
-
-    losses, divergences = queue.read()
-    return LeaveOneOut(
-        of_all([part - full.losses_T[-part.shape[1] :] for part in losses]), of_all(divergences)
-    )
+    values_2TF = np.full((2, num_targets, num_far_T[-1]), np.nan, dtype=np.float32)
+    for values_TF, parts in zip(values_2TF, queue.read(), strict=True):
+        for (removed_R, first), part_RT in zip(batches, parts, strict=True):
+            values_TF[first:, removed_R] = part_RT.T
+    values_2TF[0] -= full.losses_T[:, None]
+    return LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in values_2TF))
 
 
 def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:
@@ -310,9 +302,7 @@ class FarContext:
                 "gradient_divergence", lambda model, read: model.gate_gradients(*read), answers_T
             )
             ** 2
-            for answers_T in sampled_answers(
-                self.predictions, self.measurement.num_sampled_answers, self.measurement.seed
-            )
+            for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.measurement.seed)
         ]
         return np.mean(squares, axis=0, dtype=np.float32)
 

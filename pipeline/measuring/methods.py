@@ -1,26 +1,25 @@
 """Selection rules that other people proposed: a function each, which scores the far tokens of a `FarContext`.
 
-What a function returns is [T, F], NaN where a token is not far context of a target; the k largest are its
-choice. Its row in `rules.RULES` says what it sees and what it costs, its docstring what differs from the
-paper. analysis/METHODS.md shows how to add one. Libraries that only some need are imported where they are
-used.
+What a function returns is [T, F], NaN where a token is not far context of a target, or two such, by the loss
+and by the divergence; the k largest are its choice. Its row in `rules.RULES` says what it sees and what it
+costs, its docstring what differs from the paper. analysis/METHODS.md shows how to add one. Libraries that
+only some need are imported where they are used.
 
 Shapes: S rows of a sequence, T targets (query rows), F far-context positions (of the last target), H heads, D
 width, N subsets, E = F + 1 starts, B starts of a pass.
 """
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Literal
 
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, logger
-from pipeline.measuring.choices import ranked
+from pipeline.cli import InputError
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext
+from pipeline.measuring.flags import NUM_INTEGRATION_STEPS
 from pipeline.models.interface import CausalLM, ReadText, to_device
 
 PENALTY = 0.01
@@ -34,10 +33,10 @@ RIDGE = 1e-3
 
 POOLED, PAGE = 5, 16
 """Neighbours that `snapkv` averages over; tokens of a page of `quest`."""
-Policy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Sequence[int] | np.ndarray | torch.Tensor]
+Policy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(keys of the far tokens [A, F, E]; queries of the rows that always stay [A, W, E], of which the last
-predicts the target; attention of all rows to the far tokens [A, F + W, F]; budget k) -> k places in [0, F),
-the most important first. A smaller budget keeps the first of these. A: heads of all layers; float32."""
+predicts the target; attention of all rows to the far tokens [A, F + W, F]) -> how much each far token is
+worth keeping [F]. A: heads of all layers; float32."""
 LogProbs = Callable[[torch.Tensor], torch.Tensor]
 """Embeddings [B, S, D] -> ln p of every target [B, T]."""
 
@@ -64,8 +63,8 @@ def attention_rollout(context: FarContext) -> np.ndarray:
     return context.look_inside("attention_rollout", rollout)
 
 
-def context_length_probing(context: FarContext) -> np.ndarray:
-    """What reaching back to each far token lowers the loss by, nats; it looks at the target.
+def context_length_probing(context: FarContext) -> Measured:
+    """What reaching back to each far token lowers loss and divergence by: float64 [T, F] each, nats.
 
     Cífka and Liutkus 2023, "Black-box language model explanation by context length probing", arXiv
     2212.14815: the difference that the two contexts make that begin at i and right behind it,
@@ -76,15 +75,7 @@ def context_length_probing(context: FarContext) -> np.ndarray:
     start on serves all targets. Theirs restarts the position IDs at every start, as a text cut off has it;
     here tokens keep theirs. In a background what stands before the start is another document's.
     """
-    return np.diff(context.once(measured_from_each_start).losses)
-
-
-def context_length_probing_divergence(context: FarContext) -> np.ndarray:
-    """What reaching back to each far token brings the prediction nearer to the long context's, nats.
-
-    Blind to the target; it fits the prediction.
-    """
-    return np.diff(context.once(measured_from_each_start).divergences)
+    return Measured(*map(np.diff, measured_from_each_start(context)))
 
 
 def measured_from_each_start(context: FarContext) -> Measured:
@@ -171,8 +162,10 @@ def _rows_behind_others(sequence: PackedSequence, starts_B: np.ndarray, fill_L: 
     )
 
 
-def surrogate(context: FarContext) -> np.ndarray:
-    """How much each far token raises the logit of the target's probability, by ContextCite.
+def surrogate(context: FarContext) -> Measured:
+    """How much each far token raises the logit of the target's probability, by ContextCite: float64 [T, F].
+
+    And how much nearer it brings the prediction to that of the long context, nats.
 
     Cohen-Wang, Shah, Georgiev and Madry 2024, "ContextCite: Attributing Model Generation to Context", arXiv
     2409.00729: a sparse linear model stands in for the language model on subsets of the far context. Of N
@@ -182,15 +175,14 @@ def surrogate(context: FarContext) -> np.ndarray:
     The score of a token is its weight. Theirs has sentences as sources, ours tokens; with fewer subsets than
     tokens the penalty picks the few. It looks at the target, though no single context can be fitted.
     """
-    return _lasso_weights(context, logits_of_losses(context.once(_measured_in_subsets).losses))
-
-
-def surrogate_divergence(context: FarContext) -> np.ndarray:
-    """How much each far token brings the prediction nearer to that of the long context, nats.
-
-    Blind to the target; it fits the prediction, on average.
-    """
-    return _lasso_weights(context, -context.once(_measured_in_subsets).divergences.astype(np.float64))
+    kept_NF, num_far_T = subsets_of(context), context.num_far_tokens_T
+    measured = context.in_subsets(kept_NF)
+    outputs = logits_of_losses(measured.losses), -measured.divergences.astype(np.float64)
+    weights_2TF = np.full((2, len(num_far_T), kept_NF.shape[1]), np.nan)
+    for weights_TF, outputs_NT in zip(weights_2TF, outputs, strict=True):
+        for target, num_far in enumerate(num_far_T):
+            weights_TF[target, :num_far] = sparse_weights(kept_NF[:, :num_far], outputs_NT[:, target])
+    return Measured(*weights_2TF)
 
 
 def subsets_of(context: FarContext) -> np.ndarray:
@@ -200,44 +192,20 @@ def subsets_of(context: FarContext) -> np.ndarray:
     return draws_NF < measurement.kept_fraction
 
 
-def _measured_in_subsets(context: FarContext) -> Measured:
-    return context.in_subsets(context.once(subsets_of))
-
-
 def logits_of_losses(losses: np.ndarray) -> np.ndarray:
     """Ln p - ln (1 - p) of probabilities that are given as losses, -ln p in nats."""
     losses = np.maximum(losses.astype(np.float64), _SUREST)
     return -losses - np.log(-np.expm1(-losses))
 
 
-def _lasso_weights(context: FarContext, outputs_NT: np.ndarray) -> np.ndarray:
-    kept_NF, num_far_T = context.once(subsets_of), context.num_far_tokens_T
-    weights_TF = np.full((len(num_far_T), kept_NF.shape[1]), np.nan)
-    for target, outputs_N in enumerate(outputs_NT.T):
-        num_far = int(num_far_T[target])
-        weights_TF[target, :num_far], is_converged = sparse_weights(kept_NF[:, :num_far], outputs_N)
-        if not is_converged:
-            logger.warning(
-                "the linear model of rule surrogate has not converged in %d rounds for the target at place %d"
-                " of %s (far context: %s); its last weights are taken",
-                MOST_ROUNDS, context.lengths.targets_T[target], context.measurement.where, context.name,
-            )  # fmt: skip
-    return weights_TF
-
-
-def sparse_weights(kept_NF: np.ndarray, outputs_N: np.ndarray) -> tuple[np.ndarray, bool]:
-    """The weight of each token, in units of the output: float64 [F]; and whether the fit has converged."""
-    from sklearn.exceptions import ConvergenceWarning
+def sparse_weights(kept_NF: np.ndarray, outputs_N: np.ndarray) -> np.ndarray:
+    """The weight of each token, in units of the output: float64 [F]; sklearn warns of no convergence."""
     from sklearn.linear_model import Lasso
 
     spread_F = kept_NF.std(0)
     spread_F[spread_F == 0] = 1  # always in, or never: nothing is to be said of it
-    lasso = Lasso(alpha=PENALTY, max_iter=MOST_ROUNDS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        lasso.fit((kept_NF - kept_NF.mean(0)) / spread_F, outputs_N)
-    is_converged = not any(issubclass(one.category, ConvergenceWarning) for one in caught)
-    return lasso.coef_ / spread_F, is_converged
+    lasso = Lasso(alpha=PENALTY, max_iter=MOST_ROUNDS).fit((kept_NF - kept_NF.mean(0)) / spread_F, outputs_N)
+    return lasso.coef_ / spread_F
 
 
 def input_x_gradient(context: FarContext) -> np.ndarray:
@@ -271,13 +239,14 @@ def integrated_gradients(context: FarContext) -> np.ndarray:
     """
     from captum.attr import IntegratedGradients
 
-    num_steps, batching = context.measurement.num_integration_steps, context.measurement.batching
-
     def attribute(log_probs: LogProbs, embedded_1SD: torch.Tensor, index: int) -> torch.Tensor:
         # A pass that is kept for its derivative takes several times the memory of one that is not.
-        num_sequences = max(1, batching.num_sequences(context.model, embedded_1SD.shape[1]) // 4)
+        num_fitting = context.measurement.batching.num_sequences(context.model, embedded_1SD.shape[1])
         return IntegratedGradients(log_probs).attribute(
-            embedded_1SD, target=index, n_steps=num_steps, internal_batch_size=num_sequences
+            embedded_1SD,
+            target=index,
+            n_steps=NUM_INTEGRATION_STEPS,
+            internal_batch_size=max(1, num_fitting // 4),
         )
 
     return _attributed_to_embeddings(context, "integrated_gradients", attribute)
@@ -387,77 +356,53 @@ def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:
 
     One set of tokens for all layers and heads, where a cache may keep others in each: what is evicted here is
     gone from the network. The rows that always stay are the short context. In memory: the attention of all
-    rows in every head. The method's InputError: the policy returns no choice, or its choices are not nested.
+    rows in every head.
     """
-
-    def kept(given: tuple[torch.Tensor, ...], budget: int) -> list[int]:
-        keys_AFE, queries_AWE, attention_ANF = given
-        places = torch.as_tensor(policy(keys_AFE, queries_AWE, attention_ANF, budget)).tolist()
-        num_far = keys_AFE.shape[1]
-        if len(places) != budget or len(set(places)) != budget or not {*places} <= {*range(num_far)}:
-            raise InputError(
-                f"policy {policy.__name__} returned {places[:8]}{'…' * (len(places) > 8)} for a budget of"
-                f" {budget}: return so many different places below {num_far}"
-            )
-        return places
-
-    def order_of_sequence(context: FarContext, read: ReadText) -> torch.Tensor:
-        layers: list[tuple[torch.Tensor, ...]] = []
-        context.model.watch_heads(*read[:3], None, lambda *of_layer: layers.append(of_layer))
-        queries_ASE, keys_ASE, attention_ASS = (torch.cat(parts) for parts in zip(*layers, strict=True))
-        order_TS = torch.full((len(read.query_rows_T), keys_ASE.shape[1]), torch.nan)
-        for target, row in enumerate(read.query_rows_T.tolist()):
-            seen = torch.arange(row + 1, device=keys_ASE.device)
-            if read.visible_1SS is not None:
-                seen = read.visible_1SS[0, row].nonzero()[:, 0]
-            far, short = seen.tensor_split([len(seen) - context.lengths.short_context_length])
-            given = keys_ASE[:, far], queries_ASE[:, short], attention_ASS[:, seen][:, :, far]
-            places, fewer = kept(given, len(far)), max(1, len(far) // 4)
-            if set(kept(given, fewer)) != set(places[:fewer]):
-                raise InputError(
-                    f"policy {policy.__name__}: the {fewer} places of a budget of {fewer} are not the first"
-                    f" of those of a budget of {len(far)}; return the most important first"
-                )
-            order_TS[target, places] = torch.arange(len(far), 0, -1.0)
-        return order_TS
 
     @wraps(policy)
     def method(context: FarContext) -> np.ndarray:
-        return context.look_inside(policy.__name__, lambda model, read: order_of_sequence(context, read))
+        def worth(model: CausalLM, read: ReadText) -> torch.Tensor:
+            layers: list[tuple[torch.Tensor, ...]] = []
+            model.watch_heads(*read[:3], None, lambda *of_layer: layers.append(of_layer))
+            queries_ASE, keys_ASE, attention_ASS = (torch.cat(parts) for parts in zip(*layers, strict=True))
+            worth_TS = torch.full((len(read.query_rows_T), keys_ASE.shape[1]), torch.nan)
+            for target, row in enumerate(read.query_rows_T.tolist()):
+                seen = torch.arange(row + 1, device=keys_ASE.device)
+                if read.visible_1SS is not None:
+                    seen = read.visible_1SS[0, row].nonzero()[:, 0]
+                far, short = seen.tensor_split([len(seen) - context.lengths.short_context_length])
+                given = keys_ASE[:, far], queries_ASE[:, short], attention_ASS[:, seen][:, :, far]
+                worth_TS[target, far.cpu()] = policy(*given).cpu()
+            return worth_TS
+
+        return context.look_inside(policy.__name__, worth)
 
     return method
 
 
 @cache_policy
-def h2o(
-    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
-) -> np.ndarray:
+def h2o(keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor) -> torch.Tensor:
     """Tokens that all rows so far have attended to most, in sum: "heavy hitters".
 
     Zhang et al. 2023, arXiv 2306.14048. Theirs chooses in each head, and anew at every token, when what was
     evicted gets no more attention; here every row sees all before it.
     """
-    return ranked(attention_ANF.sum(1).mean(0).cpu().numpy()[None], budget)[0]
+    return attention_ANF.sum(1).mean(0)
 
 
 @cache_policy
-def snapkv(
-    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
-) -> np.ndarray:
+def snapkv(keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor) -> torch.Tensor:
     """Tokens that the last rows attend to most, in sum, each with its neighbours' mean.
 
     Li et al. 2024, arXiv 2404.14469. The last rows, theirs an "observation window", are the short context.
     Theirs chooses in each head.
     """
     votes_AF = attention_ANF[:, -queries_AWE.shape[1] :].sum(1)
-    pooled_AF = torch.nn.functional.avg_pool1d(votes_AF, POOLED, stride=1, padding=POOLED // 2)
-    return ranked(pooled_AF.mean(0).cpu().numpy()[None], budget)[0]
+    return torch.nn.functional.avg_pool1d(votes_AF, POOLED, stride=1, padding=POOLED // 2).mean(0)
 
 
 @cache_policy
-def quest(
-    keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor, budget: int
-) -> np.ndarray:
+def quest(keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor) -> torch.Tensor:
     """Pages whose keys may give the largest score, by their least and largest value in each channel.
 
     Tang et al. 2024, arXiv 2406.10774: no key of the page can give the query q more than
@@ -473,5 +418,4 @@ def quest(
         for page_APE in keys_AFE.split(PAGE, dim=1)
     ]
     votes_P = (torch.stack(bounds_PA) / keys_AFE.shape[-1] ** 0.5).softmax(0).mean(1)
-    votes_F = votes_P.repeat_interleave(PAGE)[: keys_AFE.shape[1]]
-    return ranked(votes_F.cpu().numpy()[None], budget)[0]
+    return votes_P.repeat_interleave(PAGE)[: keys_AFE.shape[1]]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -248,15 +248,15 @@ def _by(scores: Scores) -> Ranking:
     return lambda contexts, max_k, generator: ranked(np.mean([*map(scores, contexts)], axis=0), max_k)
 
 
-def _greedy_by(criterion: Literal["losses", "divergences"]) -> Ranking:
-    """The best addition to those already chosen, again and again."""
+def _greedy_by(criterion: int) -> Ranking:
+    """The best addition to those already chosen, again and again, by the losses or the divergences."""
 
     def ranking(contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator) -> np.ndarray:
         added = [context.first_additions for context in contexts]
-        chosen_TK = ranked(-np.mean([getattr(values, criterion) for values in added], axis=0), 1)
+        chosen_TK = ranked(-np.mean([values[criterion] for values in added], axis=0), 1)
         while chosen_TK.shape[1] < max_k:
             added = [context.measured_additions(chosen_TK) for context in contexts]
-            next_T1 = ranked(-np.mean([getattr(values, criterion) for values in added], axis=0), 1)
+            next_T1 = ranked(-np.mean([values[criterion] for values in added], axis=0), 1)
             chosen_TK = np.concatenate([chosen_TK, next_T1], axis=1)
         return chosen_TK
 
@@ -273,9 +273,20 @@ def _nearest(contexts: Sequence["FarContext"], max_k: int, generator: np.random.
     return contexts[0].num_far_tokens_T[:, None] - 1 - np.arange(max_k)
 
 
-def _method(name: str) -> Ranking:
-    """By the scores that the function of this name in `methods.py` gives, imported when first used."""
-    return _by(lambda context: getattr(import_module("pipeline.measuring.methods"), name)(context))
+def _both(
+    search: str, scores: "Callable[[FarContext], Sequence[np.ndarray]]",
+    cost: Callable[[RuleCosts, int], int], **more: Any,
+) -> list[Rule]:  # fmt: skip
+    """A search by either criterion; `scores` are by the loss and by the divergence."""
+    return [
+        Rule(search + ending, sees, _by(lambda far, of=criterion: scores(far)[of]), cost, **more)
+        for criterion, (ending, sees) in enumerate(_CRITERIA.items())
+    ]
+
+
+def _method(name: str) -> Callable[["FarContext"], Any]:
+    """The function of this name in `methods.py`, imported when first used; asked once of a far context."""
+    return lambda context: context.once(getattr(import_module("pipeline.measuring.methods"), name))
 
 
 def _streaming_llm(
@@ -292,35 +303,21 @@ def _streaming_llm(
 
 _ROWS = (
     # Necessity: what leaving the token out of the long context costs; how far it moves the prediction.
-    Rule("leave_one_out", "answer", _by(lambda far: far.influence_TF), RuleCosts.removals, INTERVENTIONS),
-    Rule(
-        "leave_one_out_divergence", "prediction", _by(lambda far: far.divergence_TF), RuleCosts.removals,
-        INTERVENTIONS,
+    *_both(
+        "leave_one_out", lambda far: (far.influence_TF, far.divergence_TF), RuleCosts.removals,
+        interventions=INTERVENTIONS,
     ),
     # Sufficiency: what the token alone, beside the short context, gives. Takes every copy of one evidence.
-    Rule(
-        "add_one_in", "answer", _by(lambda far: -far.first_additions.losses), RuleCosts.additions,
+    *_both(
+        "add_one_in", lambda far: [-values for values in far.first_additions], RuleCosts.additions,
         builds_up=True,
-    ),
-    Rule(
-        "add_one_in_divergence", "prediction", _by(lambda far: -far.first_additions.divergences),
-        RuleCosts.additions, builds_up=True,
     ),
     # The same, given those already chosen: of redundant evidence it takes one copy and goes on. It fits what
     # it looks at best of all, with or without a dependency.
-    Rule("greedy", "answer", _greedy_by("losses"), RuleCosts.greedy, (REMOVE,), builds_up=True),
-    Rule(
-        "greedy_divergence", "prediction", _greedy_by("divergences"), RuleCosts.greedy, (REMOVE,),
-        builds_up=True,
-    ),
+    Rule("greedy", "answer", _greedy_by(0), RuleCosts.greedy, (REMOVE,), builds_up=True),
+    Rule("greedy_divergence", "prediction", _greedy_by(1), RuleCosts.greedy, (REMOVE,), builds_up=True),
     # The mean effect over random subsets of the far context: no single context can be fitted.
-    Rule(
-        "banzhaf", "answer", _by(lambda far: far.subset_effects.losses), RuleCosts.subsets, builds_up=True
-    ),
-    Rule(
-        "banzhaf_divergence", "prediction", _by(lambda far: far.subset_effects.divergences),
-        RuleCosts.subsets, builds_up=True,
-    ),
+    *_both("banzhaf", lambda far: far.subset_effects, RuleCosts.subsets, builds_up=True),
     # First-order estimate of leave_one_out, by a gate that multiplies exp(score) of every attention edge into
     # the token. It saturates: where a token has nearly all attention and the model is sure, the derivative
     # vanishes though removal costs most.
@@ -340,28 +337,25 @@ _ROWS = (
         reads_everything=True,
     ),
     Rule(
-        "input_x_gradient", "answer", _method("input_x_gradient"),
+        "input_x_gradient", "answer", _by(_method("input_x_gradient")),
         lambda costs, k: costs.targets_per_chunk * costs.one_pass(), reads_everything=True, needs="captum",
     ),
     Rule(
-        "integrated_gradients", "answer", _method("integrated_gradients"),
+        "integrated_gradients", "answer", _by(_method("integrated_gradients")),
         lambda costs, k: NUM_INTEGRATION_STEPS * costs.targets_per_chunk * costs.one_pass(),
         reads_everything=True, needs="captum",
     ),
     *(
-        Rule(name, "attention", _method(name), RuleCosts.one_pass, reads_everything=True)
+        Rule(name, "attention", _by(_method(name)), RuleCosts.one_pass, reads_everything=True)
         for name in ("attention_rollout", "learned_attention", "learned_attention_divergence")
     ),
-    *(
-        Rule(search + criterion, sees, _method(search + criterion), cost, builds_up=True)
-        for search, cost in (
-            ("context_length_probing", RuleCosts.starts), ("surrogate", RuleCosts.subsets)
-        )
-        for criterion, sees in _CRITERIA.items()
+    *_both(
+        "context_length_probing", _method("context_length_probing"), RuleCosts.starts, builds_up=True
     ),
+    *_both("surrogate", _method("surrogate"), RuleCosts.subsets, builds_up=True),
     # Policies that evict from a cache of keys and values, or read a part of it.
     *(
-        Rule(name, "attention", _method(name), RuleCosts.one_pass, reads_everything=True)
+        Rule(name, "attention", _by(_method(name)), RuleCosts.one_pass, reads_everything=True)
         for name in ("h2o", "snapkv", "quest")
     ),
     Rule("streaming_llm", "nothing", _streaming_llm, lambda costs, k: 0),

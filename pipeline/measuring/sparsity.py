@@ -89,7 +89,6 @@ class Request:
             loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
             kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
             is_compact=self.is_compact,
-            where=f"chunk {chunk.chunk_index} of document {chunk.document_id}",
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
         substitute_ids_L = None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1])

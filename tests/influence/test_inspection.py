@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
-from pipeline.measuring import methods
+from pipeline.measuring import far_context, methods
 from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
@@ -67,9 +67,7 @@ class Family:
         return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
-        measurement = Measurement(
-            self.lm, LENGTHS, Batching(100), num_sampled_answers=NUM_ANSWERS, head_weights=WEIGHTS, seed=SEED
-        )
+        measurement = Measurement(self.lm, LENGTHS, Batching(100), head_weights=WEIGHTS, seed=SEED)
         return far_contexts(measurement, *CHUNKS.values())
 
     def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
@@ -182,7 +180,10 @@ def family(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Fa
     return of_olmo(make_olmo) if request.param == "olmo" else of_hugging_face(request.param)
 
 
-def test_every_gate_gradient_and_information_is_of_finite_differences(family: Family) -> None:
+def test_every_gate_gradient_and_information_is_of_finite_differences(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_context, "NUM_SAMPLED_ANSWERS", NUM_ANSWERS)
     for name, context in family.contexts().items():
         answers = sampled_answers(context.predictions, NUM_ANSWERS, SEED)
         for index, target in enumerate(TARGETS):
@@ -228,7 +229,7 @@ def test_cache_policies_are_the_formulas_of_their_papers(
 ) -> None:
     monkeypatch.setattr(methods, "PAGE", 5)
     for name, context in family.contexts().items():
-        orders = {policy: getattr(methods, policy)(context) for policy in ("h2o", "snapkv", "quest")}
+        found = {policy: getattr(methods, policy)(context) for policy in ("h2o", "snapkv", "quest")}
         for index, target in enumerate(TARGETS):
             layers, num_far = family.heads(seen(name, target)), target - S
             weights_ASS, queries_ASE, keys_ASE = map(np.concatenate, zip(*layers, strict=True))
@@ -247,36 +248,12 @@ def test_cache_policies_are_the_formulas_of_their_papers(
                 "snapkv": [sum(recent[max(0, i - 2) : i + 3]) / 5 for i in range(num_far)],
                 "quest": np.mean(votes_A, axis=0),
             }
-            for policy, order_TF in orders.items():
-                assert sorted(order_TF[index, :num_far]) == list(range(1, num_far + 1)), policy
-                falling = np.array(naive[policy])[np.argsort(-order_TF[index, :num_far])]
-                assert (np.diff(falling) < 1e-4 * falling[0]).all(), (policy, name, target)
-                assert np.isnan(order_TF[index, num_far:]).all()
-            assert np.ptp(naive["quest"]) > 0 and orders["quest"][index, :num_far].argmax() % 5 in (
-                4,
-                3,
-                2,
-                1,
-            )
-
-
-@pytest.mark.parametrize(
-    ("choice", "reason"),
-    [
-        (lambda *given: [0] * given[-1], r"policy <lambda> returned \[0, 0, .* return so many different"),
-        (lambda *given: range(given[-1] + 1), "for a budget of 17: return so many different places below 17"),
-        (lambda *given: range(1, given[-1] + 1), "for a budget of 17: return so many different places below"),
-        (lambda *given: range(17 - given[-1], 17), "the 4 places of a budget of 4 are not the first"),
-    ],
-)
-def test_a_policy_that_makes_no_nested_choice_is_refused(
-    make_olmo: Callable[..., OLMo], choice: Any, reason: str
-) -> None:
-    lengths = ContextLengths(short_context_length=S, long_context_length=22, targets_per_chunk=1)
-    measurement = Measurement(OLMoCausalLM(make_olmo()), lengths, Batching(100))
-    own = far_contexts(measurement, CHUNKS["own"][:22], CHUNKS["other_document"][:22])["own"]
-    with pytest.raises(InputError, match=reason):
-        methods.cache_policy(choice)(own)
+            for policy, worth_TF in found.items():
+                worth_F, naive_F = worth_TF[index, :num_far], np.array(naive[policy])
+                scale = {"h2o": len(keys_ASE), "snapkv": len(keys_ASE), "quest": 1}[policy]
+                np.testing.assert_allclose(scale * worth_F, naive_F, atol=1e-4 * naive_F.max(), rtol=1e-3)
+                assert np.isnan(worth_TF[index, num_far:]).all()
+            assert np.ptp(naive["quest"]) > 0
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
@@ -299,10 +276,11 @@ def test_answers_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 def test_many_answers_tell_the_divergence_of_a_gate_that_is_nearly_open(
-    make_olmo: Callable[..., OLMo],
+    make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(far_context, "NUM_SAMPLED_ANSWERS", 200)
     stock, closed_by, target = make_olmo(seed=3), 0.1, L - 1
-    measurement = Measurement(OLMoCausalLM(stock), LENGTHS, Batching(100), num_sampled_answers=200, seed=SEED)
+    measurement = Measurement(OLMoCausalLM(stock), LENGTHS, Batching(100), seed=SEED)
     own = far_contexts(measurement, *CHUNKS.values())["own"]
     position = int(selected_positions(own, "gradient_divergence", 1, seed=[0])[-1, 0])
     log_probs = []

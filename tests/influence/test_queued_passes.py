@@ -30,6 +30,7 @@ from pipeline.measuring.contexts import (
 from pipeline.measuring.far_context import far_contexts, leave_each_out, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
+from pipeline.measuring.stage import failures_in_words
 from pipeline.models import attention
 from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.models.olmo import OLMoCausalLM
@@ -101,15 +102,13 @@ def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, caplog: pyte
     assert [rows // 94 for rows in little.rows_of_passes[:4]] == [23, 11, 5, 2]
     assert max(little.rows_of_passes[3:]) <= 300
     assert "out of memory with 23 sequences of 94 tokens in a batch; going on with half" in caplog.text
+    too_large = pytest.raises(InputError, match="memory does not suffice for a chunk of 96 tokens with model")
+    with too_large, failures_in_words("run", 96, 0):
+        leave_each_out(_LittleMemory(lm, 90), own_context(CHUNKS[0], LENGTHS), Batching(4000))
     windows = window_losses(_LittleMemory(lm, 20), CHUNKS[0], LENGTHS.targets_T, 8, Batching(4000))
     np.testing.assert_allclose(
         windows, window_losses(lm, CHUNKS[0], LENGTHS.targets_T, 8, Batching(4000)), rtol=0, atol=2e-5
     )
-
-
-def test_one_sequence_too_large_is_said_in_a_sentence(lm: OLMoCausalLM) -> None:
-    with pytest.raises(InputError, match="a single sequence of 94 tokens does not fit the memory"):
-        leave_each_out(_LittleMemory(lm, 90), own_context(CHUNKS[0], LENGTHS), Batching(4000))
 
 
 def test_what_is_known_is_not_computed_again(lm: OLMoCausalLM) -> None:

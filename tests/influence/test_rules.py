@@ -26,6 +26,7 @@ SCORED = SimpleNamespace(
     gate_information_TF=SCORES_TF,
     first_additions=Measured(-SCORES_TF, -SCORES_TF),
     subset_effects=Measured(SCORES_TF, SCORES_TF),
+    once=lambda measure: measure(SCORED),
 )
 
 
@@ -38,7 +39,8 @@ OF_METHODS = [name for name in RULES if hasattr(methods, name)]
 
 def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in OF_METHODS:  # a method is the function of its name
-        monkeypatch.setattr(methods, rule, lambda context: SCORES_TF)
+        scores = Measured(SCORES_TF, SCORES_TF) if f"{rule}_divergence" in RULES else SCORES_TF
+        monkeypatch.setattr(methods, rule, lambda context, scores=scores: scores)
     for rule in RULES.keys() - {"greedy", "greedy_divergence", "streaming_llm", *CONTROLS}:
         if RULES[rule].is_installed:
             assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
