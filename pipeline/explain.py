@@ -36,7 +36,7 @@ import argparse
 import os
 
 from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
-from pipeline.measuring.flags import DTYPES
+from pipeline.measuring.flags import add_model_arguments
 from pipeline.measuring.rules import RULES, find_rule
 from pipeline.results.files import write_atomically
 
@@ -68,12 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--foreign-text-file", type=file_path,
         help="the text that stands in for the far context, and of the null; English passages if not given")
     add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
-    add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
-    add("--dtype", choices=DTYPES, default="auto",
-        help="of weights and computation; auto: float32 of small models, of others whatever is faster here")
-    add("--device", help="torch device; cuda where there is one, else cpu, if not given")
-    add("--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for")
+    add_model_arguments(stage, "auto", "float32 of small models, of others whatever is faster here")
     add("--seed", type=random_seed, default=0, help="of rules that draw")
     # fmt: on
     return stage
@@ -81,8 +76,6 @@ def parser() -> argparse.ArgumentParser:
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuse rules that no text alone can be explained by."""
-    if not arguments.rules:
-        raise InputError("no rule is named; name one, such as leave_one_out")
     for rule in map(find_rule, arguments.rules):
         if rule.name.startswith("learned_attention"):
             raise InputError(

@@ -1,23 +1,17 @@
 """The few far tokens that carry a prediction, and what is lost by keeping only them.
 
 For each checkpoint and each target t of the evaluation documents:
-  1. what its prediction is with everything before it in the chunk (long context), with the s tokens before it
-     (short context), and how far these are apart: the loss difference, and the divergence
-     KL(p(.|long) || p(.|short)), which never sees the answer;
-  2. the k far tokens that each selection rule ranks first. A rule is a search and a criterion: the target's
-     loss (the plain name), which sees the answer, or the divergence (the name with _divergence), which does
-     not;
+  1. loss and prediction with everything before it in the chunk (long context), and with the s tokens before
+     it (short context). The divergence KL(p(.|long) || p(.|short)) compares these without seeing the answer;
+  2. the k far tokens that each rule ranks first, by the loss or, a name with _divergence, by the divergence;
   3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
      network; of the controls, random and nearest, at every power of two up to the whole far context;
-  4. the same with another document's tokens at the same positions: the null. k tokens chosen among hundreds
-     do much even where none matters; only the excess over the null is an effect. Of searches that build up
-     the prediction the null is mimicry: foreign tokens chosen to reproduce this document's prediction;
+  4. the same with another document's tokens at the same positions: the null, which tells how much of that is
+     an effect;
   5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
      least k that recovers most of the gain; by losses and by divergence.
 
-pipeline/README.md says what each search does and costs, and what the interventions are. The default rule and
-intervention came first in the trial of the measures: under background, S_k is put into a foreign far context,
-and only what this document's tokens add to it counts.
+pipeline/README.md says what each rule and intervention does and costs, and why there is a null.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
          *.parquet                                            columns: pipeline/RESULTS.md
@@ -79,8 +73,7 @@ from pipeline.measuring.rules import (
 )
 from pipeline.text.folder import TokenizedData, UnigramDistribution
 
-POSITIONS = ORIGINAL, COMPACT = "original", "compact"
-"""Position IDs of sparse contexts: as they were, or without gaps."""
+ORIGINAL, COMPACT = "original", "compact"
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
 
@@ -98,8 +91,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rules", nargs="+",
         help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
-        help="what stands where a token is left out: nothing, a token drawn from the training tokens, or"
-        " another document's in a foreign far context")
+        help="what stands where a token is left out: nothing, a training token, another document's")
     add("--num-backgrounds", type=positive_int, default=1,
         help="foreign documents that --intervention background takes the mean over")
     add("--judge-with", nargs="+", default=[], metavar="MODEL",
@@ -111,30 +103,23 @@ def parser() -> argparse.ArgumentParser:
     add("--choosers-judge", action="store_true",
         help="with --judge-with, try the tokens on the models that chose them too")
     add("--null-fraction", type=positive_fraction, default=1.0,
-        help="of the documents, those with a null, controls and rules that say nothing without a null; a hash"
-        " of the text decides which")
+        help="of the documents, those with a null, controls and rules that say nothing without a null")
     add("--last-tokens", type=positive_int, metavar="N",
         help="read the last N tokens of each chunk only: the same targets, each after fewer tokens")
     add("--choices", type=folder_path, metavar="RESULTS",
-        help="choose nothing: try the tokens that another results folder holds on --checkpoints, such as"
-        " short-trained models under --intervention remove: the short context, S_k and nothing else")
-    add("--choices-of", metavar="MODEL",
-        help="whose choices, where that folder holds several models'")
-    add("--positions", choices=POSITIONS, default=ORIGINAL,
-        help="of the short context and S_k, of --choices under --intervention remove: each token keeps its"
-        " position ID, or they are closed up, so that k + s positions suffice")
+        help="choose nothing: try the tokens that another results folder holds on --checkpoints")
+    add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
+    add("--positions", choices=(ORIGINAL, COMPACT), default=ORIGINAL,
+        help="of --choices under --intervention remove: tokens keep their position IDs, or are closed up")
     add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
-        help="random subsets of the far context that the rules banzhaf* average over and surrogate* are"
-        " fitted to; an even number")
+        help="random subsets of the far context, of rules banzhaf* and surrogate*; an even number")
     add("--kept-fraction", type=fraction, default=KEPT_FRACTION,
         help="how likely a far token is to be in a subset of the rules surrogate*")
     add("--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
-        help="chunks of training tokens that the weights of the rules learned_attention* are fitted to, once"
-        " a model")
+        help="chunks of training tokens that the rules learned_attention* are fitted to, once a model")
     add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
     add("--minimum-gain", type=finite_float, default=0.1,
-        help="gain of the far context, in nats, below which a target has no k* and no mean_log2_k: there is"
-        " nothing to bring back; by the divergence it is D(0)")
+        help="gain of the far context, in nats, below which a target has no k* and no mean_log2_k")
     add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
     # fmt: on
     return stage
@@ -205,9 +190,7 @@ def main(arguments: argparse.Namespace) -> None:
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
-    how_many = (
-        arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
-    )  # fmt: skip
+    how_many = arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
     MeasuringStage(
         arguments, "influential_tokens", _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
@@ -220,18 +203,17 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
-    names = (
-        "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention",
-    )  # fmt: skip
-    draws_subsets = any(rule.startswith(("banzhaf", "surrogate")) for rule in arguments.rules)
-    learns = any(rule.startswith("learned_attention") for rule in arguments.rules)
-    is_fitted = any(rule.startswith("surrogate") for rule in arguments.rules)
+    names = "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention"
+
+    def of_rules(name: str, *beginnings: str) -> object:
+        return getattr(arguments, name) if any(r.startswith(beginnings) for r in arguments.rules) else None
+
     return {name: getattr(arguments, name) for name in names} | {
         "unigram_sha256": None if unigram is None else unigram.sha256,
         "engine": ENGINE,
-        "num_subsets": arguments.num_subsets if draws_subsets else None,
-        "learning_chunks": arguments.learning_chunks if learns else None,
-        "kept_fraction": arguments.kept_fraction if is_fitted else None,
+        "num_subsets": of_rules("num_subsets", "banzhaf", "surrogate"),
+        "learning_chunks": of_rules("learning_chunks", "learned_attention"),
+        "kept_fraction": of_rules("kept_fraction", "surrogate"),
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
         "choosers_judge": arguments.choosers_judge or None,
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,

@@ -5,8 +5,7 @@ in its chunk), short_context_loss (exactly the s tokens before t, a window of it
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 Also foreign_context_loss, with another document's tokens as the far context: specific_gain = foreign - long
 is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or foreign)), which do
-not see the answer: the expected gains. LongPPL itself (Fang et al. 2024) is in
-analysis/notebooks/long_perplexity.ipynb.
+not see the answer: the expected gains. Hugging Face models, LongPPL (Fang et al. 2024): pipeline/RECIPES.md.
 
 writes   <results>/loss_differences/model=<name>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -15,19 +14,9 @@ full size, on one GPU:
   python pipeline/loss_differences.py --data runs/c4/data --checkpoints runs/c4/models/* \\
       --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
 
-a Hugging Face model, on text in its own tokens (tokenize_c4.py --tokenizer FOLDER/tokenizer.json):
-  python pipeline/loss_differences.py --data runs/pythia/data --checkpoints EleutherAI/pythia-160m \\
-      --revision step143000 --dtype bfloat16 --results runs/pythia/results \\
-      --short-context-length 64 --long-context-length 1024
-
 on a laptop, after `make demo` (seconds):
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
-
-LongPPL over all tokens with a far context, m = ℓ - s - 1, and w a quarter of s as in LongPPL's own code:
-  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/* \\
-      --results runs/longppl/results --short-context-length 16 --long-context-length 256 \\
-      --targets-per-chunk 239 --windowed-stride 4 --max-chunks-per-document 1 --max-documents 60
 """
 
 import sys

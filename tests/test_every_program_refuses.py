@@ -23,12 +23,11 @@ from pipeline.cli import (
     positive_fraction,
     run_stage,
 )
-from pipeline.measuring.flags import gibibytes
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
 NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)
 """None is a size, a count or a seed in any program."""
-FLOATS = (finite_float, positive_float, positive_fraction, fraction, gibibytes)
+FLOATS = (finite_float, positive_float, positive_fraction, fraction)
 
 
 def paths(folder: Path) -> dict[object, list[str]]:

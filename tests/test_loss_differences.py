@@ -112,7 +112,7 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
 
 
 def test_neither_shards_nor_batches_move_a_number(folder: Path, rows: pd.DataFrame, tmp_path: Path) -> None:
-    flags = ["--documents-per-shard", "1", "--tokens-per-batch", "1", "--max-chunks-per-document", "1"]
+    flags = ["--documents-per-shard", "1", "--memory-budget", "1e-6", "--max-chunks-per-document", "1"]
     measure(loss_differences, folder, "--results", str(tmp_path), *flags)
     first = rows[rows["chunk_index"] == 0].reset_index(drop=True)
     pd.testing.assert_frame_equal(read_artefact(tmp_path, "loss_differences"), first, atol=1e-5, rtol=0)

@@ -186,7 +186,6 @@ def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixtur
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "has no target with 5 tokens before it"),
         (TEXT, {"short_context_length": 0}, "the short context has 0 tokens"),
-        (TEXT, {"dtype": "float"}, "unknown dtype 'float'; did you mean 'float32'"),
         (TEXT, {"k": ()}, "k is"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"intervention": "substitute"}, "these need training tokens"),

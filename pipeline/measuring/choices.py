@@ -32,11 +32,7 @@ def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
 
 
 def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How the tokens of --choices were chosen; `arguments.choices_of` is set to whose they are.
-
-    InputError where there are none, or several models' and none is named, or they are of another text or of
-    other lengths.
-    """
+    """How the tokens of --choices were chosen; sets `arguments.choices_of`, and refuses what does not fit."""
     found = read_made_by(arguments.choices, STAGE)
     name = arguments.choices_of or next(iter(found), None)
     if name not in found or (arguments.choices_of is None and len(found) > 1):
@@ -46,25 +42,20 @@ def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     arguments.choices_of, made_by = name, found[name]
     settings: dict[str, Any] = made_by["settings"]
-    for setting in (
-        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
-        "max_chunks_per_document",
-    ):  # fmt: skip
-        theirs, ours = settings.get(setting), getattr(arguments, setting)
-        if theirs != ours:
-            raise InputError(
-                f"--choices were made with {setting} {theirs}, here it is {ours}: make them equal"
-            )
     data = TokenizedData.open(arguments.data)
     if made_by["inputs"]["evaluation_documents"] != data.evaluation_sha256:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
     # As many documents: of fewer, the last one's null would be another document.
     lengths = [num for num in data.evaluation_lengths() if num >= arguments.long_context_length]
-    if (num := len(lengths[: arguments.max_documents])) != settings["num_documents"]:
-        raise InputError(
-            f"--choices were made of {settings['num_documents']} documents, here it is {num}: make"
-            " --max-documents equal"
-        )
+    asked = vars(arguments) | {"num_documents": len(lengths[: arguments.max_documents])}
+    for setting in (
+        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
+        "max_chunks_per_document", "num_documents",
+    ):  # fmt: skip
+        if (theirs := settings.get(setting)) != asked[setting]:
+            raise InputError(
+                f"--choices were made with {setting} {theirs}, here it is {asked[setting]}: make them equal"
+            )
     if arguments.k and arguments.k[-1] > settings["k"][-1]:
         raise InputError(f"--k {arguments.k[-1]} is more than the {settings['k'][-1]} tokens of --choices")
     if unknown := set(arguments.rules or ()) - set(settings["rules"]):
@@ -75,7 +66,7 @@ def settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
 def read_choices(
     arguments: argparse.Namespace, lengths: ContextLengths
 ) -> dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]:
-    """Document and chunk -> `Choices`: the positions count from the start of what is read of the chunk."""
+    """Document and chunk -> `Choices`, positions counted from the start of what is read of the chunk."""
     keys = ["document_id", "chunk_index", "far_context", "rule"]
     order = [*keys, "target_position", "rank"]
     only = {"model": [arguments.choices_of], "rule": arguments.rules}

@@ -55,12 +55,10 @@ class Batching:
     """What a pass may take beyond weights and prefix, by the model's own estimate."""
 
     @classmethod
-    def for_model(
-        cls, model: CausalLM, tokens_per_batch: int | None = None, memory_budget_bytes: float | None = None
-    ) -> "Batching":
-        """Batches of the given sizes; None: what is fastest on the kind of device, within a fixed budget.
+    def for_model(cls, model: CausalLM, memory_budget_bytes: float | None = None) -> "Batching":
+        """Batches of the size that is fastest on the kind of device, within the given or a fixed budget.
 
-        Where half of what is free is less than that budget, it is the budget, and a warning says so.
+        Where half of what is free is less than the fixed budget, it is the budget, and a warning says so.
         """
         is_cpu = model.device.type == "cpu"
         if memory_budget_bytes is None:
@@ -74,10 +72,7 @@ class Batching:
                     available_bytes / GIBIBYTE, memory_budget_bytes / GIBIBYTE,
                 )  # fmt: skip
                 memory_budget_bytes = available_bytes
-        return cls(
-            tokens_per_batch or (_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS),
-            memory_budget_bytes,
-        )
+        return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS, memory_budget_bytes)
 
     def num_sequences(self, model: CausalLM, num_rows: int, num_prefix_rows: int = 0) -> int:
         """Sequences of `num_rows` rows that one pass holds, at least one."""

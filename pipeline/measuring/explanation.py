@@ -41,16 +41,12 @@ _LEVELS_NATS, _COLOURS = (0.1, 0.5, 1.0, 2.0), (153, 117, 75, 33)
 """Of the 256 colours that terminals have: blues, darker for each level."""
 
 
-_IN_A_NOTEBOOK = '<iframe srcdoc="{page}" width="100%" height="800" frameborder="0"></iframe>'
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """A text, and what was measured of it: a frame, a page, and in words by `print`."""
 
     model: str
     dtype: str
-    """As torch calls it."""
     text: TokenizedText
     foreign: TokenizedText
     """Stands in for the far context."""
@@ -72,8 +68,9 @@ class Explanation:
         return explorer_page(self, "the text")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page, in a frame of its own."""
-        return _IN_A_NOTEBOOK.format(page=html.escape(self.html))
+        """What a notebook shows."""
+        page = html.escape(self.html)
+        return f'<iframe srcdoc="{page}" width="100%" height="800" frameborder="0"></iframe>'
 
     def __str__(self) -> str:
         return in_words(self, is_coloured=False)
@@ -227,10 +224,9 @@ def measured_tables(
     chooser: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
     contexts: Mapping[str, FarContext],
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """`measure_chunk` as frames; `contexts` are the chooser's.
+    """`measure_chunk` as frames, and how leaving a selected token out moves the prediction (`Explanation`).
 
-    influential_tokens has one column more, `divergence`: of leaving the token out; NaN where no rule has left
-    tokens out.
+    `contexts` are the chooser's.
     """
     columns = measure_chunk([chooser], chunk, judges, request, contexts)
     tables = {name: pd.DataFrame(of).assign(model=chooser.name) for name, of in columns.items()}
@@ -280,19 +276,14 @@ def explorer_page(explanation: Explanation, name: str) -> str:
 
 def _left_out(explanation: Explanation) -> list[str]:
     first_token, request = explanation.first_token, explanation.request
-    left_out = [
+    has_no_null = len(request.numbers_in(OTHER_DOCUMENT)) < len(request.numbers_of_rule)
+    return [
+        *[f"The first {first_token:,} tokens of the text, which are not measured."] * (first_token > 0),
         f"Predictions of the first {request.lengths.first_target:,} tokens shown: before their short context"
         f" are fewer than {request.largest_k} tokens, or they were not asked for (--targets).",
         "The influence of far tokens that no rule selected.",
+        *["The null of rules that fit neither the answer nor the prediction."] * has_no_null,
     ]
-    if first_token:
-        left_out.insert(0, f"The first {first_token:,} tokens of the text, which are not measured.")
-    if len(request.numbers_in(OTHER_DOCUMENT)) < len(request.numbers_of_rule):
-        left_out.append(
-            "The null of rules that fit neither the answer nor the prediction: what they recover themselves"
-            " is enough."
-        )
-    return left_out
 
 
 def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
@@ -307,26 +298,20 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     for place, piece in enumerate(explanation.pieces_L):
         harmless = "".join(char if char in _JOINERS else printable(char) for char in piece)
         shown.append(_marked(harmless, gains.get(place, 0.0), is_coloured))
+    legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"
     if is_coloured:
-        levels = [_marked(f"{level:g}", level, is_coloured) for level in _LEVELS_NATS]
-        shades = " ".join(levels)
+        shades = " ".join(_marked(f"{level:g}", level, is_coloured) for level in _LEVELS_NATS)
         legend = f"Coloured: the loss falls by at least {shades} nats"
-    else:
-        legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"
     # Means of all targets: one that is picked for its gain is to be seen as picked.
     gain, specific = losses["loss_difference"].mean(), losses["specific_gain"].mean()
     totals = f"All {len(losses)} targets: "
     if gain > 0:
-        expected = losses["short_context_divergence"].mean()
-        totals += (
-            f"the far context gains {gain:.3f} nats on average (expected {expected:.3f}), of which"
-            f" {specific:.3f} only this text gives and no foreign one.\n"
-        )
+        totals += f"the far context gains {gain:.3f} nats on average"
+        totals += f" (expected {losses['short_context_divergence'].mean():.3f}), of which {specific:.3f} only"
+        totals += " this text gives and no foreign one.\n"
     else:
-        totals += (
-            f"the model gains nothing from the far context; with it the loss is {-gain:.3f} nats higher on"
-            " average.\n"
-        )
+        totals += "the model gains nothing from the far context; with it the loss is"
+        totals += f" {-gain:.3f} nats higher on average.\n"
     of_rules = explanation.frame.groupby("rule", sort=False)
     parts = [
         "".join(shown).rstrip("\n") + "\n",

@@ -3,8 +3,7 @@
 Leaving out is done once for all targets together: one pass over a sequence without row r gives
 loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
 (target, token) pair. Rows before r are as they were, so they are read once and shared. Under the intervention
-`substitute` row r holds another token instead. Rules share what they need: the leave-one-out passes are run
-once, or not at all where no rule asks for them.
+`substitute` row r holds another token instead.
 
 Under the intervention `background` what is not there is another document's, and S_k is put among its tokens.
 That is the theory's own picture: all outside of S* is drawn from a background. What any far context gives is
@@ -24,7 +23,7 @@ a pass, V vocabulary.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -105,7 +104,8 @@ def leave_each_out(
         if substitute_ids_L is None:
             rows = _rows_without(sequence, batch_R)
         else:
-            rows = _rows_with_substitutes(sequence, batch_R, substitute_ids_L)
+            is_out_RS = np.arange(start, len(sequence.token_ids_S)) == batch_R[:, None]
+            rows = rows_with_substitutes(sequence, start, is_out_RS, substitute_ids_L)
         # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
         shape = len(batch_R), num_targets - first
@@ -147,19 +147,17 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:
     )
 
 
-def _rows_with_substitutes(
-    sequence: PackedSequence, rows_R: np.ndarray, substitute_ids_L: np.ndarray
+def rows_with_substitutes(
+    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, substitute_ids_L: np.ndarray
 ) -> Rows:
-    """The rows from the first substituted one on, another token in one of them each."""
-    start = rows_R[0]
-    token_ids_RS = np.tile(sequence.token_ids_S[start:], (len(rows_R), 1))
-    token_ids_RS[np.arange(len(rows_R)), rows_R - start] = substitute_ids_L[rows_R]
+    """The rows from `start` on, other tokens in some; all see all before, or their entry is blanked."""
+    substitutes_S = substitute_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
     return Rows(
-        token_ids_RS,
+        np.where(is_replaced_BS, substitutes_S, sequence.token_ids_S[start:]),
         sequence.position_ids_S[None, start:],
         None if sequence.visible_SS is None else sequence.visible_SS[None, start:, start:],
         # A query row before `start` does not see what was replaced; its entry is blanked.
-        np.tile((sequence.query_rows_T - start).clip(min=0), (len(rows_R), 1)),
+        np.tile((sequence.query_rows_T - start).clip(min=0), (len(is_replaced_BS), 1)),
     )
 
 
@@ -200,15 +198,12 @@ class FarContext:
 
     @property
     def replacements(self) -> Sequence[np.ndarray | None]:
-        """What stands where far tokens are taken away, chunks of tokens that means are taken over.
-
-        None: nothing does.
-        """
+        """What stands where far tokens are taken away, chunks to take means over; None: nothing."""
         return (None,)
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """The same of single tokens that are left out of the long context."""
+        """The same of single tokens."""
         return (self.substitute_ids_L,)
 
     @property
@@ -308,10 +303,10 @@ class FarContext:
 
     @cached_property
     def subset_effects(self) -> Measured:
-        """How much each token lowers loss and divergence on average, over random subsets: [T, F] each.
+        """How much each token lowers loss and divergence, mean over random subsets: its Banzhaf value.
 
-        An estimate of its Banzhaf value (Banzhaf 1965; for data: Wang and Jia 2023, "Data Banzhaf"), by
-        maximum sample reuse: the mean over the subsets without the token less the mean over those with it.
+        Banzhaf 1965; for data Wang and Jia 2023, "Data Banzhaf", by maximum sample reuse: the mean over the
+        subsets without the token less the mean over those with it.
         """
         num_far_T = self.num_far_tokens_T
         kept_NF = random_subsets(int(num_far_T[-1]), self.measurement.num_subsets, self.measurement.seed)
@@ -324,11 +319,7 @@ class FarContext:
         )
 
     def in_subsets(self, kept_NF: np.ndarray) -> Measured:
-        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, one pass a subset.
-
-        Args:
-            kept_NF: bool; which far positions of the last target are kept, and so of those before it.
-        """
+        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, one pass a subset."""
         return Measured.mean(
             [
                 Measured.joined(
@@ -345,7 +336,6 @@ class FarContext:
     def _in_subsets(
         self, sequence: PackedSequence, kept_NF: np.ndarray, replacement_L: np.ndarray | None
     ) -> Measured:
-        """The same of a sequence's targets."""
         num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
         batching, visible_SS = self.measurement.batching, sequence.visible_SS
         assert visible_SS is not None
@@ -421,12 +411,8 @@ class FarContext:
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N, B] each.
 
-        A set is measured once, however often it is asked for: rules often select the same. B is 1, but for
-        the intervention background.
-
-        Args:
-            target_index_N: which target each set is for, from 0.
-            positions_NK: far positions of that target, in any order, none twice.
+        A set is measured once, however often it is asked for: rules often select the same. Its positions are
+        in any order, none twice. B is 1, but for the intervention background.
         """
         sets_NK = np.sort(positions_NK, axis=1)
         keys = _set_keys(target_index_N, sets_NK)
@@ -441,11 +427,7 @@ class FarContext:
     def measure_sets(
         self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
     ) -> Measured:
-        """`measured_with` of sets in ascending order, each computed.
-
-        Args:
-            first_tokens: where the first token of each set is looked up; None: it is read anew.
-        """
+        """`measured_with` of sets in ascending order; the first token of each may be among `first_tokens`."""
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
         rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
@@ -468,12 +450,8 @@ class FarContext:
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
         """What `inspect` tells of the far tokens of each target, from reading the long context: [T, F].
 
-        Args:
-            rule: whose messages these are.
-            inspect: tells it of all rows of a sequence, [T, S].
-            answers_T: tokens to be predicted in place of the targets.
-
-        InputError where the model cannot be looked into so.
+        InputError, which names the rule, where the model cannot be looked into so. `answers_T` are predicted
+        in place of the targets.
         """
         model, parts = self.model, []
         for sequence in self.sequences:
@@ -640,29 +618,20 @@ def far_contexts(
     substitute_ids_L: np.ndarray | None = None,
     background_ids_BL: np.ndarray | None = None,
 ) -> dict[str, FarContext]:
-    """The chunk's own far context and its null: another document's tokens, same positions.
-
-    Nothing is measured yet.
+    """The chunk's own far context and its null, another document's tokens; nothing is measured yet.
 
     Args:
         substitute_ids_L: what stands in for left-out tokens under the intervention `substitute`.
         background_ids_BL: what does under `background`, of documents that are neither of the two.
     """
-
-    def context(name: str, token_ids_L: np.ndarray, own: FarContext | None) -> FarContext:
-        lengths = measurement.lengths
-        sequences = (
-            (own_context(chunk_L, lengths),)
-            if own is None
-            else tuple(null_contexts(chunk_L, token_ids_L, lengths))
-        )
-        fields = name, token_ids_L, chunk_L, sequences, measurement, substitute_ids_L, own
-        if background_ids_BL is None:
-            return FarContext(*fields)
-        return FarContextInBackground(*fields, background_ids_BL=background_ids_BL)
-
-    own = context(OWN, chunk_L, None)
-    return {OWN: own, OTHER_DOCUMENT: context(OTHER_DOCUMENT, null_chunk_L, own)}
+    kind: Callable[..., FarContext] = FarContext
+    if background_ids_BL is not None:
+        kind = partial(FarContextInBackground, background_ids_BL=background_ids_BL)
+    of_own = (own_context(chunk_L, measurement.lengths),)
+    of_null = tuple(null_contexts(chunk_L, null_chunk_L, measurement.lengths))
+    own = kind(OWN, chunk_L, chunk_L, of_own, measurement, substitute_ids_L)
+    null = kind(OTHER_DOCUMENT, null_chunk_L, chunk_L, of_null, measurement, substitute_ids_L, own)
+    return {OWN: own, OTHER_DOCUMENT: null}
 
 
 def sparse_contexts(
@@ -673,8 +642,7 @@ def sparse_contexts(
     """loss(t | short context and S_k), and its divergence, for every rule: rule -> [T, J, B] each.
 
     Args:
-        far_context: which the positions are of; its model measures, whichever chose them.
-        positions_of_rule: rule -> [T, K], most influential first.
+        positions_of_rule: rule -> [T, K], most influential first, whichever model chose them.
         numbers_of_rule: rule -> J numbers of tokens added to the short context, at most K.
     """
     num_targets = far_context.lengths.targets_per_chunk

@@ -1,8 +1,7 @@
 """The flags of every measuring stage: which tokens are predicted, and which shards this process measures.
 
-Tasks and processes divide the shards, Parquet files of --documents-per-shard documents. Batches do not
-depend on the split (pipeline.measuring.contexts), so on one kind of machine whose memory suffices no byte of
-a result does. No torch here: --help and a wrong flag answer at once.
+Tasks and processes divide the shards, Parquet files of --documents-per-shard documents. No torch here: --help
+and a wrong flag answer at once.
 
 Shapes: T targets.
 """
@@ -16,7 +15,6 @@ import numpy as np
 from pipeline.cli import InputError, folder_path, positive_float, positive_int, whole_number
 
 TARGETS_PER_CHUNK, DOCUMENTS_PER_SHARD = 16, 32
-"""Where nothing else is asked for."""
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
 NUM_SUBSETS, MOST_SUBSETS = 64, 1 << 16
@@ -91,7 +89,7 @@ class TaskSplit:
         return f"task-{self.task_index}-of-{self.num_tasks}-{process}"
 
     def of_the_task(self) -> "TaskSplit":
-        """The split whose shards are those of all processes of this one's task."""
+        """The split of all processes of this one's task."""
         return TaskSplit(self.task_index, self.num_tasks)
 
 
@@ -114,9 +112,18 @@ def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
     return TaskSplit(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
 
 
-def gibibytes(text: str) -> float:
-    """An argparse type: a positive number of GiB, as bytes."""
-    return positive_float(text) * (1 << 30)
+def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) -> None:
+    """Add the flags that say how a model is loaded; `auto` is what its help says of that dtype."""
+    add = parser.add_argument
+    # fmt: off
+    add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
+    add("--dtype", choices=DTYPES, default=dtype, help=f"of weights and computation; auto: {auto}")
+    add("--device",
+        help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
+        " launch`, cuda means each process' own GPU")
+    add("--trust-remote-code", action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for")
+    # fmt: on
 
 
 def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,17 +135,10 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub")
-    add("--revision", help="branch, tag or commit of models on the hub; their main branch if not given")
-    add("--dtype", choices=DTYPES, default="float32",
-        help="of weights and computation; auto takes the faster of the two on this machine, measured in a"
-        " second, or what results already begun have")
-    add("--device",
-        help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
-        " launch`, cuda means each process' own GPU")
+    auto = "the faster on this machine, measured in a second, or what results already begun have"
+    add_model_arguments(parser, "float32", auto)
     add("--device-map",
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
-    add("--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for")
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
     add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
@@ -149,12 +149,9 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the first chunks of a document only, so that no long one rules the mean; all if not given")
     add("--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
         help="documents a shard, which is a Parquet file; a killed run resumes there")
-    add("--memory-budget", type=gibibytes, metavar="GIB",
+    add("--memory-budget", type=positive_float, metavar="GIB",
         help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
         " a GPU's, or half of what is free where that is less")
-    add("--tokens-per-batch", type=positive_int,
-        help="tokens a forward pass may hold, within that budget; what is fastest on the device if not given."
-        " Losses depend on it in their last bits only")
     add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")

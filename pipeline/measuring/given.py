@@ -10,9 +10,8 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from torch import nn
 
-from pipeline.cli import InputError, progress, unknown_name
+from pipeline.cli import InputError, progress
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
@@ -36,8 +35,6 @@ class GivenModel:
         self, model: Any, *, device: str | None = None, dtype: str = AUTO, revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:  # fmt: skip
-        if dtype not in DTYPES:
-            raise unknown_name("dtype", str(dtype), DTYPES)
         self._device, self._dtype, self._trusts_code = device, dtype, trust_remote_code
         self._in_memory: nn.Module | None = None
         self.checkpoint: Checkpoint | None = None

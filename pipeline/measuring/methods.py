@@ -18,7 +18,7 @@ import torch
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
-from pipeline.measuring.far_context import FarContext
+from pipeline.measuring.far_context import FarContext, rows_with_substitutes
 from pipeline.measuring.flags import NUM_INTEGRATION_STEPS
 from pipeline.models.interface import CausalLM, ReadText, to_device
 
@@ -126,7 +126,8 @@ def _from_starts(context: FarContext, sequence: PackedSequence, fill_L: np.ndarr
         if fill_L is None:
             rows = _rows_cut_off(sequence, starts_B)
         else:
-            rows = _rows_behind_others(sequence, starts_B, fill_L)
+            is_before_BS = np.arange(first, len(sequence.token_ids_S)) < starts_B[:, None]
+            rows = rows_with_substitutes(sequence, first, is_before_BS, fill_L)
         each = len(starts_B), num_targets
         prefix = None if before is None else before.first(first)
         starts_E = starts_E[queue.run(rows, target_ids_T.expand(each), index_T.expand(each), prefix) :]
@@ -147,19 +148,6 @@ def _rows_cut_off(sequence: PackedSequence, starts_B: np.ndarray) -> Rows:
     # A query row before the start is that of a target whose short context it is; its entry is blanked.
     queries_BT = (sequence.query_rows_T - starts_B[:, None]).clip(min=0)
     return Rows(sequence.token_ids_S[rows_BR], sequence.position_ids_S[rows_BR], visible_BRR, queries_BT)
-
-
-def _rows_behind_others(sequence: PackedSequence, starts_B: np.ndarray, fill_L: np.ndarray) -> Rows:
-    """Other tokens before each start, those before the first as a prefix."""
-    first, num_rows = int(starts_B[0]), len(sequence.token_ids_S)
-    rows_R = np.arange(first, num_rows)
-    fill_R = fill_L.take(rows_R, mode="clip")
-    return Rows(
-        np.where(rows_R < starts_B[:, None], fill_R, sequence.token_ids_S[first:]),
-        sequence.position_ids_S[None, first:],
-        None if sequence.visible_SS is None else sequence.visible_SS[None, first:],
-        np.tile((sequence.query_rows_T - first).clip(min=0), (len(starts_B), 1)),
-    )
 
 
 def surrogate(context: FarContext) -> Measured:
@@ -301,10 +289,7 @@ def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "div
 
 
 def attention_of_heads(context: FarContext, rule: str) -> np.ndarray:
-    """Attention of the row that predicts each target to each far token, by head: float32 [H, T, F].
-
-    Of a chunk's own far context.
-    """
+    """Attention of each target's row to each token of the own far context, by head: float32 [H, T, F]."""
     of_layers: list[np.ndarray] = []
 
     def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
@@ -331,7 +316,6 @@ def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeight
     Args:
         contexts: own far contexts of several chunks; each is read, every far token left out in turn, and
             forgotten.
-        rule: whose messages these are.
     """
     products_HH: np.ndarray | float = 0.0
     outcomes_H2: np.ndarray | float = 0.0

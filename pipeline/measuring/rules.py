@@ -67,8 +67,6 @@ class RuleCosts:
 
     def token_forwards(self, rule: str, k: int) -> int:
         """The same for all targets of a chunk together."""
-        if rule not in RULES:
-            raise unknown_name("rule", rule, RULES)
         return RULES[rule].cost(self, k)
 
     def token_forwards_together(self, rules: Collection[str], k: int) -> int:
@@ -278,8 +276,12 @@ def _both(
     cost: Callable[[RuleCosts, int], int], **more: Any,
 ) -> list[Rule]:  # fmt: skip
     """A search by either criterion; `scores` are by the loss and by the divergence."""
+
+    def by(criterion: int) -> Ranking:
+        return _by(lambda far: scores(far)[criterion])
+
     return [
-        Rule(search + ending, sees, _by(lambda far, of=criterion: scores(far)[of]), cost, **more)
+        Rule(search + ending, sees, by(criterion), cost, **more)
         for criterion, (ending, sees) in enumerate(_CRITERIA.items())
     ]
 

@@ -57,7 +57,6 @@ class Request:
     choosers_judge: bool = True
     """Whether the tokens are tried on the models that chose them too."""
     is_compact: bool = False
-    """Whether sparse contexts are closed up, position IDs without gaps."""
     choices: Mapping[tuple[str, int], Choices] | None = None
     """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
@@ -139,10 +138,7 @@ def measure_chunk(
     Args:
         choosers: the models whose mean scores choose; where `request.choices` has the tokens, the model that
             they are tried on.
-        contexts: of `request.far_contexts`, as the first chooser reads them, where the caller asks them for
-            more.
-
-    NotFiniteLossError names the model that gives what is no number.
+        contexts: of `request.far_contexts` of the first chooser, where the caller asks them for more.
     """
     of_choosers: list[Mapping[str, FarContext]] = [contexts or request.far_contexts(choosers[0], chunk)]
     of_choosers += [request.far_contexts(chooser, chunk) for chooser in choosers[1:]]

@@ -62,10 +62,7 @@ Prepare = Callable[[LoadedModel, str, str], None]
 def named_checkpoints(
     words: Iterable[str], arguments: argparse.Namespace, flag: str = "--checkpoints"
 ) -> dict[str, Checkpoint]:
-    """The checkpoints that the words of `flag` mean, by the names that results are filed under.
-
-    InputError where one is missing, or two have one name.
-    """
+    """The checkpoints that the words of `flag` mean, by the names that results are filed under."""
     named: dict[str, Checkpoint] = {}
     for word in words:
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
@@ -137,11 +134,7 @@ class MeasuringStage:
         }
 
     def run(self) -> None:
-        """Measure what is missing.
-
-        With --status SystemExit, after saying what is missing: 0 where nothing is, else 1. InputError where
-        data, models and results do not fit.
-        """
+        """Measure what is missing; with --status say what is, and exit with 0 where nothing is, else 1."""
         keep_freed_memory()
         arguments, num_shards = self.arguments, len(self.shards)
         outputs: dict[str, StageOutput] = {}
@@ -239,18 +232,14 @@ class MeasuringStage:
             if index == self.shards[shard][-1]:
                 output.write_shard(shard, tables, facts | left_out(tables))
                 tables = {}
-        logger.info(
-            "%s: %.2f GiB of memory at the peak; batches of up to %d tokens, within a budget of %.2f GiB",
-            name, peak_bytes(first.model.device) / GIBIBYTE,
-            first.batching.tokens_per_batch, first.batching.memory_budget_bytes / GIBIBYTE,
-        )  # fmt: skip
+        logger.info("%s: %.2f GiB of memory at the peak", name, peak_bytes(first.model.device) / GIBIBYTE)
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
         model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
         refuse_foreign_tokens(model, self.data, self.documents, checkpoint)
-        batching = Batching.for_model(model, arguments.tokens_per_batch, arguments.memory_budget)
-        return LoadedModel(name, model, batching)
+        budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
+        return LoadedModel(name, model, Batching.for_model(model, budget))
 
     def _other(self, name: str, beside: LoadedModel, dtype: str) -> LoadedModel:
         """Another model, loaded once, whatever it is measured beside."""
@@ -362,17 +351,10 @@ def head_weights_of(
     loaded: LoadedModel, arguments: argparse.Namespace, lengths: ContextLengths, checkpoint_sha256: str,
     dtype: str,
 ) -> HeadWeights:  # fmt: skip
-    """The weights of a model's heads: read where they are among the results, else fitted and written there.
-
-    InputError where there are too few training tokens, or weights that were fitted otherwise.
-    """
+    """The weights of a model's heads: read where they are among the results, or fitted and written there."""
     data = TokenizedData.open(arguments.data)
-    settings = {
-        **asdict(lengths),
-        "learning_chunks": arguments.learning_chunks,
-        "ridge": RIDGE,
-        "dtype": dtype,
-    }
+    settings = asdict(lengths)
+    settings |= {"learning_chunks": arguments.learning_chunks, "ridge": RIDGE, "dtype": dtype}
     output = StageOutput(
         arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,
         inputs={"checkpoint": checkpoint_sha256, "training_tokens": data.train_sha256},

@@ -403,7 +403,7 @@ def parser() -> argparse.ArgumentParser:
     add("--width", type=positive_int, default=512, help="of the random model")
     add("--heads", type=positive_int, default=8, help="of the random model")
     add("--vocabulary", type=positive_int, default=4096, help="of the random model, in tokens")
-    add("--tokens-per-batch", type=positive_int, default=2048, help="of ours, as the stages' flag")
+    add("--tokens-per-batch", type=positive_int, default=2048, help="of ours")
     add("--sample-tokens", type=positive_int, default=16384, help="token-forwards of a timed sample, about")
     add("--repeats", type=positive_int, default=3, help="timed rounds; medians are reported")
     add("--tolerance", type=float, default=0.001, help="largest difference, in standard deviations")

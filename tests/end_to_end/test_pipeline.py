@@ -40,7 +40,7 @@ MEASURE = [
 ]  # fmt: skip
 SHORT = ["--short-context-length", "8"]
 # One document a shard, in batches of eight contexts: slow enough to be killed in the middle.
-INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--tokens-per-batch", "512"]
+INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--memory-budget", "1e-3"]
 
 
 def write_corpus(path: Path) -> None:

@@ -78,7 +78,7 @@ def test_sizes_do_not_follow_from_what_is_free(
     monkeypatch.setattr(batching, "free_bytes", lambda _: 1 << 30)
     assert Batching.for_model(lm).memory_budget_bytes == 1 << 29
     assert "batches are kept within 0.50 GiB and not 1, which may move the last bits" in caplog.text
-    assert Batching.for_model(lm, 7, 5 << 30) == Batching(7, 5 << 30)  # what is asked for is taken
+    assert Batching.for_model(lm, 5 << 30) == Batching(2048, 5 << 30)  # what is asked for is taken
 
 
 def test_the_size_of_the_batch_moves_last_bits_only(lm: OLMoCausalLM) -> None:
