@@ -138,7 +138,7 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
 
 
 def _evaluation(arguments: argparse.Namespace) -> Evaluation:
-    """Rules and interventions in their own order, however they were given."""
+    """Of rules and interventions in their own order."""
     arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
     names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")

@@ -122,17 +122,7 @@ def test_examples_that_cannot_be_judged_are_refused(
 def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
     parity: Path, tmp_path: Path
 ) -> None:
-    words = [
-        "--sizes",
-        "10",
-        "--sparsities",
-        "2",
-        "--largest-k",
-        "4",
-        "--interventions",
-        "remove",
-        "background",
-    ]
+    words = "--sizes 10 --sparsities 2 --largest-k 4 --interventions remove background".split()  # noqa: SIM905
     rules = ["attention", "attention_rollout", "gradient", "surrogate"]
     measure(parity, tmp_path, "sparse_parity", *words, "--rules", *rules)
     rows = read_artefact(tmp_path, "found_dependencies")

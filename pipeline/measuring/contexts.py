@@ -184,7 +184,7 @@ class HeadWeights:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How far contexts are measured: by which model, at which lengths, at what cost."""
+    """How far contexts are measured."""
 
     model: CausalLM
     lengths: ContextLengths
@@ -194,7 +194,7 @@ class Measurement:
     kept_fraction: float = KEPT_FRACTION
     """How likely a token is to be in a subset of rules `surrogate*`."""
     is_compact: bool = False
-    """Whether sparse contexts are closed up: position IDs without gaps, so that they span few positions."""
+    """Whether sparse contexts are closed up: position IDs without gaps."""
     head_weights: HeadWeights | None = None
     """Of rules `learned_attention*`; None where none of them is asked for."""
     seed: tuple[int, ...] = (0,)
@@ -211,7 +211,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def mean(cls, parts: Sequence["Measured"]) -> "Measured":
-        """The mean of several, such as over foreign documents."""
+        """The mean of several."""
         return cls(*(np.mean(values, axis=0) for values in zip(*parts, strict=True)))
 
     @classmethod

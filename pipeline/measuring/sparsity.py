@@ -1,7 +1,6 @@
 """Everything that is measured of one chunk: what the rules choose, what that is worth, and how few tokens do.
 
-`measure_chunk` gives the tables of the stage influential_tokens and of a text that is explained,
-`compared_losses` those of the stage loss_differences: column -> values, in the document's coordinates.
+Tables are column -> values, in the document's coordinates.
 
 Shapes: T targets, F far-context positions, K largest k of a rule, J studied values of k.
 """
@@ -82,7 +81,7 @@ class Request:
         return (self.seed, *([int(chunk.document_id, 16), chunk.chunk_index] if chunk.document_id else []))
 
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
-        """The chunk's own far context and its null; nothing is measured yet."""
+        """See `far_context.far_contexts`."""
         seed = self.seed_of(chunk)
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
@@ -226,10 +225,8 @@ def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
 def length_harm(own: FarContext, near_context_length: int, background_ids_BL: np.ndarray) -> np.ndarray:
     """KL(p(.|last w tokens) || p(.|foreign far tokens, last w tokens)): float32 [T, B], nats.
 
-    What foreign far tokens do to a prediction that does not need them: harm of length, and nothing else.
-
-    Args:
-        near_context_length: w, beyond which the tokens are another document's.
+    What foreign far tokens do to a prediction that does not need them: harm of length, and nothing else. w is
+    the near context length, beyond which the tokens are another document's.
     """
     model, near = own.model, replace(own.lengths, short_context_length=near_context_length)
     places_TC = near.targets_T[:, None] + np.arange(-near_context_length, 0)
@@ -283,12 +280,7 @@ def dependency_sparsity(
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the
     divergence it is divergence(t | short), and that less divergence(t | short and S_k). Under the
-    intervention `background` a foreign far context stands in the place of none.
-
-    Args:
-        gains_T: what the long context gains, nats.
-        recovered_TJ: how much of it k tokens recover, nats; column j belongs to studied_k_J[j], ascending.
-        minimum_gain: nats; where the gain is below it there is nothing to recover.
+    intervention `background` a foreign far context stands in the place of none. All in nats.
 
     Returns:
         dependency_sparsity_T: None where the gain is below the minimum, or no studied k reaches it.

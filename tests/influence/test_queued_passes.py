@@ -170,20 +170,6 @@ def test_the_row_before_the_target_predicts_it() -> None:
     assert measured.losses.tolist() == [0, 100]
 
 
-def test_short_context_is_exact_and_long_is_not_short(make_olmo: Callable[..., OLMo]) -> None:
-    lm, generator = OLMoCausalLM(make_olmo(max_sequence_length=64)), np.random.default_rng(0)
-    chunk, target = generator.integers(0, 48, 64), np.array([60])
-    other_before = np.concatenate([generator.integers(0, 48, 60 - 16), chunk[60 - 16 :]])
-    assert (other_before[: 60 - 16] != chunk[: 60 - 16]).any()
-    short = [window_losses(lm, tokens, target, 16, Batching(1000)) for tokens in (chunk, other_before)]
-    long = [long_context_losses(lm, tokens, target) for tokens in (chunk, other_before)]
-    assert short[0] == short[1]
-    assert abs(long[0] - long[1]) > 1e-3
-    one_inside = chunk.copy()
-    one_inside[60 - 16] += 1  # the window's first token counts
-    assert abs(window_losses(lm, one_inside, target, 16, Batching(1000)) - short[0]) > 1e-6
-
-
 SHORT_LENGTHS = ContextLengths(short_context_length=4, long_context_length=24, targets_per_chunk=5)
 SHORT_CHUNKS = np.random.default_rng(0).integers(0, 48, (2, 24))
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import transformers.dynamic_module_utils
 from hugging_face_families import make_model
-from measured_documents import SHORT, chunk_of, measure, write_checkpoint, write_data
-from naive_predictions import naive_losses, stock_hugging_face
+from measured_documents import measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
@@ -23,21 +22,6 @@ def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
     make_model("llama").save_pretrained(tmp_path / "tiny-llama")
     return tmp_path
-
-
-def test_losses_of_a_hugging_face_folder(folder: Path) -> None:
-    results = measure(loss_differences, folder, "--checkpoints", str(folder / "tiny-llama"))
-    rows = read_artefact(results, "loss_differences")
-    assert rows["model"].unique().tolist() == ["tiny-llama"]
-    assert len(rows) == 12
-    stock = stock_hugging_face("llama", seed=0)
-    for row in rows[rows["chunk_index"] == 0].itertuples():
-        chunk_L, place = chunk_of(row.document_id, 0), row.target_position
-        long, short = naive_losses(
-            stock, place, [(chunk_L, range(place)), (chunk_L, range(place - SHORT, place))]
-        )
-        assert row.long_context_loss == pytest.approx(long, abs=2e-5)
-        assert row.short_context_loss == pytest.approx(short, abs=2e-5)
 
 
 def test_both_kinds_in_one_command(folder: Path) -> None:
