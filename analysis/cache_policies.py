@@ -9,8 +9,10 @@ is not attention but the prediction: loss and divergence with these tokens and n
       --rules leave_one_out_divergence streaming_llm h2o snapkv quest nearest random
 
 measured. Beside the policies stands the measure's own choice, leave_one_out_divergence, and its null, another
-document's tokens. Prints and writes cache_policies.parquet (pipeline/RESULTS.md), the best first, and draws
-the share kept against the budget, of the first model. The tokens are the same in all layers and heads.
+document's tokens. That choice may be other models': give the folder where they chose as well, and that where
+their choice was tried (--choices of influential_tokens). Prints and writes cache_policies.parquet
+(pipeline/RESULTS.md), the best first, and draws the share kept against the budget, of the first model. The
+tokens are the same in all layers and heads.
 
 A policy of your own is a function of ten lines: analysis/METHODS.md, "Policies of a cache".
 """
@@ -29,12 +31,13 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, folder_path, stage_parser
+from pipeline.results.files import add_partial_flag, allow_partial
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-REFERENCE = "leave_one_out_divergence"
+STAGE, REFERENCE = "influential_tokens", "leave_one_out_divergence"
 COMPARED_AT = 16
 """Or at the largest budget below it."""
 _KEPT = {"divergence_kept": "divergence", "loss_kept": "loss"}
@@ -43,8 +46,9 @@ _KEPT = {"divergence_kept": "divergence", "loss_kept": "loss"}
 def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
+    add_partial_flag(program)
     add = program.add_argument
-    add("--results", type=folder_path, required=True, help="a results folder of influential_tokens")
+    add("--results", type=folder_path, nargs="+", required=True, help="results folders of influential_tokens")
     add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
     return program
 
@@ -55,62 +59,85 @@ def main(arguments: argparse.Namespace) -> None:
     import pandas as pd
 
     from analysis.drawing import save
-    from analysis.read import interval_cell, read_sparse_losses, read_sparsity, write_derived_table
+    from analysis.read import TARGET, interval_cell, read_sparse_losses, read_sparsity, write_derived_table
     from analysis.rules.selection import costs_of
     from pipeline.measuring.rules import REMOVE
-    from pipeline.results.read import read_artefact, read_settings
+    from pipeline.results.read import artefacts_in, read_artefact, read_settings
     from pipeline.results.schemas import DIVERGENCE
     from pipeline.results.table import as_table
 
-    results = arguments.results
-    losses, chosen = read_sparse_losses(results), read_artefact(results, "influential_tokens")
-    sparsity = read_sparsity(results, DIVERGENCE)
+    allow_partial(arguments.allow_partial)
+    chose, choosers, tried = {}, {}, []
+    for results in arguments.results:
+        of_models = read_settings(results, STAGE)
+        if STAGE in artefacts_in(results):
+            chose |= {model: (results, settings) for model, settings in of_models.items()}
+        else:
+            choosers |= {model: settings["choices"]["model"] for model, settings in of_models.items()}
+        if all(settings["intervention"] == REMOVE for settings in of_models.values()):
+            tried.append((read_sparse_losses(results), read_sparsity(results, DIVERGENCE)))
+    models = [model for model, (_, settings) in chose.items() if settings["intervention"] == REMOVE]
+    if not models:
+        raise InputError(
+            f"in {arguments.results[0]} other tokens stand in the place of evicted ones; measure policies"
+            " with --intervention remove"
+        )
+    losses, sparsity = (pd.concat(tables) for tables in zip(*tried, strict=True))
+    # Controls may have been measured in two folders.
+    losses = losses.drop_duplicates([*TARGET, "model", "rule", "far_context", "k"])
     tables = []
-    for model, settings in read_settings(results, "influential_tokens").items():
-        if settings["intervention"] != REMOVE:
-            raise InputError(
-                f"{results} was measured with --intervention {settings['intervention']}, where other tokens"
-                " stand in the place of evicted ones; measure with --intervention remove"
-            )
-        of_model = (rows[rows["model"] == model] for rows in (losses, chosen, sparsity))
-        table, costs = leaderboard(*of_model), costs_of(settings)
-        rule_and_k = zip(table["rule"], table["k"], strict=True)
-        costing = [costs.token_forwards_per_target(*one) for one in rule_and_k]
-        tables.append(table.assign(model=model, token_forwards_per_target=costing))
+    for model in models:
+        chooser = choosers.get(model, model)
+        read = [
+            read_artefact(chose[name][0], STAGE, only={"model": [name]})
+            for name in (chooser, model) if name in chose
+        ]  # fmt: skip
+        chosen = pd.concat(read).drop_duplicates([*TARGET, "rule", "far_context", "rank"])
+        of_model = (rows[rows["model"] == model] for rows in (losses, sparsity))
+        table = leaderboard(*of_model, chosen)
+        costs = [
+            costs_of(chose.get(chooser if rule == REFERENCE else model, chose[model])[1])
+            .token_forwards_per_target(rule, k) for rule, k in zip(table["rule"], table["k"], strict=True)
+        ]  # fmt: skip
+        tables.append(table.assign(model=model, token_forwards_per_target=costs))
     table = pd.concat(tables, ignore_index=True)
     cells = [
         [
-            row["model"], row["rule"] + " (null)" * row["is_null"], row["k"],
+            row["model"], row["rule"] + " (null)" * row["is_null"], row["k"], row["num_documents"],
             *(interval_cell(row, name) for name in (*_KEPT, "recall")),
             f"{row['token_forwards_per_target']:,.0f}",
         ]
         for row in table.to_dict("records")
     ]  # fmt: skip
-    header = [
-        "model", "policy", "budget", "kept, by divergence", "kept, by loss", "recall", "token-forwards"
-    ]  # fmt: skip
+    header = ["model", "policy", "budget", "documents", "kept, by divergence", "kept, by loss", "recall",
+              "token-forwards"]  # fmt: skip
     sys.stdout.write(as_table(header, cells, widest_cell=None, num_left_columns=2))
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "cache_policies", arguments.figures)
     save(policies_figure(tables[0]), arguments.figures, "cache_policies")
 
 
-def leaderboard(losses: "pd.DataFrame", chosen: "pd.DataFrame", sparsity: "pd.DataFrame") -> "pd.DataFrame":
+def leaderboard(losses: "pd.DataFrame", sparsity: "pd.DataFrame", chosen: "pd.DataFrame") -> "pd.DataFrame":
     """What each policy keeps at each budget: a row a policy and k, by k, the best first.
 
     Args:
-        losses, chosen, sparsity: rows of one model of sparse_context_losses, influential_tokens and, by the
-            divergence, dependency_sparsity.
+        losses, sparsity: rows of one model of sparse_context_losses and, by the divergence, of
+            dependency_sparsity.
+        chosen: rows of influential_tokens, those of the reference perhaps of other models.
 
     Returns:
         The columns of the artefact `cache_policies`, without model and cost.
     """
-    from analysis.read import NO_INTERVAL, interval_columns, interval_over_documents, summarized
+    from analysis.read import NO_INTERVAL, TARGET, interval_columns, interval_over_documents, summarized
     from pipeline.results.schemas import OWN
 
     losses = losses.assign(is_null=losses["far_context"] != OWN)
     losses = losses[~losses["is_null"] | (losses["rule"] == REFERENCE)]
-    recalls = _recalls(chosen[chosen["far_context"] == OWN], sparsity)
+    chosen, place = chosen[chosen["far_context"] == OWN], [*TARGET, "context_position"]
+    needed = chosen[chosen["rule"] == REFERENCE].merge(
+        sparsity.loc[sparsity["rule"] == REFERENCE, [*TARGET, "half_sparsity"]].dropna(), on=TARGET
+    )
+    needed = needed.loc[needed["rank"] <= needed["half_sparsity"], place]
 
     def numbers(rows: "pd.DataFrame") -> dict[Hashable, float]:
         documents, (rule, is_null, k) = rows["document_id"], rows[["rule", "is_null", "k"]].iloc[0]
@@ -120,8 +147,10 @@ def leaderboard(losses: "pd.DataFrame", chosen: "pd.DataFrame", sparsity: "pd.Da
         loss_kept = interval_over_documents(documents, short - rows["sparse_context_loss"], short - long)
         if not interval_over_documents(documents, short - long).low > 0:
             loss_kept = NO_INTERVAL
-        found = recalls[recalls["rule"] == rule]
-        recall = NO_INTERVAL if is_null else interval_over_documents(found["document_id"], found["rank"] <= k)
+        recall, first = NO_INTERVAL, chosen.loc[(chosen["rule"] == rule) & (chosen["rank"] <= k), place]
+        if len(first) and not is_null:
+            found = needed.merge(rows[TARGET]).merge(first, how="left", indicator=True)
+            recall = interval_over_documents(found["document_id"], found["_merge"] == "both")
         return {
             **interval_columns("divergence_kept", kept),
             **interval_columns("loss_kept", loss_kept),
@@ -130,26 +159,6 @@ def leaderboard(losses: "pd.DataFrame", chosen: "pd.DataFrame", sparsity: "pd.Da
 
     table = summarized(losses, ["rule", "is_null", "k"], numbers)
     return table.sort_values(["k", "divergence_kept"], ascending=[True, False], ignore_index=True)
-
-
-def _recalls(chosen: "pd.DataFrame", sparsity: "pd.DataFrame") -> "pd.DataFrame":
-    """The rank that each rule gives to each token that the reference needs; NaN where it has none."""
-    import pandas as pd
-
-    from analysis.read import TARGET
-
-    needed = chosen[chosen["rule"] == REFERENCE].merge(
-        sparsity.loc[sparsity["rule"] == REFERENCE, [*TARGET, "half_sparsity"]].dropna(), on=TARGET
-    )
-    needed = needed.loc[needed["rank"] <= needed["half_sparsity"], [*TARGET, "context_position"]]
-    ranks = chosen[[*TARGET, "context_position", "rule", "rank"]]
-    of_rules = [
-        needed.merge(ranks[ranks["rule"] == rule], on=[*TARGET, "context_position"], how="left").assign(
-            rule=rule
-        )
-        for rule in chosen["rule"].unique()
-    ]
-    return pd.concat(of_rules)
 
 
 def policies_figure(table: "pd.DataFrame") -> "Figure":

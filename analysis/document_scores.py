@@ -22,8 +22,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import gzip
 import json
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli import folder_path, stage_parser
 
@@ -95,33 +94,29 @@ def document_scores(
         texts: document ID -> its text.
     """
     import numpy as np
-    import pandas as pd
 
     from analysis.read import TARGET
     from analysis.tokens.long_perplexity import is_key_token
 
-    needed = pd.DataFrame(columns=["document_id", "distance"])
+    table = (
+        losses.assign(is_key_token=is_key_token(losses))
+        .groupby("document_id")
+        .agg(
+            stake=("specific_gain", "mean"),
+            short=("short_context_loss", "mean"), long=("long_context_loss", "mean"),
+            long_filter=("short_context_divergence", "mean"), key_token_share=("is_key_token", "mean"),
+        )
+        .astype("float64")
+    )  # fmt: skip
+    contents = [texts[document_id].encode() for document_id in table.index]
+    table["num_targets"] = losses.groupby("document_id").size()
+    table["gain"] = table["short"] - table["long"]
+    table["prolong_difference"] = 1 - np.exp(-table["gain"])
+    table["gzip_ratio"] = [len(gzip.compress(content, mtime=0)) / len(content) for content in contents]
+    table[["mean_log2_k", "mean_distance"]] = np.nan
     if len(sparsity):
         needed = chosen.merge(sparsity[[*TARGET, "half_sparsity"]].dropna(), on=TARGET)
         needed = needed[needed["rank"] <= needed["half_sparsity"]]
-    sizes = {"document_id": sparsity["document_id"], "mean_log2_k": sparsity.get("mean_log2_k", np.nan)}
-
-    def numbers(targets: "pd.DataFrame", document_id: str) -> dict[Hashable, Any]:
-        short, long = targets["short_context_loss"].mean(), targets["long_context_loss"].mean()
-        content = texts[document_id].encode()
-        return {
-            "document_id": document_id,
-            "num_targets": len(targets),
-            "stake": targets["specific_gain"].mean(),
-            "gain": short - long,
-            "long_filter": targets["short_context_divergence"].mean(),
-            "prolong_difference": 1 - np.exp(long - short),
-            "key_token_share": is_key_token(targets).mean(),
-            "gzip_ratio": len(gzip.compress(content, mtime=0)) / len(content),
-        }
-
-    table = pd.DataFrame([numbers(rows, str(key)) for key, rows in losses.groupby("document_id")])
-    for column, of_tokens in (("mean_log2_k", pd.DataFrame(sizes)), ("mean_distance", needed)):
-        values = of_tokens.rename(columns={"distance": "mean_distance"}).groupby("document_id")[column].mean()
-        table[column] = table["document_id"].map(values).astype("float64")
-    return table.sort_values("stake", ascending=False, ignore_index=True)
+        table["mean_log2_k"] = sparsity.groupby("document_id")["mean_log2_k"].mean()
+        table["mean_distance"] = needed.groupby("document_id")["distance"].mean()
+    return table.reset_index().sort_values("stake", ascending=False, ignore_index=True)

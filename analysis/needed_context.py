@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from analysis.drawing import ModelLabel
-    from analysis.read import Row
 
 KEPT = (90, 95, 99)
 """Percent of the worth."""
@@ -74,34 +73,30 @@ def main(arguments: argparse.Namespace) -> None:
         if not sources.keys() & set(losses["document_id"]):
             raise InputError(f"no document measured in {arguments.results} has a URL in {arguments.data}")
     table = needed_context(losses, sources)
-    of_windows = table.drop_duplicates(["model", "source", "criterion"], keep="first")
+    group = ["model", "source", "criterion"]
     rows: list[list[Any]] = []
-    for row in of_windows.to_dict("records"):
+    for row in table.drop_duplicates(group).to_dict("records"):
         windows = [interval_of(row, f"window_{percent}") for percent in KEPT]
         cells = [f"{window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]" for window in windows]
         cells = [cell.replace("nan [nan, nan]", "-") for cell in cells]
-        rows.append([row["model"], row["source"], row["criterion"], interval_cell(row, "lost"), *cells])
-    names = ["model", "source", "criterion", "worth, nats", *(f"w keeps {percent} %" for percent in KEPT)]
-    sys.stdout.write(as_table(names, rows, widest_cell=None, num_left_columns=3) + "\n")
+        rows.append([*(row[name] for name in group), interval_cell(row, "lost"), *cells])
+    names = [*group, "worth, nats", *(f"w keeps {percent} %" for percent in KEPT)]
+    sys.stdout.write(as_table(names, rows, widest_cell=None, num_left_columns=3))
     of_losses = table[(table["criterion"] == "loss") & (table["source"] == ALL)]
-    lost = of_losses.assign(cell=[interval_cell(row, "lost") for row in of_losses.to_dict("records")])
-    lost = lost.pivot_table(index="context_length", columns="model", values="cell", aggfunc="first").fillna(
-        "-"
-    )
-    rows = [[int(w), *row] for w, *row in lost.itertuples()]
+    rows = [
+        [row["model"], row["context_length"], interval_cell(row, "lost")]
+        for row in of_losses.to_dict("records")
+    ]
     sys.stdout.write("\nWhat a window of w tokens loses, nats of loss:\n")
-    sys.stdout.write(as_table(["w", *lost.columns], rows, widest_cell=None, num_left_columns=1))
+    sys.stdout.write(as_table(["model", "w", "lost"], rows, widest_cell=None, num_left_columns=1))
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "needed_context", arguments.figures)
-    has_worth = of_windows[of_windows["criterion"] == "loss"].dropna(subset="window_90")
+    has_worth = table[table["criterion"] == "loss"].dropna(subset="window_90")[group[:2]].drop_duplicates()
     if has_worth.empty:
         logger.warning("no model's longest context is clearly worth more than its shortest: no figure")
         return
-    drawn, labels = (
-        table.merge(has_worth[["model", "source"]]),
-        model_labels(arguments.results, "length_losses"),
-    )
-    save(windows_figure(drawn, labels), arguments.figures, "needed_context")
+    labels = model_labels(arguments.results, "length_losses")
+    save(windows_figure(table.merge(has_worth), labels), arguments.figures, "needed_context")
 
 
 def site_of(url: str) -> str:
@@ -123,9 +118,16 @@ def needed_context(length_losses: "pd.DataFrame", sources: Mapping[str, str] = {
     Raises:
         InputError: fewer than two context lengths were measured.
     """
+    import numpy as np
     import pandas as pd
 
-    from pipeline.results.statistics import FEWEST_RESAMPLED
+    from analysis.read import NO_INTERVAL, interval_columns
+    from pipeline.results.statistics import (
+        FEWEST_RESAMPLED,
+        difference_of_ratios,
+        interval_of_statistic,
+        ratio_of_sums,
+    )
 
     grouped = [length_losses.assign(source=ALL)]
     if sources:
@@ -137,49 +139,38 @@ def needed_context(length_losses: "pd.DataFrame", sources: Mapping[str, str] = {
     for (of_source, model), chunks in pd.concat(grouped).groupby(["source", "model"], sort=False):
         has_worth = True  # where the loss says no, the divergence tells of harm
         for criterion, column in _VALUE.items():
-            if chunks[column].notna().all():
-                named: Row = {"model": model, "source": of_source, "criterion": criterion}
-                of_group = _rows_of(chunks, column, named, has_worth=has_worth)
-                has_worth = bool(of_group[0]["window_90"] > 0)
-                rows += of_group
+            if chunks[column].isna().any():
+                continue
+            weighed = chunks.assign(value=chunks[column].astype("float64") * chunks["num_targets"])
+            weighed = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum()
+            values_DJ, num_targets_D = (
+                weighed["value"].unstack(),
+                weighed["num_targets"].unstack().iloc[:, -1],
+            )
+            lengths_J, sums_JD = np.array(values_DJ.columns), values_DJ.to_numpy().T
+            if len(lengths_J) < 2:
+                raise InputError(
+                    f"model '{model}' was measured with {lengths_J[0]} tokens of context only; name several"
+                    " --context-lengths of length_losses"
+                )
+            longest = sums_JD[-1], num_targets_D.to_numpy()
+            lost = [difference_of_ratios(longest, (sums_D, longest[1])) for sums_D in sums_JD]
+            has_worth &= bool(lost[0].low > 0)  # NaN of a single document: it says nothing of others
+            of_all: dict[Hashable, Any] = {
+                "model": model, "source": of_source, "criterion": criterion,
+                "num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D),
+            }  # fmt: skip
+            for percent in KEPT:
+                keeping = partial(windows_keeping, lengths_J=lengths_J, percent=percent)
+                window = interval_of_statistic(list(sums_JD), keeping) if has_worth else NO_INTERVAL
+                of_all |= interval_columns(f"window_{percent}", window)
+            for length, interval, sums_D in zip(lengths_J.tolist(), lost, sums_JD, strict=True):
+                share = NO_INTERVAL
+                if has_worth:
+                    share = ratio_of_sums(sums_D - longest[0], sums_JD[0] - longest[0])
+                values = interval_columns("lost", interval) | interval_columns("lost_share", share)
+                rows.append(of_all | {"context_length": length} | values)
     return pd.DataFrame(rows)
-
-
-def _rows_of(
-    chunks: "pd.DataFrame", column: str, named: "Row", *, has_worth: bool
-) -> list[dict[Hashable, Any]]:
-    import numpy as np
-
-    from analysis.read import NO_INTERVAL, interval_columns
-    from pipeline.results.statistics import difference_of_ratios, interval_of_statistic, ratio_of_sums
-
-    weighed = chunks.assign(value=chunks[column].astype("float64") * chunks["num_targets"])
-    by_document = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum().unstack()
-    sums_DJ, num_targets_D = by_document["value"].to_numpy(), by_document["num_targets"].to_numpy()[:, -1]
-    lengths_J = np.array(by_document["value"].columns)
-    if len(lengths_J) < 2:
-        raise InputError(
-            f"model '{named['model']}' was measured with {lengths_J[0]} tokens of context only; name several"
-            " --context-lengths of length_losses"
-        )
-    shortest_D, longest_D = sums_DJ[:, 0], sums_DJ[:, -1]
-    lost = [difference_of_ratios((longest_D, num_targets_D), (sums_D, num_targets_D)) for sums_D in sums_DJ.T]
-    has_worth &= bool(lost[0].low > 0)  # NaN of a single document: it says nothing of others
-    of_all: dict[Hashable, Any] = {
-        **named, "num_targets": int(num_targets_D.sum()), "num_documents": len(sums_DJ)
-    }  # fmt: skip
-    for percent in KEPT:
-        keeping = partial(windows_keeping, lengths_J=lengths_J, percent=percent)
-        window = interval_of_statistic(list(sums_DJ.T), keeping) if has_worth else NO_INTERVAL
-        of_all |= interval_columns(f"window_{percent}", window)
-    rows = []
-    for length, interval, sums_D in zip(lengths_J.tolist(), lost, sums_DJ.T, strict=True):
-        share = NO_INTERVAL
-        if has_worth:
-            share = ratio_of_sums(sums_D - longest_D, shortest_D - longest_D)
-        values = interval_columns("lost", interval) | interval_columns("lost_share", share)
-        rows.append(of_all | {"context_length": length} | values)
-    return rows
 
 
 def windows_keeping(values_XJ: "np.ndarray", lengths_J: "np.ndarray", percent: float) -> "np.ndarray":
@@ -192,14 +183,12 @@ def windows_keeping(values_XJ: "np.ndarray", lengths_J: "np.ndarray", percent: f
     """
     import numpy as np
 
-    places_X = np.arange(len(values_XJ))
+    places_X, log2_J = np.arange(len(values_XJ)), np.log2(lengths_J)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept_XJ = (values_XJ[:, :1] - values_XJ) / (values_XJ[:, :1] - values_XJ[:, -1:])
-    rising_XJ = np.maximum.accumulate(kept_XJ, axis=1)
-    reached_X = (rising_XJ >= percent / 100).argmax(1).clip(min=1)
-    before_X, after_X = rising_XJ[places_X, reached_X - 1], rising_XJ[places_X, reached_X]
-    log2_J = np.log2(lengths_J)
-    with np.errstate(divide="ignore", invalid="ignore"):
+        rising_XJ = np.maximum.accumulate(kept_XJ, axis=1)
+        reached_X = (rising_XJ >= percent / 100).argmax(1).clip(min=1)
+        before_X, after_X = rising_XJ[places_X, reached_X - 1], rising_XJ[places_X, reached_X]
         part_X = (percent / 100 - before_X) / (after_X - before_X)
     windows_X = 2 ** (log2_J[reached_X - 1] + part_X * (log2_J[reached_X] - log2_J[reached_X - 1]))
     return np.where(values_XJ[:, 0] > values_XJ[:, -1], windows_X, np.nan)

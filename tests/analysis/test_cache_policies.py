@@ -44,7 +44,7 @@ def tables(long_loss: float) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         for rank in (0, 1)
     ]  # fmt: skip
     sparsity = pd.DataFrame(TARGETS).assign(rule=REFERENCE, half_sparsity=pd.array([1, 2], "Int64"))
-    return pd.concat(losses), pd.concat(chosen), sparsity
+    return pd.concat(losses), sparsity, pd.concat(chosen)
 
 
 def test_shares_and_recall_by_hand() -> None:
@@ -65,23 +65,37 @@ def test_shares_and_recall_by_hand() -> None:
     assert without_worth["loss_kept"].isna().all() and without_worth["divergence_kept"].notna().all()
 
 
-def test_the_program_on_what_a_model_chose(
+def test_the_program_on_what_models_chose(
     tmp_path: Path, make_olmo: Callable[..., OLMo], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "data")
-    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
-    rules = ["--rules", REFERENCE, *POLICIES, "nearest"]
-    measure(influential_tokens, tmp_path, *rules)
-    words = ["--results", str(tmp_path / "results"), "--figures", str(tmp_path / "figures")]
-    program.main(program.parser().parse_args(words))
+    own, chose, tried, figures = (tmp_path / name for name in ("own", "chose", "tried", "figures"))
+
+    def table(*results: Path) -> pd.DataFrame:
+        words = ["--results", *map(str, results), "--figures", str(figures)]
+        program.main(program.parser().parse_args(words))
+        return read_parquet(figures / "cache_policies.parquet").to_pandas()
+
+    write_checkpoint(tmp_path / "run", make_olmo(seed=2))
+    background = ["--intervention", "background", "--results", str(chose)]
+    measure(influential_tokens, tmp_path, *background, "--rules", REFERENCE)
+    with pytest.raises(InputError, match="in .*chose other tokens stand in the place of evicted ones"):
+        table(chose)
+    write_checkpoint(tmp_path / "judge", make_olmo(seed=1))
+    judge = ["--checkpoints", str(tmp_path / "judge"), "--results"]
+    measure(influential_tokens, tmp_path, *judge, str(own), "--rules", REFERENCE, *POLICIES, "nearest")
+    alone = table(own)
+    assert len(alone) == 7 * 3 and alone["num_targets"].eq(12).all()  # and the null
     printed = capsys.readouterr().out
-    assert all(f"run    {policy} " in printed for policy in POLICIES)
-    table = read_parquet(tmp_path / "figures" / "cache_policies.parquet").to_pandas()
-    assert len(table) == 7 * 3 and table["num_targets"].eq(12).all()  # and the null
-    costs = dict(zip(table["rule"], table["token_forwards_per_target"], strict=True))
+    assert all(f"judge  {policy} " in printed for policy in POLICIES)
+    costs = dict(zip(alone["rule"], alone["token_forwards_per_target"], strict=True))
     assert costs["quest"] == 11 / 3 and costs["streaming_llm"] == 0
-    assert (tmp_path / "figures" / "cache_policies.png").is_file()
-    assert_legible(policies_figure(table))
-    measure(influential_tokens, tmp_path, *rules, "--intervention", "background", "--results", words[1] + "2")
-    with pytest.raises(InputError, match="measured with --intervention background, where other tokens"):
-        program.main(program.parser().parse_args(["--results", words[1] + "2", *words[2:]]))
+    assert_legible(policies_figure(alone))
+    # Another model's choice of the reference takes the place of the own one.
+    measure(influential_tokens, tmp_path, *judge, str(tried), "--choices", str(chose), "--rules", REFERENCE)
+    crossed = table(tried, chose, own)
+    by = ["rule", "is_null", "k"]
+    kept = [rows.groupby(by)["divergence_kept"].first() for rows in (alone, crossed)]
+    moved = kept[0].ne(kept[1]).groupby("rule").all()
+    assert moved.to_dict() == {rule: rule == REFERENCE for rule in moved.index}
+    assert crossed[~crossed["is_null"]]["recall"].notna().all()

@@ -1,6 +1,5 @@
 """Windows that keep a share of what the longest context is worth: by hand, planted, and the program."""
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 
 LENGTHS = [8, 16, 32, 64]
+FALLING = [5.0, 4.5, 4.1, 4.0]
 
 
 def losses_of(
@@ -37,7 +37,7 @@ def losses_of(
 
 def test_windows_by_hand() -> None:
     # Of 1 nat 16 tokens keep 0.5 and 32 keep 0.9: 0.7 lies halfway in log2 w.
-    values_XJ = np.array([[5.0, 4.5, 4.1, 4.0], [4.0, 3.9, 4.3, 4.0], [5.0, 3.9, 4.2, 4.0]])
+    values_XJ = np.array([FALLING, [4.0, 3.9, 4.3, 4.0], [5.0, 3.9, 4.2, 4.0]])
     found = [windows_keeping(values_XJ, np.array(LENGTHS), percent) for percent in (50, 70, 90, 95)]
     assert [values_X[0] for values_X in found] == pytest.approx([16, 2**4.5, 32, 2**5.5])
     assert all(np.isnan(values_X[1]) for values_X in found)  # 64 tokens are worth no more than 8
@@ -47,11 +47,10 @@ def test_windows_by_hand() -> None:
 
 
 def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
-    chunks = losses_of([5.0, 4.5, 4.1, 4.0], 6, spread=2.0)
+    chunks = losses_of(FALLING, 6, spread=2.0)
     chunks.loc[(chunks["document_id"].str.endswith("2")) & (chunks["context_length"] == 8), "mean_loss"] += 1
     table = needed_context(chunks)
-    first = table.iloc[0]
-    weight = 3 / 12  # of the third document's targets
+    first, weight = table.iloc[0], 3 / 12  # of the third document's targets
     assert first["lost"] == pytest.approx(1 + weight)
     assert table["lost_share"][1] == pytest.approx(0.5 / (1 + weight))
     assert first["lost_low"] < first["lost"] < first["lost_high"]
@@ -61,55 +60,42 @@ def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
     assert by_divergence["window_90"].tolist() == pytest.approx([32] * 4)  # without spread, exactly
 
 
-def test_sources_have_windows_of_their_own_and_a_model_that_gains_nothing_has_none() -> None:
+def test_sources_have_windows_of_their_own() -> None:
     near, far = losses_of([5, 4.0, 4.0, 4.0], 30), losses_of([5, 5, 5, 4.0], 30)
     far["document_id"] = "f" + far["document_id"].str[1:]
-    sources = {
-        of: "wiki.org" if of.startswith("f") else "news.net"
-        for of in (*near["document_id"], *far["document_id"])
-    }
+    sources = dict.fromkeys(near["document_id"], "news.net") | dict.fromkeys(far["document_id"], "wiki.org")
     sources["f" + "0" * 15] = "rare.com"
     table = needed_context(pd.concat([near, far]), sources)
     windows = table[table["criterion"] == "loss"].groupby("source")["window_90"].first()
     expected = {"all": 2**5.8, "news.net": 2**3.9, "other sources": np.nan, "wiki.org": 2**5.9}
     assert windows.to_dict() == pytest.approx(expected, nan_ok=True)  # of a single document there is none
-    worse = needed_context(losses_of([4.0, 4.0, 4.2, 5.0], 30).assign(mean_divergence=[3, 2, 1, 0] * 30))
-    assert worse["window_90"].isna().all() and worse["lost_share"].isna().all()
-    assert worse["lost"].iloc[0] == pytest.approx(-1)
     assert [site_of(url) for url in ("https://www.wiki.org/a/b", "novels")] == ["wiki.org", "novels"]
 
 
-def arguments_of(results: Path, *words: str) -> argparse.Namespace:
-    return program.parser().parse_args(
-        ["--results", str(results), "--figures", str(results.parent / "figures"), *words]
-    )
+def test_a_model_that_gains_nothing_has_no_window_and_one_length_is_refused() -> None:
+    worse = needed_context(losses_of([4.0, 4.0, 4.2, 5.0], 30).assign(mean_divergence=[3, 2, 1, 0] * 30))
+    assert worse["window_90"].isna().all() and worse["lost_share"].isna().all()
+    assert worse["lost"].iloc[0] == pytest.approx(-1)
+    with pytest.raises(InputError, match="'m' was measured with 8 tokens of context only"):
+        needed_context(losses_of(FALLING, 3).query("context_length == 8"))
 
 
 def test_the_program_prints_writes_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results"
-    models = losses_of([5.0, 4.5, 4.1, 4.0], 30, spread=1), losses_of([4.0] * 4, 30, model="useless")
-    write_rows(results, "length_losses", "length_losses", pd.concat(models))
-    program.main(arguments_of(results))
-    printed = capsys.readouterr().out
-    rows = [line.split() for line in printed.splitlines()]
-    assert ["m", "all", "loss", *["1.000", "[1.000,", "1.000]", "32", "[32,", "32]"]] in [
-        row[:9] for row in rows
-    ]
-    assert ["16", "0.500", "[0.500,", "0.500]", "0.000", "[0.000,", "0.000]"] in rows
+    words = ["--results", str(tmp_path / "results"), "--figures", str(tmp_path / "figures")]
+    for models in (losses_of([4.0] * 4, 30, model="useless"), losses_of(FALLING, 30, spread=1)):
+        write_rows(tmp_path / "results", "length_losses", "length_losses", models)
+        program.main(program.parser().parse_args(words))
+        is_drawn = (tmp_path / "figures" / "needed_context.png").is_file()
+        assert is_drawn == ("m" in set(models["model"]))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "m all loss 1.000 [1.000, 1.000] 32 [32, 32]" in printed
+    assert "m 16 0.500 [0.500, 0.500]" in printed and "useless 16 0.000 [0.000, 0.000]" in printed
     table = read_parquet(tmp_path / "figures" / "needed_context.parquet").to_pandas()
-    assert len(table) == 2 * 2 * 4 and (tmp_path / "figures" / "needed_context.png").is_file()
-    figure = windows_figure(table[table["model"] == "m"], model_labels(results, "length_losses"))
+    assert len(table) == 2 * 2 * 4
+    labels = model_labels(tmp_path / "results", "length_losses")
+    figure = windows_figure(table[table["model"] == "m"], labels)
     assert "takes 32 of them" in figure.texts[0].get_text()
     assert_legible(figure)
     write_data(tmp_path / "data")
     with pytest.raises(InputError, match="no document measured in .* has a URL in"):
-        program.main(arguments_of(results, "--data", str(tmp_path / "data")))
-
-
-def test_a_single_length_is_refused_and_no_worth_is_no_figure(tmp_path: Path) -> None:
-    one = losses_of([4.0] * 4, 3).query("context_length == 8")
-    with pytest.raises(InputError, match="'m' was measured with 8 tokens of context only"):
-        needed_context(one)
-    write_rows(tmp_path / "results", "length_losses", "length_losses", losses_of([4.0] * 4, 3))
-    program.main(arguments_of(tmp_path / "results"))
-    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["needed_context.parquet"]
+        program.main(program.parser().parse_args([*words, "--data", str(tmp_path / "data")]))
