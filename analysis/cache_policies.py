@@ -28,7 +28,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError, folder_path, stage_parser
 from pipeline.results.files import add_partial_flag, allow_partial
@@ -67,13 +67,15 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.results.table import as_table
 
     allow_partial(arguments.allow_partial)
-    chose, choosers, tried = {}, {}, []
+    chose: dict[str, tuple[Path, dict[str, Any]]] = {}
+    choosers: dict[str, str] = {}
+    tried = []
     for results in arguments.results:
         of_models = read_settings(results, STAGE)
         if STAGE in artefacts_in(results):
             chose |= {model: (results, settings) for model, settings in of_models.items()}
         else:
-            choosers |= {model: settings["choices"]["model"] for model, settings in of_models.items()}
+            choosers |= {model: str(settings["choices"]["model"]) for model, settings in of_models.items()}
         if all(settings["intervention"] == REMOVE for settings in of_models.values()):
             tried.append((read_sparse_losses(results), read_sparsity(results, DIVERGENCE)))
     models = [model for model, (_, settings) in chose.items() if settings["intervention"] == REMOVE]
@@ -93,8 +95,8 @@ def main(arguments: argparse.Namespace) -> None:
             for name in (chooser, model) if name in chose
         ]  # fmt: skip
         chosen = pd.concat(read).drop_duplicates([*TARGET, "rule", "far_context", "rank"])
-        of_model = (rows[rows["model"] == model] for rows in (losses, sparsity))
-        table = leaderboard(*of_model, chosen)
+        of_losses, of_sparsity = (rows[rows["model"] == model] for rows in (losses, sparsity))
+        table = leaderboard(of_losses, of_sparsity, chosen)
         costs = [
             costs_of(chose.get(chooser if rule == REFERENCE else model, chose[model])[1])
             .token_forwards_per_target(rule, k) for rule, k in zip(table["rule"], table["k"], strict=True)
