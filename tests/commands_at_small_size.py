@@ -116,6 +116,10 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
     ]
 
 
+_SIGNS = [
+    "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_32_weak",
+    "signs_growing",
+]  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
@@ -157,6 +161,14 @@ STUDIES = {
     "synthetic_parity": _of_tasks(
         [], ["sparse_parity"], up_to_k4=",num_position_ids=256", k6=",num_position_ids=256"
     ),
+    "signs": [
+        *_of_tasks(
+            [], _SIGNS, plain="", weak="", coupled="", further_seeds="",
+            log_length=",model.attention_scaling=log_length",
+        ),
+        "synthetic.grids.further_seeds.seeds=[5]",
+    ],
+    "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(

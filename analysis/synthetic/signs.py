@@ -149,10 +149,21 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         drawing.label_line_ends(ax, [end for end in ends if end.name])
     axes[0].set_ylabel("loss beyond the best possible (nats)")
     drawing.share_scale(axes)
+    of_trainings = growths(accuracy)
+    cells = of_trainings.groupby(["task", "positions", "attention_scaling"]).size()
+    trained = int(accuracy["largest_train_size"].min())
+    title = "How does the loss grow with length where 1, 2 or 4 signs decide?"
+    if (table := contrasts(of_trainings)).size:
+        of_plain = table[table["attention_scaling"] == NONE].set_index("contrast")
+        low, high = (of_plain[f"difference_{end}"].reindex(list(CONTRASTS)[:3]) for end in ("low", "high"))
+        if low.iloc[0] > 0 > high.iloc[1:].max(skipna=False):
+            title = (
+                f"Up to {LONGEST * trained} tokens four signs anywhere lose more than one, and signs anywhere"
+                " more than near or coupled ones"
+            )
+    numbers = sorted({cells.min(), cells.max()})
     drawing.put_title(
-        figure, "How does the loss grow with length where 1, 2 or 4 signs decide?",
-        f"n = {drawing.counted(accuracy['seed'].nunique(), 'seed')} of each training",
-        f"trained at {accuracy['largest_train_size'].min()} tokens", "bands: range of seeds",
-        "dashed: attention scaled with log length",
+        figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
+        f"trained at {trained} tokens", "bands: range of seeds", "dashed: attention scaled with log length",
     )  # fmt: skip
     return figure

@@ -4,8 +4,9 @@ import re
 from typing import Any
 
 import pandas as pd
-from quoted import FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, section
+from quoted import CAUSAL, FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
 
+from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
 from analysis.synthetic.dependencies import by_kind, by_part
 from pipeline.results.read import read_artefact, read_settings
@@ -155,3 +156,46 @@ def test_what_predicted_ids_depend_on() -> None:
 
 def interval_of_seeds(row: Row) -> tuple[float, float, float]:
     return row["found"], row["found_lowest"], row["found_highest"]
+
+
+def test_signs() -> None:
+    accuracy = read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy")
+    assert accuracy["is_learnt"].all() and set(accuracy["num_examples"]) == {128}
+    page, planned = CAUSAL.read_text(encoding="utf-8"), section(CAUSAL, "The planned contrasts")
+    by_length = section(CAUSAL, "Excess loss by length")
+    growths = signs.growths(accuracy)
+    table = by(signs.contrasts(growths), "contrast", "attention_scaling")
+    for number, name in enumerate(signs.CONTRASTS, 1):
+        _, _, first, second, difference, p_value = cells_of(planned, f"{number} | ")
+        row = table[name, "none"]
+        agree(f"{first} {second} {p_value}", row["first"], row["second"], row["holm_p_value"])
+        agree(difference, *interval(row, "difference"))
+    again = re.findall(r"contrast \d (\S+ \[\S+ \S+\])", planned)
+    for quoted, name in zip(again, list(signs.CONTRASTS)[:2], strict=True):
+        agree(quoted, *interval(table[name, "log_length"], "difference"))
+    cells = by(signs.over_lengths(accuracy), "task", "positions", "attention_scaling", "size")
+    for label, task in {
+        "1 | anywhere | plain": "signs_1", "2 | anywhere | plain": "signs_2",
+        "4 | anywhere | plain": "signs_4",
+        "1 | anywhere | coupled": "signs_1", "2 | anywhere | coupled": "signs_2",
+        "4 | anywhere | coupled": "signs_4", "1 | near": "signs_1_local", "4 | near": "signs_4_local",
+        "32 weak": "signs_32_weak", "growing | anywhere": "signs_growing",
+    }.items():  # fmt: skip
+        positions = "coupled" if "coupled" in label else "contiguous"
+        rows = [cells[task, positions, "none", size] for size in (64, 256, 512, 1024, 2048)]
+        attention = [rows[place]["sign_attention"] for place in (0, 2, 4)]
+        quoted = " ".join(cells_of(by_length, label)[-8:])
+        agree(quoted, *(row["excess_loss"] for row in rows), *attention)
+    told = {
+        "one sign anywhere": "signs_1",
+        "four,": "signs_4",
+        "32 weak": "signs_32_weak",
+        "a growing": "signs_growing",
+    }
+    for words, task in told.items():
+        (quoted,) = re.findall(rf"(\d+) for {words}", page.replace("\n", " "))
+        agree(quoted, cells[task, "contiguous", "none", 512]["times_trained"])
+    of_four = growths[(growths["task"] == "signs_4") & (growths["positions"] == "contiguous")]
+    of_four = of_four.loc[of_four["attention_scaling"] == "none", "growth"]
+    (quoted,) = re.findall(r"growth of four signs is between (\S+ and \S+)\.", page)
+    agree(quoted, of_four.min(), of_four.max())
