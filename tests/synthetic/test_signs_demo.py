@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_small_study_of_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     study = str(ROOT / "olmo_configs" / "studies" / "signs_demo.yaml")
-    main(parser().parse_args([study, f"run={tmp_path}", "--jobs", "2"]))
+    with pytest.raises(SystemExit) as ended:
+        main(parser().parse_args([study, f"run={tmp_path}", "--jobs", "2"]))
+    assert not ended.value.code
     accuracy = read_artefact(tmp_path / "results", "synthetic_accuracy")
     assert accuracy["model"].nunique() == 8 and accuracy["is_learnt"].all()
     of_size = accuracy.groupby(["positions", "size"])["excess_loss"].mean()
