@@ -150,7 +150,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("loss beyond the best possible (nats)")
     drawing.share_scale(axes)
     of_trainings = growths(accuracy)
-    cells = of_trainings.groupby(["task", "positions", "attention_scaling"]).size()
+    num_seeds = of_trainings.groupby(["task", "positions", "attention_scaling"]).size()
     trained = int(accuracy["largest_train_size"].min())
     title = "How does the loss grow with length where 1, 2 or 4 signs decide?"
     if (table := contrasts(of_trainings)).size:
@@ -161,7 +161,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
                 f"Up to {LONGEST * trained} tokens four signs anywhere lose more than one, and signs anywhere"
                 " more than near or coupled ones"
             )
-    numbers = sorted({cells.min(), cells.max()})
+    numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(
         figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
         f"trained at {trained} tokens", "bands: range of seeds", "dashed: attention scaled with log length",
