@@ -6,12 +6,12 @@ is trained on such text, and then asked which tokens decide its answers:
 
   … text … sign … text … sign … text … question answer
 
-<out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for
-each of --num-planted and asks for all; and evaluation documents of that
-length, which plant and ask for one of --num-planted, or for none. <out>/planted-<length>/data holds such
-documents of each of --document-lengths. <out>/foreign/data holds evaluation documents, nothing planted,
-whose far context is another document's: all but the last --short-context-length tokens and the target. They
-are as long as the text of a piece before its questions, which a model trained on pieces expects behind it.
+<out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for each
+of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one of
+--num-planted, or for none. <out>/planted-<length>/data holds such documents of each of --document-lengths.
+<out>/foreign/data holds evaluation documents, nothing planted, whose far context is another document's: all
+but the last --short-context-length tokens and the target. They are as long as the text of a piece before its
+questions, which a model trained on pieces expects behind it.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,9 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
     ):
         if name is not None and name not in known:
             raise unknown_name(kind, name, known)
+    for tracker in config.trackers or ():  # accelerate would go on without it
+        if find_spec(tracker) is None:
+            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
 
 
 def _refuse_bad_lengths(config: PretrainConfig) -> None:

@@ -1,4 +1,4 @@
-"""The study of signs in its small form, whole: what is trained holds the signs, and its contrast is told."""
+"""The small study of signs runs to its end: models learn the signs, and the first contrast has a row."""
 
 from pathlib import Path
 

@@ -96,6 +96,7 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("pose_target_length=512", "would ignore it"),
         ("position_scheme=pose pose_target_length=128", "pose_target_length is 128 tokens; it must be at"),
         ("eval_context_lengths=[32,100]", "eval_context_lengths has 32; each must divide the longest"),
+        ("trackers=[tensorbord]", "trackers names tensorbord, which is not installed"),
         ("model.vocab_size=41", "model.vocab_size is 41, but the tokenized data says 40"),
     ],
 )
