@@ -3,7 +3,7 @@
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
 variable_assignment, addition, addition_padded, copy; signs_1, signs_2, signs_4, each also as signs_1_local
-and so on, signs_32_weak, signs_growing; pipeline/synthetic/tasks.py shows an example of each.
+and so on, signs_8_weak, signs_32_weak, signs_growing; pipeline/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.

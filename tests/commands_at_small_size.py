@@ -117,8 +117,8 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
 
 
 _SIGNS = [
-    "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_32_weak",
-    "signs_growing",
+    "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_8_weak",
+    "signs_32_weak", "signs_growing",
 ]  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
@@ -163,8 +163,11 @@ STUDIES = {
     ),
     "signs": [
         *_of_tasks(
-            [], _SIGNS, plain="", weak="", coupled="", further_seeds="",
-            log_length=",model.attention_scaling=log_length",
+            [], _SIGNS, learnt=",model.attention_scaling=learnt",
+            **dict.fromkeys(("plain", "weak", "coupled", "pose", "further_seeds"), ""),
+            **dict.fromkeys(
+                ("log_length", "weak_log_length", "coupled_log_length"), ",model.attention_scaling=log_length"
+            ),
         ),
         "synthetic.grids.further_seeds.seeds=[5]",
     ],

@@ -432,7 +432,7 @@ class PlantedCorrelation:
         return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
-# signs_1, signs_2, signs_4, each also local, signs_32_weak, signs_growing
+# signs_1, signs_2, signs_4, each also local, signs_8_weak, signs_32_weak, signs_growing
 
 BITS_TOLD, SIGNS_LOCAL_LENGTH, TOKENS_A_GROWING_SIGN = 3.0, 16, 8
 _NOISES, _OF_SIGNS = tuple(f"n{number}" for number in range(16)), (1, 2, 4)
@@ -448,10 +448,10 @@ def lay_out_signs(
 ) -> Example:  # fmt: skip
     """`signs_*`: signs among noise tell one of 16 answers, three of its four bits, by `SignLaw`; then "?".
 
-    The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 32
-    weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best possible
-    loss is ln 2 for all, at every size; a token of 1, 2 or 4 signs stands in one example of 16. Weak signs
-    are the tokens of 4 signs. Signs stand anywhere in the prompt, or within its last 16 tokens before "?".
+    The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 8
+    or 32 weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best
+    possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 signs stands in one example of 16. Weak
+    signs are the tokens of 4 signs. Signs stand anywhere in the prompt, or within its last 16 tokens before "?".
 
     Coupled IDs: noise has those of its places; signs, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
@@ -572,7 +572,7 @@ TASKS: dict[str, Task] = {
         ),
         *(
             Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=number), embeds_coupled_ids=False)
-            for name, number in (("signs_32_weak", 32), ("signs_growing", None))
+            for name, number in (("signs_8_weak", 8), ("signs_32_weak", 32), ("signs_growing", None))
         ),
     )
 }  # fmt: skip
