@@ -451,7 +451,8 @@ def lay_out_signs(
     The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 8
     or 32 weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best
     possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 signs stands in one example of 16. Weak
-    signs are the tokens of 4 signs. Signs stand anywhere in the prompt, or within its last 16 tokens before "?".
+    signs are the tokens of 4 signs. Signs stand anywhere in the prompt, or within the last 16 tokens before
+    "?".
 
     Coupled IDs: noise has those of its places; signs, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
