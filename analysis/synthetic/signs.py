@@ -19,7 +19,7 @@ from analysis import drawing
 from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
-NONE, LOG_LENGTH = "none", "log_length"
+NONE, LOG_LENGTH, LEARNT = "none", "log_length", "learnt"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
@@ -49,6 +49,16 @@ CONTRASTS = {
     "scaled attention less plain": (Arm(_SPREAD, "contiguous", LOG_LENGTH), Arm(_SPREAD, "contiguous", NONE)),
 }
 """Name -> the two sides; the first four are asked of plain and of scaled attention."""
+FURTHER_CONTRASTS = {
+    "growing number less eight": (Arm(["signs_growing"]), Arm(["signs_8_weak"])),
+    "scaled attention less plain, 32 weak": (
+        Arm(["signs_32_weak"], "contiguous", LOG_LENGTH),
+        Arm(["signs_32_weak"], "contiguous", NONE),
+    ),
+    "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD, "contiguous", NONE)),
+    "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
+}
+"""Asked after the five were read, and planned before they were run (analysis/LOG.md): they decide nothing."""
 
 
 def over_lengths(accuracy: pd.DataFrame) -> pd.DataFrame:
@@ -81,15 +91,15 @@ def growths(accuracy: pd.DataFrame) -> pd.DataFrame:
 
 
 def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
-    """The planned contrasts of `growths`; of those that lack a training of either side, no row.
+    """The contrasts of `growths`; of those that lack a training of either side, no row.
 
     Returns:
         A row a contrast and attention scaling: num_seeds, first and second (mean growths), difference with
-        its interval (nats per doubling), p_value, and holm_p_value of the five that decide: all of plain
-        attention.
+        its interval (nats per doubling), p_value, and holm_p_value of the five that decide: those of
+        `CONTRASTS` with plain attention.
     """
     rows = []
-    for name, (first, second) in CONTRASTS.items():
+    for name, (first, second) in (CONTRASTS | FURTHER_CONTRASTS).items():
         for scaling in (NONE,) if first.attention_scaling else (NONE, LOG_LENGTH):
             sides = {
                 "first": _of_seeds(of_trainings, first, first.attention_scaling or scaling),
@@ -109,7 +119,7 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)
-    decides = table["attention_scaling"] == NONE
+    decides = (table["attention_scaling"] == NONE) & table["contrast"].isin(CONTRASTS)
     table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
     return table
 
