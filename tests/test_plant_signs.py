@@ -13,7 +13,7 @@ from pipeline import plant_signs, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import SignLaw, Signs, laws_of, question_ids, read_planted
+from pipeline.text.planting import SignLaw, Signs, laws_of, read_planted
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
@@ -153,13 +153,6 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
         kept = np.setdiff1d(np.arange(LENGTH - 2), places)
         assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
-
-
-def test_the_questions_are_known_from_the_folder(data: Path, planted: Path) -> None:
-    questions = question_ids(TokenizedData.open(planted / "planted" / "data"))
-    assert questions == sorted(signs_of(data).question_ids.values())
-    with pytest.raises(InputError, match="says of no planted answers; leave answer_loss_weight out"):
-        question_ids(TokenizedData.open(data))
 
 
 def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path, planted: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.text.folder import EvaluationDocument
 from pipeline.text.tokenizer import DocumentTokenizer
 
 NEEDLES_FILE = "needles/00000-of-00001.parquet"
@@ -389,18 +389,6 @@ def plant_signs(
             "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
         })  # fmt: skip
     return token_ids, rows
-
-
-def question_ids(data: TokenizedData) -> list[int]:
-    """The tokens that ask for planted answers: what stands before those of the evaluation documents."""
-    if not (data.folder / PLANTED_FILE).is_file():
-        raise InputError(
-            f"{data.folder} says of no planted answers; leave answer_loss_weight out, or name a folder that"
-            " pipeline/plant_signs.py planted signs in"
-        )
-    documents = {document.document_id: document.token_ids for document in data.evaluation_documents()}
-    rows = read_planted(data.folder)
-    return sorted({int(documents[row["document_id"]][row["target_position"] - 1]) for row in rows})
 
 
 def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:

@@ -77,10 +77,6 @@ class PretrainConfig(TrainConfig):
     eval_num_documents: int = 64
     """Held-out documents to measure on, or as many as are long enough."""
 
-    answer_loss_weight: float | None = None
-    """Weight of the mean loss of planted answers (plant_signs.py), added to that of all tokens, in whose
-    gradient they would drown. None: they count as every other token does."""
-
     peak_flops: float | None = None
     """FLOPs a second that one device could do at most in the precision of the run, which
     model_flops_utilization is a fraction of. None: measured at the start."""
@@ -149,7 +145,7 @@ _FIELDS = {
     " model.mlp_hidden_size scheduler.t_max",
     Range(-1): "save_num_unsharded_checkpoints_to_keep",  # OLMo's: -1 keeps all
     _VOCABULARY: "model.vocab_size model.embedding_size",
-    _SIZE: "answer_loss_weight peak_flops model.rope_theta model.clip_qkv model.layer_norm_eps model.init_std"
+    _SIZE: "peak_flops model.rope_theta model.clip_qkv model.layer_norm_eps model.init_std"
     " model.init_cutoff_factor model.emb_init_std optimizer.eps scheduler.grad_clip_warmup_factor",
     SHARE_BELOW_ONE: "model.attention_dropout model.residual_dropout model.embedding_dropout optimizer.betas",
     POSITIVE: "max_grad_norm",

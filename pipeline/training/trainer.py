@@ -45,23 +45,17 @@ _LOGITS_AT_ONCE = 2**20
 
 
 def next_token_loss(
-    logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor, reduction: str = "mean",
-    behind: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor, reduction: str = "mean"
+) -> torch.Tensor:
     """Cross-entropy in nats of each sequence's tokens but the first, computed in float32.
 
     The one place in training where the one-position shift stands. EOS tokens are targets like any other, as
-    in OLMo; so are the tokens after one, in the same sequence.
-
-    The `reduction` is "mean" or "sum" over the B (S - 1) targets. With token IDs `behind`, only the tokens
-    that stand behind one of them are targets, and the loss is 0 where none does.
+    in OLMo; so are the tokens after one, in the same sequence. The `reduction` is "mean" or "sum" over the
+    B (S - 1) targets.
     """
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
     targets = pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     logits = logits_BSV.flatten(0, 1)
-    if behind is not None:
-        is_behind = torch.isin(token_ids_BS.flatten(), behind) & (targets != _NO_TARGET)
-        logits, targets = logits[is_behind], targets[is_behind]
     on_cpu = logits.device.type == "cpu"
     tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
     pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
@@ -70,7 +64,7 @@ def next_token_loss(
         for piece, piece_targets in pieces
     ]
     total = torch.stack(sums).sum()
-    return total if reduction == "sum" else total / (targets != _NO_TARGET).sum().clamp(min=1)
+    return total if reduction == "sum" else total / (targets != _NO_TARGET).sum()
 
 
 LogitsAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -264,14 +258,12 @@ class Trainer(TrainingLoop):
     def __init__(
         self, config: PretrainConfig, batches: TrainingBatches, schedule: Schedule,
         held_out_loss: HeldOutLoss | None = None, stop_request: StopRequest | None = None,
-        question_ids: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Build model and optimizer, at the run's newest checkpoint; answers stand behind `question_ids`."""
+        """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
         self._config, self._schedule = config, schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
-        self._answer_weight = config.answer_loss_weight
         saved = checkpoints.newest_state(self._run_folder)
         self._accelerator = accelerator = _make_accelerator(
             config, None if saved is None else saved["train"].get("mixed_precision")
@@ -294,7 +286,6 @@ class Trainer(TrainingLoop):
         self._utilization_of_a_token = utilization_of_a_token(
             config, accelerator.num_processes, accelerator.device, dtype
         )
-        self._question_ids = torch.tensor(question_ids, dtype=torch.long, device=accelerator.device)
         parallel.seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
             self.step = saved["train"]["step"]
@@ -328,12 +319,10 @@ class Trainer(TrainingLoop):
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
-        rank_loss, rank_answer_loss = self._accumulate_gradients(step)
+        rank_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
-        loss, answer_loss, share_asked = self._accelerator.reduce(
-            torch.stack((rank_loss, rank_answer_loss, is_asked)), reduction="mean"
-        )
+        loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
         max_norm = self._schedule.max_grad_norm(step)
         norm = self._accelerator.clip_grad_norm_(
             self._model.parameters(), math.inf if max_norm is None else max_norm
@@ -344,15 +333,14 @@ class Trainer(TrainingLoop):
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {
             "step": step, "tokens": step * self._config.tokens_per_step, "loss_nats": loss_nats,
-            **({} if self._answer_weight is None else {"answer_loss_nats": float(answer_loss)}),
             "learning_rate": learning_rate, "gradient_norm": gradient_norm,
             "tokens_per_second": tokens_per_second,
             "model_flops_utilization": tokens_per_second * self._utilization_of_a_token,
         }  # fmt: skip
         return metrics, float(share_asked) > 0
 
-    def _accumulate_gradients(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward and backward over this rank's micro-batches; the mean loss of all tokens, and of answers.
+    def _accumulate_gradients(self, step: int) -> torch.Tensor:
+        """Forward and backward over this rank's micro-batches; the mean loss of its tokens.
 
         Micro-batches are of one size, so the mean over them and all ranks is that of the whole batch.
         """
@@ -364,21 +352,15 @@ class Trainer(TrainingLoop):
             for array in self._batch_of(step)
         )
         num_micro_batches = len(token_ids)
-        total, of_answers = (torch.zeros((), device=device) for _ in range(2))
+        total = torch.zeros((), device=device)
         for index, (token_ids_BS, position_ids_BS) in enumerate(zip(token_ids, position_ids, strict=True)):
             is_last = index == num_micro_batches - 1
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
                 self._rotary.set_position_ids(position_ids_BS, self._num_positions)
-                logits_BSV = self._model(token_ids_BS).logits
-                loss = objective = next_token_loss(logits_BSV, token_ids_BS) / num_micro_batches
-                if self._answer_weight is not None:
-                    answers = next_token_loss(logits_BSV, token_ids_BS, behind=self._question_ids)
-                    answers = answers / num_micro_batches
-                    objective = loss + self._answer_weight * answers
-                    of_answers += answers.detach()
-                self._accelerator.backward(objective)
+                loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / num_micro_batches
+                self._accelerator.backward(loss)
             total += loss.detach()
-        return total, of_answers
+        return total
 
     @torch.no_grad()
     def _measure(self) -> dict[str, float]:

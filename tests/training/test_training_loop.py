@@ -53,17 +53,6 @@ def two_losses(trainer: Trainer) -> list[float]:
     return [trainer._train_step(step)[0]["loss_nats"] for step in (1, 2)]
 
 
-def test_the_loss_may_be_of_the_tokens_behind_some_only() -> None:
-    token_ids_BS = torch.tensor([[3, 0, 3, 1], [2, 1, 0, 3]])  # behind a 3: 0 and 1, and nothing
-    logits_BSV = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    log_probs = logits_BSV.log_softmax(-1)
-    loss = next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor([3]))
-    assert loss.item() == pytest.approx(-(log_probs[0, 0, 0] + log_probs[0, 2, 1]).item() / 2)
-    (gradient,) = torch.autograd.grad(loss, logits_BSV)
-    assert gradient.abs().sum(-1).nonzero().tolist() == [[0, 0], [0, 2]]
-    assert next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor([4])).item() == 0.0
-
-
 @pytest.mark.parametrize("scaling", ["log_length", "learnt"])
 def test_scaled_attention_is_trained_goes_on_and_is_measured(
     scaling: str, make_trainer: MakeTrainer, tmp_path: Path
@@ -107,27 +96,6 @@ def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.
         assert total.item() == pytest.approx(18 * loss.item()), logits_at_once
     coarse = logits_BSV.detach().bfloat16()
     assert next_token_loss(coarse, token_ids_BS) == next_token_loss(coarse.float(), token_ids_BS)
-
-
-def test_answers_have_the_weight_that_is_asked_for(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    questions = [0, 2, 4, 6]  # a fifth of the pairs
-
-    def first_step(name: str, *overrides: str) -> tuple[dict[str, float], float]:
-        # One micro-batch, as the mean of means is not the mean
-        whole = "device_train_microbatch_tokens=32"
-        trainer = make_trainer(tmp_path / name, whole, *overrides, question_ids=questions)
-        token_ids_BS, position_ids_BS = map(torch.from_numpy, trainer._batch_of(1))
-        trainer._rotary.set_position_ids(position_ids_BS)
-        logits_BSV = trainer._model(token_ids_BS).logits
-        expected = next_token_loss(logits_BSV, token_ids_BS, behind=torch.tensor(questions)).item()
-        return trainer._train_step(1)[0], expected
-
-    alike, _ = first_step("alike")
-    weighted, expected = first_step("weighted", "answer_loss_weight=2")
-    assert "answer_loss_nats" not in alike
-    assert weighted["answer_loss_nats"] == pytest.approx(expected, rel=1e-5) and expected > 0
-    assert weighted["loss_nats"] == alike["loss_nats"]  # of all tokens, alike
-    assert weighted["gradient_norm"] > alike["gradient_norm"] + 0.01
 
 
 def test_accumulated_micro_batches_are_one_batch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
