@@ -29,8 +29,8 @@ again to go on.
 With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
 signs_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
 
-The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right. A model
-that has not learnt its task shows nothing at other lengths.
+The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of signs_*
+stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
 """
 
 import sys
@@ -90,7 +90,7 @@ def main(arguments: argparse.Namespace) -> None:
             return
         # Imported late, for a --help at once.
         from pipeline.models.devices import usable_device
-        from pipeline.synthetic.train import TaskTrainer, find_task_run
+        from pipeline.synthetic.train import TaskTrainer
 
         folder, config = arguments.save_folder, check(arguments)
 
@@ -98,6 +98,4 @@ def main(arguments: argparse.Namespace) -> None:
             device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
             return TaskTrainer(config, folder, device, stop_request)
 
-        trainer = train(folder, "lower batch_size or the model's width", make)
-        verdict = "learnt" if find_task_run(folder, config.task).is_learnt else "NOT learnt"
-        logger.info("%s: exact match in distribution %.3f", verdict, trainer.exact_match)
+        logger.info(train(folder, "lower batch_size or the model's width", make).outcome)

@@ -1,6 +1,7 @@
 """The synthetic stages as a user runs them: resumed to the same bytes, refused in a sentence."""
 
 import hashlib
+import re
 import signal
 from pathlib import Path
 
@@ -259,12 +260,14 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
 
 def test_a_run_ends_once_its_task_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, enough = tmp_path / "run", "stop_at_excess_loss=100"
+    caplog.set_level("INFO", logger="pipeline")
     train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
+    assert re.fullmatch(r"learnt: excess loss in distribution \d\.\d+ nats, .* 100.0", caplog.messages[-1])
     assert sorted(path.name for path in run.glob("step*")) == ["step2-unsharded", "step3-unsharded"]
-    with caplog.at_level("INFO", logger="pipeline"):
-        train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
+    train(run, *OF_SIGNS, enough, task="signs_1", positions="contiguous")
     assert f"already finished: {run / 'step3-unsharded'}" in caplog.text
     assert find_task_run(run, "signs_1").is_learnt
     train(tmp_path / "other", *OF_SIGNS, "stop_at_excess_loss=1e-6", task="signs_1", positions="contiguous")
     assert (tmp_path / "other" / "step6-unsharded").is_dir()
     assert not find_task_run(tmp_path / "other", "signs_1").is_learnt
+    assert caplog.messages[-1].startswith("NOT learnt: excess loss in distribution")

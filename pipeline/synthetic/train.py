@@ -101,9 +101,9 @@ def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
     return columns
 
 
-def last_exact_match(metrics: dict[str, list[Any]]) -> float | None:
-    """The last that was measured."""
-    return next((value for value in reversed(metrics["exact_match"]) if value is not None), None)
+def last_measured(metrics: dict[str, list[Any]], name: str) -> float | None:
+    """The last value of a metric that was measured now and then."""
+    return next((value for value in reversed(metrics[name]) if value is not None), None)
 
 
 def is_known(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
@@ -131,6 +131,17 @@ def about_num_parameters(config: TaskConfig) -> int:
 
 LEARNT = 0.99
 """Exact matches in distribution from which on a task counts as learnt."""
+
+
+def is_learnt(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
+    """Whether the last measurement found the task learnt in distribution.
+
+    Where no model can always be right, because signs may mislead, by its excess loss.
+    """
+    if config.stop_at_excess_loss is not None:
+        return is_known(config, metrics)
+    exact_match = last_measured(metrics, "exact_match")
+    return exact_match is not None and exact_match >= LEARNT
 
 
 def new_task_model(config: TaskConfig) -> TaskModel:
@@ -171,15 +182,8 @@ class TaskRun:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether the last measurement before the checkpoint found the task learnt in distribution.
-
-        Where no model can always be right, because signs may mislead, by its excess loss.
-        """
-        metrics = read_metrics(self.folder.parent, self.step)
-        if self.config.stop_at_excess_loss is not None:
-            return is_known(self.config, metrics)
-        exact_match = last_exact_match(metrics)
-        return exact_match is not None and exact_match >= LEARNT
+        """See `is_learnt`; by the last measurement before the checkpoint."""
+        return is_learnt(self.config, read_metrics(self.folder.parent, self.step))
 
     def load(self, device: torch.device) -> TaskModel:
         """The model, to be tested."""
@@ -242,9 +246,17 @@ class TaskTrainer(TrainingLoop):
         self._metrics = read_metrics(run_folder, self.step)
 
     @property
-    def exact_match(self) -> float | None:
-        """In distribution, as last measured."""
-        return last_exact_match(self._metrics)
+    def outcome(self) -> str:
+        """Whether the task was learnt, in words, with the number that tells it."""
+        verdict = "learnt" if is_learnt(self._config, self._metrics) else "NOT learnt"
+        enough, excess_loss = self._config.stop_at_excess_loss, last_measured(self._metrics, "excess_loss")
+        if excess_loss is None:
+            exact_match = last_measured(self._metrics, "exact_match")
+            return f"{verdict}: exact match in distribution {exact_match:.3f}"
+        in_words = f"excess loss in distribution {excess_loss:.3f} nats"
+        if enough is None:
+            return f"{in_words}; stop_at_excess_loss would say whether that is learnt"
+        return f"{verdict}: {in_words}, stop_at_excess_loss {enough}"
 
     @property
     def has_finished(self) -> bool:
@@ -275,8 +287,9 @@ class TaskTrainer(TrainingLoop):
     def _write(self, metrics: dict[str, Any]) -> str:
         for name, values in self._metrics.items():
             values.append(metrics.get(name))
-        exact_match = "" if self.exact_match is None else f", exact match {self.exact_match:.3f}"
-        return f"loss {metrics['loss']:.3f} nats{exact_match}"
+        exact_match = last_measured(self._metrics, "exact_match")
+        in_words = "" if exact_match is None else f", exact match {exact_match:.3f}"
+        return f"loss {metrics['loss']:.3f} nats{in_words}"
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         token_loss, position_id_loss = self._accumulate_gradients(step)
