@@ -41,7 +41,7 @@ BENCHMARKS = ROOT / "tests" / "benchmarks"
 NOT_RUN = {
     r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
-    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
+    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help|gpu .*)$": "it installs, or tests",
     r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "40 minutes of a GPU; tests/studies checks all of its commands",
