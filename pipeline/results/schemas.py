@@ -1,11 +1,11 @@
 """The Arrow schema of every artefact, each column with its meaning and unit; words that results hold.
 
 `python -m pipeline.results.schemas` writes the tables of pipeline/RESULTS.md anew, a test keeps them equal.
-Losses are in nats; a *_loss is never negative. Positions count tokens from the start of the document; a
-target at position t is predicted from the tokens before it.
+That page says what holds of all columns, and what null and NaN mean where a column does not say it.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,16 @@ def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> N
             table[name].extend(values)
 
 
+TEXT, BOOL, INT32, FLOAT, DOUBLE = pa.string(), pa.bool_(), pa.int32(), pa.float32(), pa.float64()
+INTS, FLOATS = pa.list_(INT32), pa.list_(FLOAT)
+
+
 def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
     """A column with its meaning, unit included."""
     return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
 
 
+optional = partial(column, nullable=True)
 _ENDS = {
     "low": "lower end of its 95 % interval over documents",
     "high": "upper end of it; both are NaN for a single document",
@@ -49,159 +54,139 @@ _ENDS = {
 
 def with_interval(name: str, meaning: str) -> list[pa.Field]:
     """A number and the ends of its interval."""
-    ends = [column(f"{name}_{end}", pa.float64(), of_end) for end, of_end in _ENDS.items()]
-    return [column(name, pa.float64(), meaning), *ends]
+    ends = [column(f"{name}_{end}", DOUBLE, of_end) for end, of_end in _ENDS.items()]
+    return [column(name, DOUBLE, meaning), *ends]
 
 
 # fmt: off
-DOCUMENT = column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's text")
+DOCUMENT = column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's text")
 TARGET_COLUMNS = [
     DOCUMENT,
-    column("chunk_index", pa.int32(), "which chunk of long_context_length tokens of the document, from 0"),
-    column("target_position", pa.int32(), "place of the predicted token in the document, in tokens"),
+    column("chunk_index", INT32, "which chunk of long_context_length tokens of the document, from 0"),
+    column("target_position", INT32, "place of the predicted token in the document, in tokens"),
 ]
 SELECTION_COLUMNS = [
-    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
-    column("far_context", pa.string(), "'own', or 'other_document': the null, where the far context is"
-           " another document's tokens at the same positions"),
-    column("null_kind", pa.string(), "how the null's tokens are chosen: 'selection', within the other"
-           " document's far context as within the own one, or 'mimicry', to reproduce the prediction from"
-           " the own far context; null of the own far context, and in the oldest results, where it is"
-           " selection", nullable=True),
+    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
+    column("far_context", TEXT, "'own', or 'other_document': the null, a foreign document's tokens there"),
+    optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own far"
+             " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
+             " oldest results, where it is selection"),
 ]
-MODEL = column("model", pa.string(), "the model's name")
-K = column("k", pa.int32(), "number of influential tokens added to the short context")
+MODEL = column("model", TEXT, "the model's name")
+K = column("k", INT32, "number of influential tokens added to the short context")
 COUNTS = [
-    column("num_targets", pa.int32(), "targets averaged over"),
-    column("num_documents", pa.int32(), "documents they are from"),
+    column("num_targets", INT32, "targets averaged over"),
+    column("num_documents", INT32, "documents they are from"),
 ]
 COSTS = [
-    column("token_forwards_per_target", pa.float64(), "tokens run through the network to choose the first k,"
-           " of one far context"),
-    column("backward_tokens_per_target", pa.float64(), "tokens that backward passes run through"),
+    column("token_forwards_per_target", DOUBLE, "tokens through the network to choose k in one far context"),
+    column("backward_tokens_per_target", DOUBLE, "tokens that backward passes run through"),
 ]
-JUDGE = column("judge", pa.string(), "the model whose losses and divergences these are: one of --judge-with,"
-               " or one that the tokens were chosen with; null in the oldest results, which have the latter"
-               " only", nullable=True)
-SHORT_DIVERGENCE = column("short_context_divergence", pa.float32(), "KL(p(.|long) || p(.|short context)),"
-                          " nats: the gain that the long context is expected to have; it does not see the"
-                          " target", nullable=True)
+JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are, of --judge-with or of"
+                 " those that chose; null in the oldest results: one that chose")
+SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
+                            " the gain to be expected, blind to the target")
 LOSS_COLUMNS = [
-    column("short_context_loss", pa.float32(), "loss(t | the short_context_length tokens before t), nats"),
-    column("long_context_loss", pa.float32(), "loss(t | everything before t in its chunk), nats"),
+    column("short_context_loss", FLOAT, "loss(t | the short_context_length tokens before t), nats"),
+    column("long_context_loss", FLOAT, "loss(t | everything before t in its chunk), nats"),
 ]
 SYNTHETIC_COLUMNS = [
-    column("task", pa.string(), "the synthetic task, a name of pipeline/synthetic/tasks.py"),
-    column("positions", pa.string(), "the position scheme that the model was trained with"),
+    column("task", TEXT, "the synthetic task, a name of pipeline/synthetic/tasks.py"),
+    column("positions", TEXT, "the position scheme that the model was trained with"),
     column("seed", pa.int64(), "of the training run"),
-    column("largest_train_size", pa.int32(), "of the training examples, in the task's own unit"),
-    column("largest_train_sparsity", pa.int32(), "K_train: k was uniform on 1 to this; null where the task"
-           " has none", nullable=True),
-    column("is_learnt", pa.bool_(), "at least 99 % of responses were wholly right, over all training sizes;"
-           " of signs: the excess loss that ends training was reached"),
-    column("size", pa.int32(), "of the test examples, in the task's own unit"),
-    column("sparsity", pa.int32(), "k of the test examples; null where the task has none", nullable=True),
+    column("largest_train_size", INT32, "of the training examples, in the task's own unit"),
+    optional("largest_train_sparsity", INT32, "K_train: k was uniform on 1 to this; null of tasks without k"),
+    column("is_learnt", BOOL, "at least 99 % of responses, over all training sizes, were wholly right; of"
+           " signs: the excess loss that ends training was reached"),
+    column("size", INT32, "of the test examples, in the task's own unit"),
+    optional("sparsity", INT32, "k of the test examples; null of tasks without k"),
 ]
 FINDING_COLUMNS = [
     *SYNTHETIC_COLUMNS,
-    column("example_index", pa.int32(), "which test example, from 0"),
-    column("target_index", pa.int32(), "which token of the response, or which position ID, from 0"),
-    column("num_far_tokens", pa.int32(), "tokens that a rule selects from"),
-    column("num_dependencies", pa.int32(), "those of them that truly decide the target, at least 1"),
-    column("long_context_loss", pa.float32(), "loss(t | everything before t), nats"),
-    column("rule", pa.string(), "selection rule, a name of pipeline/measuring/rules.py"),
-    column("intervention", pa.string(), "what stands where a token is left out: remove, substitute or"
-           " background, as in influential_tokens; null of rules that it does not matter to", nullable=True),
-    column("rank", pa.int32(), "1 for the token that the rule ranks first"),
-    column("context_position", pa.int32(), "place of the selected token in the example"),
-    column("context_token", pa.string(), "its name, as the task's docstring shows it"),
-    column("is_dependency", pa.bool_(), "whether it is in the target's true dependency set"),
-    column("effect", pa.float32(), "what leaving it out does, nats: to the loss (leave_one_out), or as the"
-           " divergence that it makes (leave_one_out_divergence); null of other rules, and in older results",
-           nullable=True),
+    column("example_index", INT32, "which test example, from 0"),
+    column("target_index", INT32, "which token of the response, or which position ID, from 0"),
+    column("num_far_tokens", INT32, "tokens that a rule selects from"),
+    column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
+    column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
+    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
+    optional("intervention", TEXT, "remove, substitute or background, as in influential_tokens"),
+    column("rank", INT32, "1 for the token that the rule ranks first"),
+    column("context_position", INT32, "place of the selected token in the example"),
+    column("context_token", TEXT, "its name, as the task's docstring shows it"),
+    column("is_dependency", BOOL, "whether it is in the target's true dependency set"),
+    optional("effect", FLOAT, "what leaving it out does, nats: to the loss (leave_one_out) or, as a"
+             " divergence, to the prediction (leave_one_out_divergence); null of other rules"),
 ]
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema([
         DOCUMENT,
-        column("url", pa.string(), "where the text was found, if its source says so", nullable=True),
-        column("token_ids", pa.list_(pa.int32()), "the document's tokens, without a final EOS"),
-        column("num_tokens", pa.int32(), "length of token_ids"),
+        optional("url", TEXT, "where the text was found, if its source says so"),
+        column("token_ids", INTS, "the document's tokens, without a final EOS"),
+        column("num_tokens", INT32, "length of token_ids"),
     ]),
     # What is planted in texts: the truth beside a data folder, not a stage's results.
     "needles": pa.schema([
         DOCUMENT,
-        column("source_document_id", pa.string(), "the document that the haystack was cut from"),
-        column("context_length", pa.int32(), "tokens of the document, its answer included"),
-        column("depth", pa.float64(), "part of the haystack before the needle, as asked for; null for the"
-               " control, which has none", nullable=True),
-        column("needle_position", pa.int32(), "place of the needle's first token", nullable=True),
-        column("num_needle_tokens", pa.int32(), "tokens of the needle; 0 for the control"),
-        column("needle_answer_positions", pa.list_(pa.int32()),
-               "places of the answer's tokens in the needle"),
-        column("answer_position", pa.int32(), "place of the answer's first token at the document's end"),
-        column("num_answer_tokens", pa.int32(), "tokens of the answer, the last of the document"),
-        column("answer", pa.string(), "its text, without the space before it"),
+        column("source_document_id", TEXT, "the document that the haystack was cut from"),
+        column("context_length", INT32, "tokens of the document, its answer included"),
+        optional("depth", DOUBLE, "share of the haystack before the needle, as asked for"),
+        optional("needle_position", INT32, "place of the needle's first token"),
+        column("num_needle_tokens", INT32, "tokens of the needle; 0 for the control"),
+        column("needle_answer_positions", INTS, "places of the answer's tokens in the needle"),
+        column("answer_position", INT32, "place of the answer's first token at the document's end"),
+        column("num_answer_tokens", INT32, "tokens of the answer, the last of the document"),
+        column("answer", TEXT, "its text, without the space before it"),
     ]),
     "planted_signs": pa.schema([
-        column("document_id", pa.string(), "first 16 hex digits of the SHA-256 of the document's tokens"),
-        column("target_position", pa.int32(), "place of the answer"),
-        column("num_planted", pa.int32(), "signs that decide the answer: its true dependency sparsity"),
-        column("planted_positions", pa.list_(pa.int32()), "places of the signs, in order"),
-        column("best_loss", pa.float64(), "-ln p(answer) by what its signs say, nats: a model's mean loss"
-               " less the mean of this is its excess loss"),
+        column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's tokens"),
+        column("target_position", INT32, "place of the answer"),
+        column("num_planted", INT32, "signs that decide the answer: its true dependency sparsity"),
+        column("planted_positions", INTS, "places of the signs, in order"),
+        column("best_loss", DOUBLE, "-ln p(answer) by what its signs say, nats: its mean is the least loss"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
-        column("target_token_id", pa.int32(), "vocabulary ID of the predicted token"),
-        column("num_long_context_tokens", pa.int32(), "tokens before the target in its chunk"),
+        column("target_token_id", INT32, "vocabulary ID of the predicted token"),
+        column("num_long_context_tokens", INT32, "tokens before the target in its chunk"),
         *LOSS_COLUMNS,
-        column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats; positive = the"
-               " long context helps"),
-        column("windowed_short_context_loss", pa.float32(), "loss(t | the short context as LongPPL's code"
-               " approximates it), nats: one window shared by windowed_stride targets, which see"
-               " short_context_length to short_context_length + windowed_stride - 1 tokens, position IDs"
-               " from 0 in each; null where not asked for", nullable=True),
+        column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
+        optional("windowed_short_context_loss", FLOAT, "loss(t | the short context as LongPPL's code"
+                 " approximates it), nats: windows with position IDs from 0, each shared by windowed_stride"
+                 " targets, which see short_context_length to short_context_length + windowed_stride - 1"
+                 " tokens"),
         SHORT_DIVERGENCE,
-        column("foreign_context_loss", pa.float32(), "loss(t | another document's tokens as the far context,"
-               " and the short one), nats", nullable=True),
-        column("specific_gain", pa.float32(), "foreign_context_loss - long_context_loss, nats: what only this"
-               " document's far tokens give", nullable=True),
-        column("foreign_context_divergence", pa.float32(), "KL(p(.|long) || p(.|foreign far context, short"
-               " context)), nats: the specific gain that is expected", nullable=True),
-        column("reference_divergence", pa.float32(), "KL(p_ref(.|long) || p(.|long)), p_ref of"
-               " --reference-model, nats; null where not asked for", nullable=True),
-        column("length_harm", pa.float32(), "KL(p(.|last w tokens) || p(.|foreign far tokens, last w"
-               " tokens)), nats, w of --near-context-length: what length alone does, mean over foreign"
-               " documents; null where not asked for", nullable=True),
-        column("length_harm_of_backgrounds", pa.list_(pa.float32()), "the same of each foreign document",
-               nullable=True),
+        optional("foreign_context_loss", FLOAT, "loss(t | a foreign text's far tokens, short context), nats"),
+        optional("specific_gain", FLOAT, "foreign_context_loss - long_context_loss, nats; the own text's"
+                 " gain"),
+        optional("foreign_context_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far tokens, short"
+                 " context)), nats: the specific gain to be expected"),
+        optional("reference_divergence", FLOAT, "KL(p_ref(.|long) || p(.|long)), nats, of --reference-model"),
+        optional("length_harm", FLOAT, "KL(p(.|last w tokens) || p(.|foreign far tokens, last w tokens)),"
+                 " nats, w of --near-context-length: what length alone does, mean over foreign documents"),
+        optional("length_harm_of_backgrounds", FLOATS, "the same of each foreign document"),
     ]),
     "influential_tokens": pa.schema([
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
-        column("rank", pa.int32(), "order of selection: 1 is taken first, S_k is ranks 1 to k"),
-        column("context_position", pa.int32(), "place of the selected token, in tokens of the document"),
-        column("distance", pa.int32(), "target_position - context_position"),
-        column("context_token_id", pa.int32(), "vocabulary ID of the selected token (of the other document's,"
-               " for the null)"),
-        column("influence", pa.float32(), "loss(t | long without the token) - loss(t | long), nats, whatever"
-               " the rule; positive = the token helps; null where it was not measured: the run has neither of"
-               " the rules leave_one_out and leave_one_out_divergence. Under the interventions 'substitute'"
-               " and 'background' (see `settings`) the token is replaced, not removed", nullable=True),
+        column("rank", INT32, "order of selection: 1 is taken first, S_k is ranks 1 to k"),
+        column("context_position", INT32, "place of the selected token, in tokens of the document"),
+        column("distance", INT32, "target_position - context_position"),
+        column("context_token_id", INT32, "vocabulary ID of the selected token, own or foreign"),
+        optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
+                 " rule: positive = it helps; replaced, not removed, under the interventions 'substitute' and"
+                 " 'background' (see `settings`); null without the rules leave_one_out and"
+                 " leave_one_out_divergence"),
     ]),
     "influences": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[1],
-        column("influences", pa.list_(pa.float32()), "influence of every far-context token, nats; entry i is"
-               " the token at chunk start + i. No such rows where the run has neither of the rules"
-               " leave_one_out and leave_one_out_divergence"),
+        column("influences", FLOATS, "influence of every far-context token, nats; entry i is the token at"
+               " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence"),
     ]),
     "attention_heads": pa.schema([
-        column("head_index", pa.int32(), "the head, of all layers one after another, from 0"),
-        column("loss_weight", pa.float64(), "its weight in the rule learned_attention, fitted to influences"
-               " on training tokens; only proportions matter"),
-        column("divergence_weight", pa.float64(), "its weight in the rule learned_attention_divergence,"
-               " fitted to divergences"),
+        column("head_index", INT32, "the head, of all layers one after another, from 0"),
+        column("loss_weight", DOUBLE, "of it in the rule learned_attention, fitted to influences; no scale"),
+        column("divergence_weight", DOUBLE, "likewise in learned_attention_divergence"),
     ]),
     "sparse_context_losses": pa.schema([
         *TARGET_COLUMNS,
@@ -209,75 +194,63 @@ SCHEMAS: dict[str, pa.Schema] = {
         JUDGE,
         K,
         *LOSS_COLUMNS,
-        column("sparse_context_loss", pa.float32(), "loss(t | short context and S_k only), nats; under the"
+        column("sparse_context_loss", FLOAT, "loss(t | short context and S_k only), nats; under the"
                " intervention 'background' a foreign document's tokens are the rest of the far context"),
         SHORT_DIVERGENCE,
-        column("sparse_context_divergence", pa.float32(), "KL(p(.|long) || p(.|short context and S_k)), nats:"
-               " what k tokens leave missing", nullable=True),
-        column("background_loss", pa.float32(), "loss(t | a foreign far context, short context), nats, what"
-               " S_k is added to under the intervention 'background'; null under another", nullable=True),
-        column("background_divergence", pa.float32(), "KL(p(.|long) || p(.|foreign far context, short"
-               " context)), nats; null as background_loss", nullable=True),
+        optional("sparse_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context, S_k)), nats"),
+        optional("background_loss", FLOAT, "loss(t | foreign far tokens, short context), nats, to which S_k"
+                 " is added under the intervention 'background'; null under another"),
+        optional("background_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[0],
         JUDGE,
-        column("criterion", pa.string(), "what k* is of, 'loss' or 'divergence'; null in the oldest results:"
-               " the loss", nullable=True),
-        column("loss_difference", pa.float32(), "short_context_loss - long_context_loss, nats"),
-        column("gain", pa.float32(), "what is to be recovered, nats: loss_difference or"
-               " short_context_divergence by the criterion; under the intervention 'background'"
-               " background_loss - long_context_loss or background_divergence; null in the oldest results",
-               nullable=True),
-        column("mean_log2_k", pa.float32(), "how many tokens it takes, in doublings: the mean over thresholds"
-               " in (0, 1) of log2 of the least k that brings back so much of the gain, by straight lines in"
-               " log2 k between the studied k; 0 where one token does everything, log2 of the number of far"
-               " tokens where all are needed; mean over backgrounds; null where the gain is too small",
-               nullable=True),
-        column("mean_log2_k_of_backgrounds", pa.list_(pa.float32()), "the same in each background, whose"
-               " spread is the noise of one; null of one without a gain", nullable=True),
-        column("dependency_sparsity", pa.int32(), "k*: the least studied k recovering the recovery fraction"
-               " of the gain; null where the gain is below the minimum, or no studied k reaches it",
-               nullable=True),
-        column("half_sparsity", pa.int32(), "the least studied k recovering half of the gain; null likewise",
-               nullable=True),
-        column("is_censored", pa.bool_(), "the long context helps enough, but no studied k reaches k*"),
-        column("minimum_context_length", pa.int32(), "least number of nearest tokens, those of the short"
-               " context among them, that recovers the recovery fraction of the gain (Vakilian et al. 2025):"
-               " short_context_length and k* of the rule nearest, by the same criterion, on its grid of"
-               " powers of two; the same for all rules of a target; null where nearest was not run, the gain"
-               " is below the minimum, or the grid does not reach it", nullable=True),
+        optional("criterion", TEXT, "k* is of the 'loss' or 'divergence'; null in the oldest: loss"),
+        column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats"),
+        optional("gain", FLOAT, "what is to be recovered, nats, by the criterion: loss_difference or"
+                 " short_context_divergence, under the intervention 'background' background_loss -"
+                 " long_context_loss or background_divergence; null in the oldest results"),
+        optional("mean_log2_k", FLOAT, "how many tokens it takes, in doublings: the mean over thresholds in"
+                 " (0, 1) of log2 of the least k that brings back that share of the gain, by straight lines"
+                 " in log2 k between the studied k, from 0 (one token does all) to log2 of the number of far"
+                 " tokens (all are needed); mean over backgrounds; null where the gain is too small"),
+        optional("mean_log2_k_of_backgrounds", FLOATS, "the same in each background; null without a gain"),
+        optional("dependency_sparsity", INT32, "k*: the least studied k recovering the recovery fraction of"
+                 " the gain; null where the gain is below the minimum, or no studied k reaches it"),
+        optional("half_sparsity", INT32, "the least studied k recovering half of the gain; null likewise"),
+        column("is_censored", BOOL, "the long context helps enough, but no studied k reaches k*"),
+        optional("minimum_context_length", INT32, "least number of nearest tokens, short context included,"
+                 " that recovers the recovery fraction of the gain (Vakilian et al. 2025), by the same"
+                 " criterion: short_context_length and k* of the rule nearest, in powers of two; the same for"
+                 " all rules; null where that k* is, or nearest was not run"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
     "methods": pa.schema([
-        column("model", pa.string(), "the model that chose the tokens"),
+        column("model", TEXT, "the model that chose the tokens"),
         SELECTION_COLUMNS[0],
-        column("sees", pa.string(), "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
-        column("intervention", pa.string(), "what stands where a token is left out"),
-        column("judge", pa.string(), "who tried the tokens: 'the same model' or 'another seed'"),
+        column("sees", TEXT, "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
+        column("intervention", TEXT, "what stands where a token is left out"),
+        column("judge", TEXT, "who tried the tokens: 'the same model' or 'another seed'"),
         K,
         *COUNTS,
         *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
-        *with_interval("loss_effect", "what k tokens recover of it beyond the null; of rules that fit neither"
-                       " answer nor prediction what they recover; nats"),
+        *with_interval("loss_effect", "what k tokens recover, nats, beyond the null if a rule needs one"),
         *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
         *with_interval("divergence_effect", "the same effect by the divergence, nats"),
-        *with_interval("behind_first", "what the first method is worth beyond this one by the divergence,"
-                       " target by target, nats; the first is that of the largest divergence_effect at k = 4"
-                       " under the same intervention"),
+        *with_interval("behind_first", "what the first method is worth beyond this one, target by target,"
+                       " nats; the first has the largest divergence_effect at k = 4, intervention alike"),
         *with_interval("found_dependencies", "share of the true dependencies of synthetic examples among the"
-                       " first as many tokens; NaN where not measured; its interval is over examples"),
-        *with_interval("found_signs", "share of the planted signs among the first as many tokens; NaN"
-                       " likewise"),
+                       " first as many tokens; its interval is over examples"),
+        *with_interval("found_signs", "share of the planted signs among the first as many tokens"),
         *COSTS,
-        column("seconds_per_target", pa.float64(), "of the choice, as timed; NaN where not timed"),
+        column("seconds_per_target", DOUBLE, "of the choice, as timed"),
     ]),
     "measures": pa.schema([
         SELECTION_COLUMNS[0],
-        column("intervention", pa.string(), "what stands where a token is left out"),
-        column("judge", pa.string(), "'the same model' as chose the tokens, or 'another seed'"),
-        column("criterion", pa.string(), "'loss' or 'divergence', by which it is counted"),
+        column("intervention", TEXT, "what stands where a token is left out"),
+        column("judge", TEXT, "'the same model' as chose the tokens, or 'another seed'"),
+        column("criterion", TEXT, "'loss' or 'divergence', by which it is counted"),
         *COUNTS,
         *with_interval("gain", "what is to be recovered on the real text, nats"),
         *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
@@ -285,85 +258,78 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("found", "share of the planted signs among the first as many tokens"),
         *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
         *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
-        column("num_agreement_targets", pa.float64(), "targets that agreement is of", nullable=True),
-        column("censored", pa.float64(), "share of their k* that no studied k reaches", nullable=True),
-        column("finds_nothing", pa.bool_(), "the interval of foreign_excess holds 0"),
-        column("agrees", pa.bool_(), "the interval of agreement lies above 0"),
-        column("helps", pa.bool_(), "the interval of excess lies above 0"),
-        column("documents_of_the_old", pa.float64(), "documents that leave_one_out, by the loss of the model"
-               " that chose, needs for an interval of excess as narrow"),
+        optional("num_agreement_targets", DOUBLE, "targets that agreement is of"),
+        optional("censored", DOUBLE, "share of their k* that no studied k reaches"),
+        column("finds_nothing", BOOL, "the interval of foreign_excess holds 0"),
+        column("agrees", BOOL, "the interval of agreement lies above 0"),
+        column("helps", BOOL, "the interval of excess lies above 0"),
+        column("documents_of_the_old", DOUBLE, "documents that leave_one_out, by the loss of the model that"
+               " chose, needs for an interval of excess as narrow"),
         COSTS[0],
     ]),
     "outcome_targets": pa.schema([
-        column("measured", pa.string(), "what of each model: 'long_context_loss', or 'length_harm', whose"
-               " mean_log2_k and D(0) are within its last tokens; nats"),
-        column("document_id", pa.string(), "the text"),
-        column("target_position", pa.int32(), "the target's place in it"),
-        column("source", pa.string(), "'C4' or 'Wikipedia'"),
-        column("follows", pa.string(), "what the target stands after, as in token_categories"),
-        column("position", pa.int32(), "tokens before it in the long context"),
-        column("log_token_count", pa.float32(), "natural log of its token's count in the training text + 1"),
-        column("divergence", pa.float32(), "D(0), what the far context is worth, mean of the judges, nats"),
-        column("least_divergence", pa.float32(), "the least of theirs"),
-        column("gain", pa.float32(), "the judges' mean loss_difference, nats"),
-        column("difficulty", pa.float32(), "the judges' mean long_context_loss, nats"),
-        column("mean_log2_k", pa.list_(pa.float32()), "of each judge; NaN where there is too little to bring"
-               " back"),
-        column("log2_half_sparsity", pa.list_(pa.float32()), "log2 of half_sparsity, likewise"),
-        column("mean_log2_k_by_loss", pa.list_(pa.float32()), "mean_log2_k by the loss, likewise"),
-        column("short_trained", pa.list_(pa.float32()), "what is measured, of each short-trained seed"),
-        column("long_trained", pa.list_(pa.float32()), "the same of the long-trained seeds"),
-        column("placebo", pa.float32(), "the same of the long-trained model in the place of the former"),
+        column("measured", TEXT, "of each model: 'long_context_loss', or 'length_harm', whose mean_log2_k and"
+               " D(0) are within its last tokens; nats"),
+        column("document_id", TEXT, "the text"),
+        column("target_position", INT32, "the target's place in it"),
+        column("source", TEXT, "'C4' or 'Wikipedia'"),
+        column("follows", TEXT, "what the target stands after, as in token_categories"),
+        column("position", INT32, "tokens before it in the long context"),
+        column("log_token_count", FLOAT, "natural log of its token's count in the training text + 1"),
+        column("divergence", FLOAT, "D(0), what the far context is worth, mean of the judges, nats"),
+        column("least_divergence", FLOAT, "the least of theirs"),
+        column("gain", FLOAT, "the judges' mean loss_difference, nats"),
+        column("difficulty", FLOAT, "the judges' mean long_context_loss, nats"),
+        column("mean_log2_k", FLOATS, "of each judge; NaN where there is too little to bring back"),
+        column("log2_half_sparsity", FLOATS, "log2 of half_sparsity, likewise"),
+        column("mean_log2_k_by_loss", FLOATS, "mean_log2_k by the loss, likewise"),
+        column("short_trained", FLOATS, "what is measured, of each short-trained seed"),
+        column("long_trained", FLOATS, "the same of the long-trained seeds"),
+        column("placebo", FLOAT, "the same of the long-trained model in the place of the former"),
     ]),
     "outcomes": pa.schema([
-        column("outcome", pa.string(), "'gap', L_short - L_long under the long context, nats; 'share of the"
-               " stake', the same as a share of the judges' D(0); 'harm of length', of length_harm, nats"),
-        column("variant", pa.string(), "'as planned', which decides, or what is otherwise than planned"),
-        column("compared", pa.string(), "with the long-trained: 'short-trained', or 'placebo', a long-trained"
-               " model in their place"),
-        column("estimator", pa.string(), "'least squares', or 'other judge as instrument'"),
-        column("num_targets", pa.int32(), "targets"),
-        column("num_documents", pa.int32(), "texts they are from"),
-        column("num_left_out", pa.int32(), "targets with too little to bring back, by D(0) of either judge"),
-        column("slope", pa.float64(), "of the outcome, a doubling of the tokens needed (mean_log2_k)"),
-        column("slope_low", pa.float64(), "lower end of its 95 % interval over texts and seeds"),
-        column("slope_high", pa.float64(), "upper end of it"),
-        column("text_error", pa.float64(), "the part of its standard error that texts make"),
-        column("seed_error", pa.float64(), "the part that seeds make beyond that"),
-        column("degrees_of_freedom", pa.float64(), "of its interval"),
-        column("p_value", pa.float64(), "two-sided, of a slope of 0"),
-        column("holm_p_value", pa.float64(), "the same for the three outcomes together; NaN of other rows"),
-        column("smallest_effect", pa.float64(), "of interest, written down before, in the slope's unit"),
-        column("pearson", pa.float64(), "correlation of two judges' mean_log2_k"),
-        column("spearman", pa.float64(), "the same of their ranks"),
-        column("pair_slopes", pa.list_(pa.float64()), "slope of each pair of seeds, by the first role's"),
-        column("decision", pa.string(), "of all rows together: 'support', 'refuted at this size' or 'open'"),
+        column("outcome", TEXT, "'gap', L_short - L_long under the long context, nats; 'share of the stake',"
+               " the same as a share of the judges' D(0); 'harm of length', of length_harm, nats"),
+        column("variant", TEXT, "'as planned', which decides, or what is otherwise than planned"),
+        column("compared", TEXT, "with the long-trained: 'short-trained', or 'placebo', trained long too"),
+        column("estimator", TEXT, "'least squares', or 'other judge as instrument'"),
+        column("num_targets", INT32, "targets"),
+        column("num_documents", INT32, "texts they are from"),
+        column("num_left_out", INT32, "targets with too little to bring back, by D(0) of either judge"),
+        *with_interval("slope", "of the outcome, a doubling of mean_log2_k; its interval is of seeds too"),
+        column("text_error", DOUBLE, "the part of its standard error that texts make"),
+        column("seed_error", DOUBLE, "the part that seeds make beyond that"),
+        column("degrees_of_freedom", DOUBLE, "of its interval"),
+        column("p_value", DOUBLE, "two-sided, of a slope of 0"),
+        column("holm_p_value", DOUBLE, "the same for the three outcomes together; NaN of other rows"),
+        column("smallest_effect", DOUBLE, "of interest, written down before, in the slope's unit"),
+        column("pearson", DOUBLE, "correlation of two judges' mean_log2_k"),
+        column("spearman", DOUBLE, "the same of their ranks"),
+        column("pair_slopes", pa.list_(DOUBLE), "slope of each pair of seeds, by the first role's"),
+        column("decision", TEXT, "of all rows together: 'support', 'refuted at this size' or 'open'"),
     ]),
     "chosen_alone": pa.schema([
-        column("model", pa.string(), "the model's name; others chose the tokens"),
-        column("positions", pa.string(), "'original', or 'compact': closed up"),
-        column("k", pa.int32(), "tokens beside the short context, and nothing else"),
+        column("model", TEXT, "the model's name; others chose the tokens"),
+        column("positions", TEXT, "'original', or 'compact': closed up"),
+        column("k", INT32, "tokens beside the short context, and nothing else"),
         *COUNTS,
-        column("short_loss", pa.float64(), "loss with the short context alone, nats"),
-        column("long_loss", pa.float64(), "loss with the long context, nats"),
+        column("short_loss", DOUBLE, "loss with the short context alone, nats"),
+        column("long_loss", DOUBLE, "loss with the long context, nats"),
         *with_interval("gain", "short_loss - long_loss, nats"),
         *with_interval("loss", "with k tokens, nats; its interval is of the difference from short_loss"),
         *with_interval("less_than_short", "short_loss - loss, nats"),
-        *with_interval("null_less_than_short", "the same with another document's tokens, where there is"
-                       " such a null, nats"),
-        *with_interval("less_than_nearest", "loss with the k nearest tokens - loss, where these were tried,"
-                       " nats"),
+        *with_interval("null_less_than_short", "the same with another document's tokens, nats"),
+        *with_interval("less_than_nearest", "loss with the k nearest tokens - loss, where tried, nats"),
         *with_interval("less_than_long", "long_loss - loss, nats: above 0 where k tokens beat all of them"),
     ]),
     "needed_context": pa.schema([
         MODEL,
-        column("source", pa.string(), "of the documents: 'all', or a site; 'other sources' have few each"),
-        column("criterion", pa.string(), "'loss' or 'divergence', by which nats are counted"),
-        column("context_length", pa.int32(), "w: the nearest tokens that are kept"),
+        column("source", TEXT, "of the documents: 'all', or a site; 'other sources' have few each"),
+        column("criterion", TEXT, "'loss' or 'divergence', by which nats are counted"),
+        column("context_length", INT32, "w: the nearest tokens that are kept"),
         *COUNTS,
         *with_interval("lost", "what w tokens give less than the longest context measured, nats"),
-        *with_interval("lost_share", "the same as a share of what the shortest one gives less; NaN where the"
-                       " longest is not clearly worth more than that"),
+        *with_interval("lost_share", "its share of what the shortest gives less; NaN where that may be 0"),
         *(
             name
             for percent in (90, 95, 99)
@@ -375,42 +341,35 @@ SCHEMAS: dict[str, pa.Schema] = {
     "cache_policies": pa.schema([
         MODEL,
         SELECTION_COLUMNS[0],
-        column("is_null", pa.bool_(), "the tokens are another document's, at the places that the same rule"
-               " chooses there"),
-        column("k", pa.int32(), "the budget: far tokens that are kept beside the short context"),
+        column("is_null", BOOL, "the tokens are another document's, where the same rule chooses there"),
+        column("k", INT32, "the budget: far tokens that are kept beside the short context"),
         *COUNTS,
-        *with_interval("divergence_kept", "share of the far context's worth that is kept, by the divergence:"
-                       " 1 - sum of D(k) / sum of D(0)"),
-        *with_interval("loss_kept", "the same by the loss; NaN where the far context is not clearly worth"
-                       " anything"),
-        *with_interval("recall", "of the tokens with which leave_one_out_divergence brings half of the"
-                       " prediction back, the share that is kept; NaN where that was not measured"),
-        column("token_forwards_per_target", pa.float64(), "what the choice costs, tokens run through the"
-               " network; that of the policies is the pass that a cache makes anyway"),
+        *with_interval("divergence_kept", "share of the far context's worth: 1 - sum D(k) / sum D(0)"),
+        *with_interval("loss_kept", "the same by the loss; NaN where that worth may be 0"),
+        *with_interval("recall", "share kept of the tokens with which leave_one_out_divergence halves D(0)"),
+        column("token_forwards_per_target", DOUBLE, "tokens run through the network to choose; of the"
+               " policies the pass that a cache makes anyway"),
     ]),
     "document_scores": pa.schema([
         DOCUMENT,
         MODEL,
-        column("num_targets", pa.int32(), "targets that the scores are means over"),
-        column("num_tokens", pa.int32(), "tokens of the document"),
-        column("stake", pa.float64(), "mean specific_gain, nats: what the own far context is worth more than"
-               " a foreign one"),
-        column("gain", pa.float64(), "mean loss_difference, nats"),
-        column("long_filter", pa.float64(), "mean short_context_divergence, nats: the score of LongFilter"
-               " (arXiv 2510.25804)"),
-        column("prolong_difference", pa.float64(), "(PPL(short) - PPL(long)) / PPL(short), PPL being exp of a"
-               " mean loss: the dependency strength of ProLong (arXiv 2405.17915), the short context in place"
-               " of a segment alone, without its weights of distance and specificity; it ranks as gain does"),
-        column("key_token_share", pa.float64(), "share of targets that are key tokens of LongPPL"),
-        column("mean_log2_k", pa.float64(), "mean over the targets that have one; NaN where there is none"),
-        column("mean_distance", pa.float64(), "tokens between a target and those that bring half of its"
-               " prediction back, mean; NaN likewise"),
-        column("gzip_ratio", pa.float64(), "compressed over plain bytes of the text"),
+        column("num_targets", INT32, "targets that the scores are means over"),
+        column("num_tokens", INT32, "tokens of the document"),
+        column("stake", DOUBLE, "mean specific_gain, nats: the own far context's worth over a foreign one's"),
+        column("gain", DOUBLE, "mean loss_difference, nats"),
+        column("long_filter", DOUBLE, "mean short_context_divergence, nats: LongFilter (arXiv 2510.25804)"),
+        column("prolong_difference", DOUBLE, "(PPL(short) - PPL(long)) / PPL(short), PPL = exp of a mean"
+               " loss: the dependency strength of ProLong (arXiv 2405.17915), but of the short context, not"
+               " of a segment alone, and without its weights of distance and specificity; it ranks as gain"),
+        column("key_token_share", DOUBLE, "share of targets that are key tokens of LongPPL"),
+        column("mean_log2_k", DOUBLE, "mean over the targets that have one; NaN where there is none"),
+        column("mean_distance", DOUBLE, "mean distance, in tokens, of those that halve a prediction's D(0)"),
+        column("gzip_ratio", DOUBLE, "compressed over plain bytes of the text"),
     ]),
     "selection_rules": pa.schema([
         MODEL,
         SELECTION_COLUMNS[0],
-        column("sees_answer", pa.bool_(), "the rule looks at the target's loss, so it needs the null"),
+        column("sees_answer", BOOL, "the rule looks at the target's loss, so it needs the null"),
         K,
         *COUNTS,
         *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
@@ -421,74 +380,62 @@ SCHEMAS: dict[str, pa.Schema] = {
     ]),
     "token_categories": pa.schema([
         *TARGET_COLUMNS,
-        column("word_part", pa.string(), "'word start', 'continuation' or 'no word'"),
-        column("word_kind", pa.string(), "of the word that the token is part of: 'number', 'function word',"
-               " 'capitalized name' or 'content word'; else 'punctuation' or 'white space'. Rules:"
-               " analysis/tokens/kinds.py"),
-        column("repetition", pa.string(), "'repeated trigram', 'repeated bigram' or 'repeated token' of the"
-               " far context, 'short context only', 'new'; the first that fits, by vocabulary ID within the"
-               " chunk"),
-        column("follows", pa.string(), "'a repeated bigram' where the two tokens before the target stand in"
-               " the far context, in that order; else 'none'. It does not look at the target's token"),
-        column("part_of_speech", pa.string(), "by HanTa, in classes of analysis/tokens/kinds.py; null where"
-               " it is not installed", nullable=True),
+        column("word_part", TEXT, "'word start', 'continuation' or 'no word'"),
+        column("word_kind", TEXT, "of its word: 'number', 'function word', 'capitalized name' or 'content"
+               " word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/kinds.py"),
+        column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
+               " 'repeated bigram' or 'repeated token' of the far context, 'short context only', 'new'"),
+        column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the far"
+               " context, in that order; else 'none'. It does not see the target's token"),
+        optional("part_of_speech", TEXT, "by HanTa, where installed; classes of analysis/tokens/kinds.py"),
     ]),
     "length_losses": pa.schema([
         *TARGET_COLUMNS[:2],
-        column("context_length", pa.int32(), "tokens of context, exactly, for every target"),
-        column("num_targets", pa.int32(), "targets of the chunk"),
-        column("mean_loss", pa.float32(), "mean loss over these targets, nats"),
-        column("mean_divergence", pa.float32(), "mean over these targets of KL(p(.|long) || p(.|context of"
-               " this length)), nats", nullable=True),
+        column("context_length", INT32, "tokens of context, exactly, for every target"),
+        column("num_targets", INT32, "targets of the chunk"),
+        column("mean_loss", FLOAT, "mean loss over these targets, nats"),
+        optional("mean_divergence", FLOAT, "their mean KL(p(.|long) || p(.|context of this length)), nats"),
     ]),
     "found_dependencies": pa.schema(FINDING_COLUMNS),
     "found_id_dependencies": pa.schema(FINDING_COLUMNS),
     "sparse_functional_attention": pa.schema([
-        column("seed", pa.int32(), "of the fit, its training and its test sequences"),
-        column("sparsity", pa.int32(), "k: planted tokens, and tokens of a subset attended to"),
-        column("position_law", pa.string(), "of the planted tokens, as pipeline/synthetic/planted_class.py"),
-        column("position_scheme", pa.string(), "contiguous, or coupled: both halves count from 0"),
-        column("key_reach", pa.int32(), "keys are 0 where position IDs differ by this or more"),
-        column("local_length", pa.int32(), "L_local of the law, tokens; the uniform law has none"),
-        column("train_context_length", pa.int32(), "L: training sequences have L/2 to L tokens"),
-        column("training_step", pa.int32(), "steps trained when this was measured"),
-        column("test_length", pa.int32(), "tokens of the test sequences"),
-        column("num_sequences", pa.int32(), "test sequences"),
-        column("squared_error", pa.float64(), "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
-        column("error_rate", pa.float64(), "fraction of sequences where h(X) has not the label's sign"),
+        column("seed", INT32, "of the fit, its training and its test sequences"),
+        column("sparsity", INT32, "k: planted tokens, and tokens of a subset attended to"),
+        column("position_law", TEXT, "of the planted tokens, as pipeline/synthetic/planted_class.py"),
+        column("position_scheme", TEXT, "contiguous, or coupled: both halves count from 0"),
+        column("key_reach", INT32, "keys are 0 where position IDs differ by this or more"),
+        column("local_length", INT32, "L_local of the law, tokens; the uniform law has none"),
+        column("train_context_length", INT32, "L: training sequences have L/2 to L tokens"),
+        column("training_step", INT32, "steps trained when this was measured"),
+        column("test_length", INT32, "tokens of the test sequences"),
+        column("num_sequences", INT32, "test sequences"),
+        column("squared_error", DOUBLE, "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
+        column("error_rate", DOUBLE, "fraction of sequences where h(X) has not the label's sign"),
     ]),
     "synthetic_accuracy": pa.schema([
         *SYNTHETIC_COLUMNS,
-        column("num_tokens", pa.int32(), "tokens of a test example, prompt and response"),
-        column("num_examples", pa.int32(), "test examples"),
-        column("exact_match", pa.float64(), "share of responses with every token right and, where IDs are"
-               " predicted, every ID"),
-        column("exact_match_low", pa.float64(), "lower end of its 95 % Wilson interval over examples"),
-        column("exact_match_high", pa.float64(), "upper end of it"),
-        column("token_accuracy", pa.float64(), "share of response tokens that are right, generated freely"),
-        column("position_id_accuracy", pa.float64(), "share of the response's position IDs that are right;"
-               " null where they are given", nullable=True),
-        column("excess_loss", pa.float64(), "mean loss of the answer beyond the best possible one, nats: KL"
-               " from what the signs say to what the model says; null where the answer is certain",
-               nullable=True),
-        column("excess_loss_error", pa.float64(), "its standard error over examples", nullable=True),
-        column("attention_scaling", pa.string(), "of the model, in training and here; null as above",
-               nullable=True),
-        column("best_loss", pa.float64(), "the best possible mean loss, nats, exactly", nullable=True),
-        column("sign_attention", pa.list_(pa.float32()), "share of the question's attention that is on the"
-               " signs, mean over the first 64 examples: of each head, layer by layer", nullable=True),
+        column("num_tokens", INT32, "tokens of a test example, prompt and response"),
+        column("num_examples", INT32, "test examples"),
+        *with_interval("exact_match", "share of responses wholly right, in predicted position IDs too; its"
+                       " interval is Wilson's, over examples"),
+        column("token_accuracy", DOUBLE, "share of response tokens that are right, generated freely"),
+        optional("position_id_accuracy", DOUBLE, "the same of the response's position IDs; null where given"),
+        optional("excess_loss", DOUBLE, "mean loss of the answer beyond the best possible one, nats: KL from"
+                 " what the signs say to what the model says; null where the answer is certain"),
+        optional("excess_loss_error", DOUBLE, "its standard error over examples"),
+        optional("attention_scaling", TEXT, "of the model, in training and here; null as above"),
+        optional("best_loss", DOUBLE, "the best possible mean loss, nats, exactly"),
+        optional("sign_attention", FLOATS, "share of the question's attention that is on the signs, of each"
+                 " head, layer by layer; mean over the first 64 examples"),
     ]),
     "synthetic_training": pa.schema([
-        column("step", pa.int32(), "finished optimizer steps"),
-        column("loss", pa.float64(), "mean loss of the response's tokens, nats"),
-        column("position_id_loss", pa.float64(), "mean cross-entropy of the response's position IDs, nats;"
-               " null where they are not predicted", nullable=True),
-        column("learning_rate", pa.float64(), "of the step"),
-        column("gradient_norm", pa.float64(), "before clipping"),
-        column("exact_match", pa.float64(), "share of responses, as in training, that are wholly right; null"
-               " at steps where it was not measured", nullable=True),
-        column("excess_loss", pa.float64(), "as of synthetic_accuracy, in distribution, nats; null where it"
-               " was not measured", nullable=True),
+        column("step", INT32, "finished optimizer steps"),
+        column("loss", DOUBLE, "mean loss of the response's tokens, nats"),
+        optional("position_id_loss", DOUBLE, "mean cross-entropy of the response's IDs, nats"),
+        column("learning_rate", DOUBLE, "of the step"),
+        column("gradient_norm", DOUBLE, "before clipping"),
+        optional("exact_match", DOUBLE, "share of responses, as in training, wholly right"),
+        optional("excess_loss", DOUBLE, "as of synthetic_accuracy, in distribution, nats"),
     ]),
 }
 # fmt: on
@@ -498,18 +445,17 @@ def results_page(page: str) -> str:
     """The page with new tables, one an artefact: a row a column, or a number with its interval."""
     sections = [page.partition("\n\n## ")[0]]
     for artefact, schema in SCHEMAS.items():
-        sections.append(f"\n## {artefact}\n")
+        sections += [f"\n## {artefact}\n"]
         if artefact == "found_id_dependencies":
-            sections.append("The columns of `found_dependencies`; of position IDs.")
+            sections += ["The columns of `found_dependencies`; of position IDs."]
             continue
         sections += ["| column | type | meaning |", "|---|---|---|"]
         meanings = {field.name: field.metadata[b"meaning"].decode().replace("|", r"\|") for field in schema}
         for field in schema:
-            if meanings[field.name] in _ENDS.values():
-                continue
-            ends = " (`_low`, `_high`)" if meanings.get(f"{field.name}_low") == _ENDS["low"] else ""
             kind = f"{field.type}{', may be null' if field.nullable else ''}"
-            sections.append(f"| `{field.name}`{ends} | {kind} | {meanings[field.name]} |")
+            ends = " (`_low`, `_high`)" if f"{field.name}_low" in meanings else ""
+            if meanings[field.name] not in _ENDS.values():
+                sections += [f"| `{field.name}`{ends} | {kind} | {meanings[field.name]} |"]
     return "\n".join([*sections, ""])
 
 
