@@ -36,7 +36,6 @@ from pipeline.results.read import (
     differences_between_models,
     differences_within_models,
     sources,
-    whole_files,
 )
 from pipeline.results.table import as_table
 
@@ -86,7 +85,7 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
             sentence = f"the query is not seen to read {artefact}; write its name out in the SQL"
             connection.execute(f"CREATE VIEW {artefact} AS SELECT error('{sentence}') AS model")
             continue
-        files = sources(whole_files(results, artefact))
+        files = sources(results, artefact)
         if not files:  # partial, and that much so
             logger.warning("no shard of %s is complete", artefact)
         if mixture := differences_within_models(files) + differences_between_models(files):

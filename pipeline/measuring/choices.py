@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
-from pipeline.results.read import read_artefact, read_made_by, whole_files
+from pipeline.results.read import read_artefact, read_made_by, sources
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData
 
@@ -83,4 +83,5 @@ def read_choices(
 
 def choices_sha256(arguments: argparse.Namespace) -> str:
     """Of the files that hold the chosen tokens."""
-    return sha256_of_files(*whole_files(arguments.choices, STAGE, [arguments.choices_of]))
+    files = sources(arguments.choices, STAGE, [arguments.choices_of])
+    return sha256_of_files(*(file.path for file in files))

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser
@@ -23,16 +24,14 @@ from pipeline.results.read import (
     MODELS,
     Source,
     artefacts_in,
+    dataset_of,
     differences_within_models,
     missing_artefact,
-    rows_of_files,
     sources,
-    whole_files,
 )
 from pipeline.results.schemas import SCHEMAS
 
-COUNTS = ("num_asked", "num_without_gain")
-"""Facts of a shard that are of all of it together in an export."""
+COUNTS = ("num_asked", "num_without_gain")  # facts of a shard; in an export those of all of it together
 
 
 def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None = None) -> Path:
@@ -46,6 +45,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     for folder in folders:
         if not artefacts_in(folder):
             raise InputError(f"{folder} holds no results")
+    # All are checked before the first is written.
     files = {artefact: _files_to_export(folders, artefact) for artefact in artefacts or SCHEMAS}
     for artefact in artefacts or ():
         if not files[artefact]:
@@ -56,10 +56,10 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
             continue
         parts, metadata = [], {}
         for model, of_model in groupby(of_artefact, lambda file: file.model):
-            first, *_ = of_this_model = list(of_model)
-            parts.append(rows_of_files(of_this_model, artefact, only={"model": [model]}))
-            metadata[model] = {key.decode(): value.decode() for key, value in first.metadata.items()}
-            of_shards = [json.loads(file.metadata.get(b"model_facts", b"{}")) for file in of_this_model]
+            shards = list(of_model)
+            parts.append(dataset_of(shards, artefact).to_table(filter=pc.field("model") == model))
+            metadata[model] = {key.decode(): value.decode() for key, value in shards[0].metadata.items()}
+            of_shards = [json.loads(file.metadata.get(b"model_facts", b"{}")) for file in shards]
             counts = {name: sum(of[name] for of in of_shards) for name in COUNTS if name in of_shards[0]}
             metadata[model]["model_facts"] = json.dumps(of_shards[0] | counts)
         schema = pa.schema(
@@ -84,7 +84,7 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
     files: list[Source] = []
     for folder in folders:
-        of_folder = sources(whole_files(folder, artefact))
+        of_folder = sources(folder, artefact)
         if twice := {file.model for file in of_folder} & {file.model for file in files}:
             raise InputError(
                 f"{folder} and an earlier folder hold {artefact} of model '{min(twice)}'; export them apart"
@@ -107,13 +107,8 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("results", type=folder_path, nargs="+", help="results folders")
     add("--out", type=folder_path, required=True, help="write one file an artefact into this folder")
-    add(
-        "--artefacts",
-        nargs="+",
-        metavar="NAME",
-        choices=SCHEMAS,
-        help="of these only; all that are there if not given",
-    )
+    few = "of these only; all that are there if not given"
+    add("--artefacts", nargs="+", metavar="NAME", choices=SCHEMAS, help=few)
     return program
 
 

@@ -41,22 +41,17 @@ _PATIENCE_SECONDS = 600.0  # for the door
 logger = logging.getLogger("pipeline.results")
 
 
-def refuse_folder(path: Path) -> None:
-    """An InputError where a file would replace a folder, a device or a pipe."""
-    if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "device or a pipe"
-        raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
-
-
 @contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The temporary
     file is removed when writing fails (no space left, say), and by the next writer where this one is killed.
-    A link is followed.
+    A link is followed. InputError where a file would replace a folder, a device or a pipe.
     """
-    refuse_folder(path)
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "device or a pipe"
+        raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
@@ -86,17 +81,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path, *patterns: str) -> None:
-    """Remove what killed writers left in a folder, not below it: half-written files, or those of `patterns`.
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of files called `name`, a pattern, left half-written in a folder.
 
-    Only for whoever holds the folder's lock, or that of the files named: another writer's are not leftovers.
+    Only for whoever holds the folder's lock, or that of these files: another writer's are not leftovers.
     """
-    for pattern in patterns or (f".*{_TEMPORARY}",):
-        for path in folder.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)  # a checkpoint, say
-            else:
-                path.unlink(missing_ok=True)
+    for path in folder.glob(f".{name}{_TEMPORARY}"):
+        if path.is_dir():
+            shutil.rmtree(path)  # a checkpoint, say
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -150,25 +144,26 @@ def _damage_in_words(path: Path) -> Iterator[None]:
 
 @contextmanager
 def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[None]:
-    """Held inside; a second program that asks for the same folder is refused.
+    """Held inside; a second program that asks for the same folder, which `flag` names, is refused.
 
     A lock of the kernel's on `<folder>/lock.json`, which says for the refusal who holds it, and since when.
     It ends with its holder, SIGKILL and power loss included: the file's presence or content decides nothing.
     A file system without such locks, as Lustre may be mounted, leaves the folder unguarded, and the log says
-    it: files are whole or absent all the same.
+    it: files are whole or absent all the same. A folder that was made for the lock, and is empty, goes again.
 
-    Tasks of one array job share a folder, each with a part of its own, `lock-<part>.json`: then one part is
-    refused twice, parts of another division are refused, and so is the whole folder beside any part.
-
-    Args:
-        folder: made where it is absent, and taken away again where nothing is written.
-        flag: what the refused user may give otherwise, such as "--save-folder".
-        part: of the folder, such as "task-1-of-4", beside which others of 4 may be held; None for all of it.
+    Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
+    parts of another division are, and so is the whole folder (None) beside any part.
     """
     own = LOCK_FILE if part is None else f"lock-{part}.json"
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+
+    def remove_empty() -> None:
+        with suppress(OSError):  # not empty: then it stays
+            for path in made:
+                path.rmdir()
+
     with ExitStack() as held:
-        held.callback(_remove_empty, made)
+        held.callback(remove_empty)
         with door(folder, flag):
             for path in sorted(folder.glob("lock*.json")):
                 # Task 1 of 3 overlaps task 0 of 2.
@@ -202,12 +197,11 @@ def _held(path: Path, flag: str, patience_seconds: float = 0) -> Iterator[None]:
         if path.name != _DOOR:
             logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
     try:
-        holder = {
-            "host": socket.gethostname(), "pid": os.getpid(),
-            "slurm_job_id": os.environ.get("SLURM_JOB_ID"), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        }  # fmt: skip
+        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}"
         with suppress(OSError):  # on a full disk, say: it is for refusals only
-            path.write_text(json.dumps(holder))
+            path.write_text(json.dumps({"holder": holder}))
         yield
     finally:
         with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
@@ -215,17 +209,9 @@ def _held(path: Path, flag: str, patience_seconds: float = 0) -> Iterator[None]:
         lock.release()
 
 
-def _remove_empty(folders: Sequence[Path]) -> None:
-    with suppress(OSError):  # not empty: then it stays
-        for folder in folders:
-            folder.rmdir()
-
-
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        job = f", Slurm job {holder['slurm_job_id']}" if holder["slurm_job_id"] else ""
-        return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
+        return str(json.loads(path.read_text(encoding="utf-8"))["holder"])
     except (OSError, ValueError, TypeError, KeyError):  # it is gone, empty or garbage
         return "another program"
 

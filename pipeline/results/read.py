@@ -59,52 +59,6 @@ def missing_artefact(results: Path, artefact: str) -> InputError:
     return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
 
 
-def whole_files(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Path]:
-    """The Parquet files of an artefact, each found to be what its mark says; by models and shards.
-
-    Of an export that is one file with all models, also where only some are asked for. Where partial results
-    are allowed (`pipeline.results.files`), those of the shards that are complete. InputError names a file
-    that is missing or damaged, or the result that is not complete.
-    """
-    exported = results / f"{artefact}.parquet"
-    if (sha256 := read_manifest(results).get(exported.name)) is not None:
-        if wrong := damage(exported, sha256):
-            raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
-        return [exported]
-    marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
-    stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
-    sha256_of: dict[Path, str] = {}
-    of_stage = (mark for mark in marks if mark.stage == stage)
-    for model, of_model in groupby(of_stage, lambda mark: mark.model):
-        shards = list(of_model)
-        _refuse_incomplete(results, artefact, model, shards)
-        for mark in shards:
-            path = mark.path(results, artefact)
-            if artefact in mark.sha256 or path.exists():
-                sha256_of[path] = mark.sha256.get(artefact, "")
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        wrongs = filter(None, pool.map(damage, sha256_of, sha256_of.values()))
-    for wrong in wrongs:
-        raise InputError(f"{wrong}; run {stage} again, which measures it anew")
-    return sorted(sha256_of)
-
-
-def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence[Mark]) -> None:
-    num_shards = marks[0].num_shards
-    if any(mark.num_shards != num_shards for mark in marks):
-        raise InputError(
-            f"{results} holds {artefact} of model '{model}' in {num_shards} and in"
-            f" {marks[-1].num_shards} shards: two results; keep one of them"
-        )
-    if missing := set(range(num_shards)) - {mark.shard_index for mark in marks}:
-        extent = f"{len(marks)} of {num_shards} shards of {artefact} of model '{model}'"
-        refuse_unless_allowed(
-            extent,
-            f"{results} holds {extent} (without {as_ranges(missing)}); run {marks[0].stage} again with the"
-            " flags it was run with, or say --allow-partial",
-        )
-
-
 @dataclass(frozen=True)
 class Source:
     """One model's rows in one file of an artefact, and what the file says of how they were made."""
@@ -119,13 +73,15 @@ class Source:
         return self.path.parent.name != f"model={self.model}"
 
 
-def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> list[Source]:
-    """The source of each model's rows in files of one artefact, of these models or all; no row is read.
+def sources(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Source]:
+    """The sources of an artefact, of these models or all, by models and shards; no row is read.
 
-    An InputError where a file is of another schema version.
+    Where partial results are allowed (`pipeline.results.files`), those of the shards that are complete. An
+    InputError names the file that is missing, damaged or of another schema version, or the result that is
+    not complete.
     """
     found = []
-    for path in paths:
+    for path in _whole_files(results, artefact, models):
         metadata = read_schema(path).metadata or {}
         of_models = {path.parent.name.removeprefix("model="): metadata}
         if MODELS in metadata:
@@ -145,26 +101,60 @@ def sources(paths: Iterable[Path], models: Collection[str] | None = None) -> lis
     return found
 
 
+def _whole_files(results: Path, artefact: str, models: Collection[str] | None) -> list[Path]:
+    """The Parquet files, each found to be what its mark says; of an export one file with all models."""
+    exported = results / f"{artefact}.parquet"
+    if (sha256 := read_manifest(results).get(exported.name)) is not None:
+        if wrong := damage(exported, sha256):
+            raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
+        return [exported]
+    marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
+    stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
+    marks = [mark for mark in marks if mark.stage == stage]
+    for model, of_model in groupby(marks, lambda mark: mark.model):
+        _refuse_incomplete(results, artefact, model, list(of_model))
+    sha256_of = {mark.path(results, artefact): mark.sha256.get(artefact, "") for mark in marks}
+    sha256_of = {path: sha256 for path, sha256 in sha256_of.items() if sha256 or path.exists()}
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+        for wrong in filter(None, pool.map(damage, sha256_of, sha256_of.values())):
+            raise InputError(f"{wrong}; run {stage} again, which measures it anew")
+    return sorted(sha256_of)
+
+
+def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence[Mark]) -> None:
+    num_shards = marks[0].num_shards
+    if any(mark.num_shards != num_shards for mark in marks):
+        raise InputError(
+            f"{results} holds {artefact} of model '{model}' in {num_shards} and in"
+            f" {marks[-1].num_shards} shards: two results; keep one of them"
+        )
+    if missing := set(range(num_shards)) - {mark.shard_index for mark in marks}:
+        extent = f"{len(marks)} of {num_shards} shards of {artefact} of model '{model}'"
+        refuse_unless_allowed(
+            extent,
+            f"{results} holds {extent} (without {as_ranges(missing)}); run {marks[0].stage} again with the"
+            " flags it was run with, or say --allow-partial",
+        )
+
+
 def differences_within_models(files: Sequence[Source]) -> list[str]:
     """A phrase for each fact in which files of one model disagree."""
-    of_models = [[file for file in files if file.model == model] for model in {file.model for file in files}]
-    return [phrase for of_model in of_models for phrase in _differences(of_model, set())]
+    of_models = groupby(files, lambda file: file.model)
+    return [phrase for _, of_model in of_models for phrase in _differences(of_model, set())]
 
 
 def differences_between_models(files: Sequence[Source]) -> list[str]:
     """A phrase for each fact in which two models' files disagree and that no column of theirs says."""
-    first_of_model: dict[str, Source] = {}
-    for file in files:
-        first_of_model.setdefault(file.model, file)
-    return _differences(first_of_model.values(), _IN_THE_ROWS)
+    firsts = [next(of_model) for _, of_model in groupby(files, lambda file: file.model)]
+    return _differences(firsts, _IN_THE_ROWS)
 
 
 def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
     distinct: dict[tuple[bytes, ...], Source] = {}  # files of one model are as a rule alike, and thousands
     for file in files:
         distinct.setdefault((file.metadata[b"settings"], file.metadata[b"inputs"]), file)
-    made = [(file, made_by_of(file.metadata)) for file in distinct.values()]
-    facts = [(file, made_by["settings"] | made_by["inputs"]) for file, made_by in made]
+    facts = [(file, made_by_of(file.metadata)) for file in distinct.values()]
+    facts = [(file, made_by["settings"] | made_by["inputs"]) for file, made_by in facts]
     phrases = []
     for name in sorted({name for _, of_file in facts for name in of_file} - ignored - _HOW_THE_WORK_WAS_CUT):
         first_with: dict[str, Source] = {}
@@ -194,7 +184,7 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     models = {mark.model for mark in read_marks(results, stage)}
     found = {model: made_by for model in models if (made_by := what_made(results, stage, model))}
     for name in read_manifest(results):
-        for file in sources(whole_files(results, name.removesuffix(".parquet"))):
+        for file in sources(results, name.removesuffix(".parquet")):
             if file.metadata[b"stage"].decode() == stage:
                 found.setdefault(file.model, made_by_of(file.metadata))
     return dict(sorted(found.items()))
@@ -208,7 +198,7 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """What the files of one artefact say of each model, its size and training; empty where they are older."""
     facts: dict[str, dict[str, Any]] = {}
-    for file in sources(whole_files(results, artefact)):
+    for file in sources(results, artefact):
         facts.setdefault(file.model, json.loads(file.metadata.get(b"model_facts", b"{}")))
     return facts
 
@@ -219,21 +209,19 @@ def read_artefact(
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> "pd.DataFrame":
-    """All models' rows of one artefact, with the column `model` first.
+    """All models' rows of one artefact, a name of `SCHEMAS`, with the column `model` first.
 
-    Args:
-        results: the results folder.
-        artefact: a name of `SCHEMAS`.
-        columns: the columns wanted; all where None.
-        only: column, or `model`, -> the values wanted; other rows are left out while reading.
+    Of `columns` where these are given; `only` is column, or `model`, -> the values wanted: other rows are
+    left out while reading. Models measured in two ways are read, with a warning.
 
     Raises:
         InputError: the folder has no such artefact (the message lists those present), no rows of it, or files
-            of one model of two configurations; a file is damaged; a result is not complete (see
-            `whole_files`). Models measured in two ways are read, with a warning.
+            of one model of two configurations; or as `sources` raises it.
     """
+    import pyarrow.dataset as ds  # late: it loads pandas, which few need
+
     models = (only or {}).get("model")
-    files = sources(whole_files(results, artefact, models), models)
+    files = sources(results, artefact, models)
     if not files and models is None:
         raise missing_artefact(results, artefact)
     if mixture := differences_within_models(files):
@@ -242,25 +230,14 @@ def read_artefact(
         )
     if mixture := differences_between_models(files):
         logger.warning("the models of %s were measured in two ways: %s", artefact, "; ".join(mixture))
-    rows = rows_of_files(files, artefact, columns, only)
+    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
+    rows = dataset_of(files, artefact).to_table(
+        columns=["model", *(SCHEMAS[artefact].names if columns is None else columns)],
+        filter=reduce(and_, chosen) if chosen else None,
+    )
     if rows.num_rows == 0 and not only:
         raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
     return rows.to_pandas()
-
-
-def rows_of_files(
-    files: Sequence[Source],
-    artefact: str,
-    columns: Sequence[str] | None = None,
-    only: Mapping[str, Sequence[str]] | None = None,
-) -> pa.Table:
-    """The rows of an artefact's files, in their order; `columns` and `only` are those of `read_artefact`."""
-    import pyarrow.dataset as ds  # late: it loads pandas, which few need
-
-    wanted = ["model", *(SCHEMAS[artefact].names if columns is None else columns)]
-    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
-    whole = dataset_of(files, artefact)
-    return whole.to_table(columns=wanted, filter=reduce(and_, chosen) if chosen else None)
 
 
 def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":

@@ -29,7 +29,7 @@ class Interval:
 
 
 def ratio_of_sums(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Interval:
-    """Interval of sum(numerators) / sum(denominators) over documents.
+    """Interval of sum(numerators) / sum(denominators), of each a value a document, summed over its targets.
 
     The estimator of every mean and fraction here: with token counts as denominators it is a mean over
     tokens, with sums of L_short - L_long it is a recovered fraction (design: a ratio of sums, never a
@@ -37,13 +37,8 @@ def ratio_of_sums(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Inter
 
     It is the percentile bootstrap's, resampling documents. Of fewer than `FEWEST_RESAMPLED` it is Student's t
     times the jackknife's error, leaving out one document at a time: at 3 to 20 documents that covers 94 to
-    96 % where documents are much alike, about 90 % where a few long or heavy-tailed ones rule the sum.
-
-    Args:
-        numerators_D, denominators_D: one value a document (D documents), each summed over its targets.
-
-    Returns:
-        The ends are NaN where documents say nothing about others: one alone, or no denominator without one.
+    96 % where documents are much alike, about 90 % where a few long or heavy-tailed ones rule the sum. The
+    ends are NaN where documents say nothing about others: one alone, or no denominator without one.
     """
     return interval_of_statistic([numerators_D, denominators_D], _ratio)
 
@@ -67,13 +62,9 @@ def interval_of_statistic(
 ) -> Interval:
     """The interval of a statistic of sums over documents: float64 [X, num columns] -> [X].
 
-    Args:
-        columns: of each a value a document, as `ratio_of_sums` takes its two.
-        statistic: NaN where a resample has none; such resamples are left out.
+    Of each column a value a document. Resamples for which the statistic is NaN are left out.
     """
     columns = [np.asarray(column, dtype=np.float64) for column in columns]
-    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1 or len(columns[0]) == 0:
-        raise ValueError("one numerator and one denominator a document are needed, for at least one document")
     sums_DC, num_documents = np.stack(columns, axis=1), len(columns[0])
     whole_1C = np.array([[column.sum() for column in columns]])
     with np.errstate(divide="ignore", invalid="ignore"):

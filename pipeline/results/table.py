@@ -17,12 +17,8 @@ def as_table(
 ) -> str:
     """Rows under their names: numbers to the right and rounded, all else to the left, SQL's null as NULL.
 
-    Args:
-        names: of the columns.
-        rows: their values, as a database returns them.
-        widest_cell: longer values are cut short, with "…"; None where none is.
-        num_left_columns: texts of the columns behind these stand to the right too, as numbers that were
-            rounded before do; None where no text does.
+    Values longer than `widest_cell` are cut, with "…"; none where None. Behind the first `num_left_columns`
+    texts stand to the right too, as numbers that were rounded before do; nowhere where None.
     """
     columns = []
     for index, name in enumerate(names):

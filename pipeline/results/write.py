@@ -9,8 +9,8 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class StageOutput:
         self, results: Path, stage: str, model: str, *,
         settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
     ) -> None:  # fmt: skip
-        """Open the output, or refuse it where it holds results of another configuration.
+        """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
             results, stage, model: the folder, and the names in its paths.
@@ -66,31 +66,24 @@ class StageOutput:
             num_shards: shards of the complete result.
             num_tasks: among how many tasks the shards are split, which is no setting and moves no number;
                 None for a run that takes whatever is missing.
-
-        Raises:
-            InputError: the folder holds results of other settings, inputs or schema, or of another number
-                of tasks; says which.
         """
         self._results, self._stage, self._model = results, stage, model
         self._num_shards, self._num_tasks = num_shards, num_tasks
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
-            "schema_version": SCHEMA_VERSION,
-            "stage": stage,
-            "settings": {**settings, "num_shards": num_shards},
-            "inputs": dict(inputs),
-        }
+            "schema_version": SCHEMA_VERSION, "stage": stage,
+            "settings": {**settings, "num_shards": num_shards}, "inputs": dict(inputs),
+        }  # fmt: skip
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
-        self._is_locked = False
         self._warned: set[str] = set()
         self._refuse_others()
 
     def _refuse_others(self) -> None:
-        held = f"{self._results} holds {self._stage} of model '{self._model}'"
         if (self._results / MANIFEST).exists():
             raise InputError(
                 f"{self._results} is an export of results ({MANIFEST}); choose another --results folder"
             )
+        held = f"{self._results} holds {self._stage} of model '{self._model}'"
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
             then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
@@ -114,20 +107,13 @@ class StageOutput:
         marks = read_marks(self._results, self._stage, self._model)
         return next((mark.num_tasks for mark in marks if mark.num_tasks is not None), None)
 
-    @contextmanager
-    def writing(self, part: str | None = None) -> Iterator[None]:
+    def writing(self, part: str | None = None) -> AbstractContextManager[None]:
         """Hold what is to be written: a second program with the same part, or with all of it, is refused.
 
         `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
         whatever is missing.
         """
-        with folder_lock(self._marks, "--results", part):
-            self._is_locked = True
-            try:
-                self._refuse_others()
-                yield
-            finally:
-                self._is_locked = False
+        return folder_lock(self._marks, "--results", part)
 
     def pending_shards(self, among: Sequence[int] | None = None) -> list[int]:
         """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
@@ -139,12 +125,11 @@ class StageOutput:
                 logger.warning("%s; the shard counts as not measured", wrong)
             if mark.num_shards == self._num_shards and not any(wrongs):
                 whole.add(mark.shard_index)
-        return [
-            shard for shard in (range(self._num_shards) if among is None else among) if shard not in whole
-        ]
+        shards = range(self._num_shards) if among is None else among
+        return [shard for shard in shards if shard not in whole]
 
     def is_done(self, among: Sequence[int] | None = None) -> bool:
-        """Whether of these shards, all where None, there is nothing to measure."""
+        """Whether of these shards, or of all, there is nothing to measure."""
         return not self.pending_shards(among)
 
     def state(self, of_shards: Sequence[int] | None = None) -> str:
@@ -167,34 +152,29 @@ class StageOutput:
         tables: Mapping[str, Mapping[str, Sequence[Any]]],
         model_facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write artefact -> column -> values of one shard, then mark the shard complete.
+        """Write artefact -> column -> values of one shard, then mark the shard complete; inside `writing`.
 
         The columns are those of `SCHEMAS`; one that may be null and is not given is null. `model_facts` are
         recorded in the files, and never compared. An InputError where another task has meanwhile written a
         shard with other settings, or another division.
         """
-        provenance = {
-            **self._made_by,
-            "git_commit": git_commit(),
-            "packages": package_versions(),
-            "model_facts": dict(model_facts or {}),
-        }
+        versions = {"git_commit": git_commit(), "packages": package_versions()}
+        provenance = {**self._made_by, **versions, "model_facts": dict(model_facts or {})}
         metadata = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
         records = {}
-        with nullcontext() if self._is_locked else self.writing(), ExitStack() as files:
+        with ExitStack() as files:
             for artefact, columns in tables.items():
                 schema = SCHEMAS[artefact].with_metadata(metadata)
                 num_rows = len(next(iter(columns.values()), ()))
                 nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
                 table = pa.Table.from_pydict(nulls | dict(columns), schema=schema)
                 path = shard_path(self._results, artefact, self._model, shard_index, self._num_shards)
-                remove_leftovers(path.parent, f".{path.name}.*.part")
+                remove_leftovers(path.parent, f"{path.name}.*")
                 temporary = files.enter_context(whole_or_absent(path))
                 pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-                record = file_record(temporary, table.num_rows)
-                records[artefact] = {"name": path.name, **record}
+                records[artefact] = {"name": path.name, **file_record(temporary, table.num_rows)}
             mark = self._marks / f"{shard_index:05d}-of-{self._num_shards:05d}.done"
             with door(self._marks, "--results"):
                 self._refuse_others()

@@ -182,7 +182,8 @@ if sys.argv[2] == "before the mark":
     write.write_json = kill
 else:
     write.pq.write_table = lambda table, path, **_: (path.write_bytes(b"half"), kill())
-output.write_shard(1, rows(2.0))
+with output.writing():
+    output.write_shard(1, rows(2.0))
 """
 
 
@@ -197,7 +198,8 @@ def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, whe
     assert killed.returncode == 128 + signal.SIGKILL
     output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
-    output.write_shard(1, rows(2.0))
+    with output.writing():
+        output.write_shard(1, rows(2.0))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
