@@ -179,10 +179,9 @@ def _measure(
 
     from pipeline.measuring.contexts import Batching
     from pipeline.models.devices import keep_freed_memory
-    from pipeline.synthetic.accuracy import position_ids_in_testing
 
     keep_freed_memory()
-    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
+    position_ids_BS = torch.from_numpy(run.config.position_ids(batch, generator, in_testing=True))
     lengths = lengths_of(batch, arguments.short_context_length)
     vocabulary = task_called(run.config.task).vocabulary
     num_examples = len(batch.token_ids_BS)

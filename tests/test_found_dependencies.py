@@ -10,8 +10,8 @@ from test_train_synthetic import train
 from pipeline import found_dependencies
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
+from pipeline.synthetic.evaluation import of_test_examples
 from pipeline.synthetic.tasks import draw_batch, task_called
-from pipeline.synthetic.train import of_test_examples
 
 SHORT_CONTEXT_LENGTH = 2
 

@@ -13,7 +13,7 @@ import torch
 from pipeline import evaluate_synthetic, train_synthetic
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact, read_settings
-from pipeline.synthetic.accuracy import Answers, position_ids_in_testing
+from pipeline.synthetic.accuracy import Answers
 from pipeline.synthetic.config import load_task_config
 from pipeline.synthetic.evaluation import test_examples as held_out_examples
 from pipeline.synthetic.tasks import ExampleBatch, draw_batch, task_called
@@ -96,7 +96,7 @@ def test_the_spread_of_coupled_ids_changes_training_and_not_testing(tmp_path: Pa
     batch = draw_batch(task_called("copy"), 5, [None] * 50, np.random.default_rng(0))
     config = find_task_run(trained, "copy").config
     assert config.spread_of_coupled_ids == "pose"
-    ids_BS = position_ids_in_testing(batch, config, np.random.default_rng(0))
+    ids_BS = config.position_ids(batch, np.random.default_rng(0), in_testing=True)
     assert batch.coupled_ids_BS is not None
     assert (ids_BS - ids_BS.min(axis=1, keepdims=True) == batch.coupled_ids_BS).all()
 
@@ -241,7 +241,7 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
     assert model.position_ids is None
     for row in found:
         batch, generator = held_out_examples(task_called(task), (row["size"], None), 20, 0)
-        ids_BS = torch.from_numpy(position_ids_in_testing(batch, run.config, generator))
+        ids_BS = torch.from_numpy(run.config.position_ids(batch, generator, in_testing=True))
         with torch.inference_mode():  # only differences of IDs are seen: another start is as good
             tokens_BS = torch.from_numpy(batch.token_ids_BS)
             logits_BV = model.token_logits(model(tokens_BS[:, :-1], ids_BS[:, :-1])[0][:, -1])

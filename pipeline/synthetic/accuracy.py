@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.models.interface import Prefix
-from pipeline.synthetic.config import TaskConfig, example_position_ids
+from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskCausalLM, TaskModel
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
@@ -24,14 +24,11 @@ def generate(
     The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
     that it was given or that was predicted for it.
 
-    Args:
-        prompt_ids_BP: the prompts, of one length.
-        position_ids_BS: int64; of the prompts alone, [B, P], where the response's are predicted.
-        num_tokens: T.
-        predict_position_ids: the response's IDs are the likeliest ones, read back too.
+    With `predict_position_ids` the response's IDs are the likeliest ones, read back too, and only the
+    prompt's need be given.
 
     Returns:
-        Tokens and position IDs of the response: two int64 [B, T].
+        Tokens and position IDs of the response: two int64 [B, T], T = `num_tokens`.
     """
     num_prompt_tokens = prompt_ids_BP.shape[1]
     tokens_B1, ids_B1 = prompt_ids_BP, position_ids_BS[:, :num_prompt_tokens]
@@ -75,21 +72,14 @@ def answers(
     """Let a model that was trained with `config` answer; `generator` draws random starts."""
     num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
-    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
+    position_ids = config.position_ids(batch, generator, in_testing=True)
+    position_ids_BS = torch.from_numpy(position_ids).to(model.device)
     given_ids = position_ids_BS[:, :num_prompt_tokens] if predicts else position_ids_BS
+    given = token_ids_BS[:, :num_prompt_tokens], given_ids
+    num_tokens = token_ids_BS.shape[1] - num_prompt_tokens
     generated = [
-        generate(
-            model,
-            tokens,
-            ids,
-            num_tokens=token_ids_BS.shape[1] - num_prompt_tokens,
-            predict_position_ids=predicts,
-        )  # fmt: skip
-        for tokens, ids in zip(
-            token_ids_BS[:, :num_prompt_tokens].split(examples_per_batch),
-            given_ids.split(examples_per_batch),
-            strict=True,
-        )
+        generate(model, *parts, num_tokens=num_tokens, predict_position_ids=predicts)
+        for parts in zip(*(of_all.split(examples_per_batch) for of_all in given), strict=True)
     ]
     tokens_BT, ids_BT = (torch.cat(parts) for parts in zip(*generated, strict=True))
     token_is_right_BT = tokens_BT == token_ids_BS[:, num_prompt_tokens:]
@@ -108,7 +98,7 @@ def excess_losses(
     less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
     """
     assert batch.log_posterior_BV is not None
-    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator))
+    position_ids_BS = torch.from_numpy(config.position_ids(batch, generator, in_testing=True))
     log_posterior_BV, excess = torch.from_numpy(batch.log_posterior_BV), []
     parts = (
         part.to(model.device).split(examples_per_batch)
@@ -131,7 +121,8 @@ def attention_on_signs(
 
     Each is a share of 1, mean over the first `num_examples`.
     """
-    position_ids_BS = torch.from_numpy(position_ids_in_testing(batch, config, generator)).to(model.device)
+    position_ids = config.position_ids(batch, generator, in_testing=True)
+    position_ids_BS = torch.from_numpy(position_ids).to(model.device)
     rows_1P = torch.arange(batch.num_prompt_tokens, device=model.device)[None]
     of_examples = []
     for example, ids_S in zip(batch.examples[:num_examples], position_ids_BS, strict=False):
@@ -142,17 +133,3 @@ def attention_on_signs(
         weights_HP = torch.cat([weights_H1P[:, 0] for weights_H1P in of_layers])
         of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
     return np.mean(of_examples, axis=0, dtype=np.float64)
-
-
-def position_ids_in_testing(
-    batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator
-) -> np.ndarray:
-    """The true position IDs of test examples, of which PPC is given the prompt's: int64 [B, S].
-
-    Of the scheme of training; contiguous where that is PoSE. Randomized positions are random here too (Ruoss
-    et al. 2023), and coupled IDs start at random: a fixed start would test a part of the table only.
-    InputError where they need more position IDs than the model was trained with.
-    """
-    scheme = "contiguous" if config.positions == "pose" else config.positions
-    shape = batch.token_ids_BS.shape
-    return example_position_ids(scheme, shape, batch.coupled_ids_BS, config.num_position_ids, generator)

@@ -69,33 +69,6 @@ def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
         )
 
 
-def example_position_ids(
-    scheme: str,
-    shape: tuple[int, ...],
-    coupled_ids_BS: np.ndarray | None,
-    num_position_ids: int,
-    generator: np.random.Generator,
-    spread_of_coupled_ids: str = "contiguous",
-) -> np.ndarray:
-    """The position IDs of examples: position_ids_BS, int64, all below `num_position_ids`.
-
-    Args:
-        scheme: one of `EXAMPLE_SCHEMES`; PoSE and randomized positions draw from all position IDs.
-        shape: (B, S).
-        coupled_ids_BS: the task's, from 0; None where it has none.
-        spread_of_coupled_ids: see `from_random_starts`; other schemes have no use for it.
-
-    InputError where an example needs more position IDs than there are.
-    """
-    if scheme in COUPLED_SCHEMES:
-        assert coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
-        return from_random_starts(coupled_ids_BS, num_position_ids, generator, spread_of_coupled_ids)
-    num_examples, num_tokens = shape
-    refuse_beyond_table(num_tokens, num_position_ids)
-    target_length = None if scheme == "contiguous" else num_position_ids
-    return position_scheme(scheme, target_length)(num_examples, num_tokens, generator)
-
-
 @dataclass
 class TaskModelConfig:
     """The trunk."""
@@ -181,6 +154,25 @@ class TaskConfig:
         sparsities = generator.integers(1, largest, num_examples, endpoint=True)
         return draw_batch(task, size, sparsities.tolist(), generator)
 
+    def position_ids(
+        self, batch: ExampleBatch, generator: np.random.Generator, *, in_testing: bool = False
+    ) -> np.ndarray:
+        """Of examples: position_ids_BS, int64, below `num_position_ids`; InputError where they need more.
+
+        PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
+        IDs are not spread. Randomized positions are random there too (Ruoss et al. 2023), and coupled IDs
+        start at random: a fixed start would test a part of the table only.
+        """
+        if self.positions in COUPLED_SCHEMES:
+            assert batch.coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
+            spread = "contiguous" if in_testing else self.spread_of_coupled_ids
+            return from_random_starts(batch.coupled_ids_BS, self.num_position_ids, generator, spread)
+        num_examples, num_tokens = batch.token_ids_BS.shape
+        refuse_beyond_table(num_tokens, self.num_position_ids)
+        is_contiguous = self.positions == "contiguous" or (in_testing and self.positions == "pose")
+        scheme, table = ("contiguous", None) if is_contiguous else (self.positions, self.num_position_ids)
+        return position_scheme(scheme, table)(num_examples, num_tokens, generator)
+
 
 ARCHITECTURES = ("gpt_neox", "olmo")
 SPREADS = ("contiguous", "pose")
@@ -228,7 +220,6 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     """
     given = read_yaml(path)
     of_tasks = given.pop("tasks", {})
-    task_called(task)
     for name in of_tasks:
         if name not in TASKS:
             raise unknown_name(f"task in {path}", name, TASKS)
@@ -269,7 +260,5 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
     sizes, generator = config.sizes, np.random.default_rng(0)
     # The smallest and the largest; and the second, as a task may have every other size only.
     for size in {*sizes[:2], sizes[-1]}:
-        batch = config.draw(size, 1, generator)
-        shape, coupled_ids = batch.token_ids_BS.shape, batch.coupled_ids_BS
-        example_position_ids(config.positions, shape, coupled_ids, config.num_position_ids, generator)
+        config.position_ids(config.draw(size, 1, generator), generator)
     return config

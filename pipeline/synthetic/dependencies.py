@@ -78,30 +78,21 @@ class SearchedExample:
         one draw is often the token that stands there, and says nothing. Under `background` the rest of the
         far context is a draw, and measurements are means over all R.
 
-        Args:
-            rules: of `FINDING_RULES`.
-            interventions: what leaving a token out means; each is taken in turn, by the rules that know it.
-            max_k: K, at most the first target's far context.
-            generator: of rules that draw.
+        The `interventions` are taken in turn, by the rules that know them; K is `max_k`, at most the first
+        target's far context; rules that draw take `generator`.
         """
         contexts = {intervention: self._context(intervention) for intervention in interventions}
         own = self._context(REMOVE)
         found = []
         for rule in map(find_rule, rules):
-            if not rule.knows_interventions:
-                found.append(Selection(rule.name, None, rule.ranking([own], max_k, generator)))
-                continue
-            for intervention in interventions:
-                if intervention in rule.interventions:
-                    context = contexts[intervention]
-                    positions_TK = rule.ranking([context], max_k, generator)
-                    of_far_tokens = _EFFECTS.get(rule.name)
-                    effects_TK = (
-                        np.take_along_axis(getattr(context, of_far_tokens), positions_TK, axis=1)
-                        if of_far_tokens
-                        else None
-                    )
-                    found.append(Selection(rule.name, intervention, positions_TK, effects_TK))
+            known = [name for name in interventions if name in rule.interventions]
+            for intervention in known if rule.knows_interventions else [None]:
+                context = own if intervention is None else contexts[intervention]
+                positions_TK, effects_TK = rule.ranking([context], max_k, generator), None
+                if rule.name in _EFFECTS:
+                    effects_TF = getattr(context, _EFFECTS[rule.name])
+                    effects_TK = np.take_along_axis(effects_TF, positions_TK, axis=1)
+                found.append(Selection(rule.name, intervention, positions_TK, effects_TK))
         return found, own.long_losses_T
 
     def _context(self, intervention: str) -> "FarContext":

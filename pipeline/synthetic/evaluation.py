@@ -71,12 +71,25 @@ def cells_of(
     ]
 
 
+TEST_STREAM = 1
+"""The spawn key of test examples; training draws have none. Results tell it among their settings."""
+
+
+def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
+    """The source of the test examples of a size, and of a k where the task has one.
+
+    No test example is drawn as in training. Lists of numbers alone would not keep the streams apart: to NumPy
+    zeros at a list's end do not count, and [0, 20, 0] is [0, 20]. A spawn key does, which NumPy sets behind
+    the list, at a place of its own.
+    """
+    numbers = [test_seed, size, sparsity or 0]
+    return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(TEST_STREAM,)))
+
+
 def test_examples(
     task: Task, cell: Cell, num_examples: int, test_seed: int
 ) -> tuple[ExampleBatch, np.random.Generator]:
     """The examples of a cell, the same for every model, and the generator that has drawn them."""
-    from pipeline.synthetic.train import of_test_examples  # late, for a --help at once
-
     size, sparsity = cell
     generator = of_test_examples(test_seed, size, sparsity)
     return draw_batch(task, size, [sparsity] * num_examples, generator), generator
@@ -147,8 +160,6 @@ class Evaluation:
             logger.info(output.state())
 
     def _output_of(self, run: "TaskRun") -> StageOutput:
-        from pipeline.synthetic.train import TEST_STREAM  # late, for a --help at once
-
         task, cells = self.task_and_cells
         settings = {
             "task": task.name,
@@ -167,8 +178,7 @@ class Evaluation:
 
 def refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]) -> None:
     """Refuse the first size or k that the task or a model's position table has no room for (InputError)."""
-    from pipeline.synthetic.accuracy import position_ids_in_testing
-    from pipeline.synthetic.config import refuse_beyond_table
+    from pipeline.synthetic.config import refuse_beyond_table  # late, for a --help at once
 
     for (name, config), (size, sparsity) in product(configs.items(), cells):
         generator = np.random.default_rng(0)
@@ -176,7 +186,7 @@ def refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]
             # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
             refuse_beyond_table(size, config.num_position_ids)
             batch = draw_batch(task_called(config.task), size, [sparsity], generator)
-            position_ids_in_testing(batch, config, generator)
+            config.position_ids(batch, generator, in_testing=True)
         except InputError as error:
             raise InputError(f"model '{name}', size {size}: {error}") from error
 

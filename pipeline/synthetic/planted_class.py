@@ -3,7 +3,7 @@
 From the sources: Theorem 4.3 asks that S* be local, within L_local <= L/4 of itself; Theorem 4.4 asks it of
 the coupled position IDs only. Our choice:
 
-- local: `LocalPlaces`; uniform: any k places; halves: `PlacesAcrossHalves`, far apart as positions and
+- local: `local_places`; uniform: any k places; halves: `places_across_halves`, far apart as positions and
   near each other once both halves of the sequence count from 0, as the operands of an addition do.
 - The keys of a relation that no training sequence has are never learnt, and nothing keeps them small: a
   bound can hold only for a class whose keys vanish there. So in the conditions of the theorems they reach
@@ -12,33 +12,31 @@ the coupled position IDs only. Our choice:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.tasks import PositionLaw, local_places, uniform_places
 
 PositionIds = tuple[int, ...]
 """The ID of each position of a sequence, in the order of the tokens."""
 
 
-@dataclass(frozen=True)
-class PlacesAcrossHalves:
-    """k places, the first ⌈k/2⌉ in the first half of the sequence, the others in its second half.
+def places_across_halves(
+    size: int, sparsity: int, generator: np.random.Generator, *, local_length: int
+) -> np.ndarray:
+    """Draw k places, the first ⌈k/2⌉ in the first half of the sequence, the others in its second half.
 
     Counted from the start of their half, all lie in one block of `local_length` places, which begins
     anywhere it fits: near each other in coupled position IDs, half a sequence apart in contiguous ones.
+    `size` is even.
     """
-
-    local_length: int
-
-    def __call__(self, size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw the block, then the places in it, of each half apart; `size` is even."""
-        half = size // 2
-        num_places = min(self.local_length, half)
-        num_in_halves = (sparsity + 1) // 2, sparsity // 2
-        first = generator.integers(0, half - num_places, endpoint=True)
-        places = [uniform_places(num_places, num, generator) for num in num_in_halves]
-        return first + np.concatenate([places[0], half + places[1]])
+    half = size // 2
+    num_places = min(local_length, half)
+    num_in_halves = (sparsity + 1) // 2, sparsity // 2
+    first = generator.integers(0, half - num_places, endpoint=True)
+    places = [uniform_places(num_places, num, generator) for num in num_in_halves]
+    return first + np.concatenate([places[0], half + places[1]])
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Condition:
         """Where S* stands."""
         if self.position_law == "uniform":
             return uniform_places
-        return (LocalPlaces if self.position_law == "local" else PlacesAcrossHalves)(lengths.local_length)
+        law = local_places if self.position_law == "local" else places_across_halves
+        return partial(law, local_length=lengths.local_length)
 
     def position_ids(self, size: int) -> PositionIds:
         """Of a sequence of this size; coupled, both halves count from 0: of 6 tokens 0 1 2 0 1 2."""

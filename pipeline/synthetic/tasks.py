@@ -18,6 +18,8 @@ from pipeline.text.planting import SignLaw
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
+Dependencies = tuple[tuple[int, ...], ...]
+"""For each target the ascending places of the tokens that decide something of it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Example:
     """int64; the prompt, then the response."""
     num_prompt_tokens: int
     """P, at least 1: the first target is predicted from the prompt's last token."""
-    dependencies: tuple[tuple[int, ...], ...]
+    dependencies: Dependencies
     """For each target, the ascending places of the tokens that decide it: its true dependency set."""
     coupled_ids_S: np.ndarray | None
     """int64, from 0: tokens with one ID belong together (position coupling). None: the task has none."""
@@ -49,15 +51,12 @@ class Example:
         """The tokens to be predicted: the response."""
         return self.token_ids_S[self.num_prompt_tokens :]
 
-    def id_dependencies(self, *, are_spread: bool) -> tuple[tuple[int, ...], ...]:
-        """For each target, the ascending places of the tokens that decide its coupled ID.
+    def id_dependencies(self, *, are_spread: bool) -> Dependencies:
+        """Of each target's coupled ID.
 
         They are the token right before it, and the prompt's tokens that it belongs with, which have that ID.
-        The latter decide nothing where the ID is always one step from the one before it: unless the IDs are
-        spread, as then it is not known how far a step is.
-
-        Args:
-            are_spread: whether random skips part the IDs (`spread_of_coupled_ids`) when they are learnt.
+        The latter decide nothing where the ID is always one step from the one before it: unless it is learnt
+        spread (`spread_of_coupled_ids`), as then it is not known how far a step is.
         """
         assert self.coupled_ids_S is not None and self.content_decides_id_T is not None
         prompt_ids_P = self.coupled_ids_S[: self.num_prompt_tokens]
@@ -89,6 +88,23 @@ def _refuse_size(task: str, size: int, least: int, unit: str, most: int | None =
         raise InputError(f"task {task}: size {size} is not possible; its size is {sizes} {unit}")
 
 
+def _place_by_place(
+    prompt: Sequence[int], response: Sequence[int], vocabulary: Vocabulary, dependencies: Dependencies
+) -> Example:
+    """A response as long as the prompt; each of its tokens has the coupled ID of the prompt's at its place.
+
+    The "=" between them has ID 0, so that every ID of the response is the one before it plus 1.
+    """
+    ids = np.arange(1, len(prompt) + 1)
+    return Example(
+        token_ids_S=np.array([*prompt, vocabulary.index("="), *response], dtype=np.int64),
+        num_prompt_tokens=len(prompt) + 1,
+        dependencies=dependencies,
+        coupled_ids_S=np.concatenate([ids, [0], ids]),
+        content_decides_id_T=(False,) * len(prompt),
+    )
+
+
 # copy
 
 NUM_LETTERS = 10
@@ -99,8 +115,7 @@ def lay_out_copy(letters: Sequence[int]) -> Example:
     """`copy`: repeat the prompt, letters given as token IDs. A long response; each token depends on one.
 
     All of it is our choice. Letters repeat, so the place to read from cannot be told by content: it must be
-    kept by position, which is what coupled IDs give. The separator has ID 0, so that every ID of the response
-    is the one before it plus 1.
+    kept by position, which is what coupled IDs give.
 
         >>> example = lay_out_copy([2, 0, 2])
         >>> example.text(COPY_VOCABULARY)
@@ -112,15 +127,8 @@ def lay_out_copy(letters: Sequence[int]) -> Example:
         >>> example.id_dependencies(are_spread=False)
         ((3,), (4,), (5,))
     """
-    size = len(letters)
-    ids = np.arange(1, size + 1)
-    return Example(
-        token_ids_S=np.array([*letters, COPY_VOCABULARY.index("="), *letters], dtype=np.int64),
-        num_prompt_tokens=size + 1,
-        dependencies=tuple((place,) for place in range(size)),
-        coupled_ids_S=np.concatenate([ids, [0], ids]),
-        content_decides_id_T=(False,) * size,
-    )
+    dependencies = tuple((place,) for place in range(len(letters)))
+    return _place_by_place(letters, letters, COPY_VOCABULARY, dependencies)
 
 
 def _draw_copy(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -208,7 +216,7 @@ def lay_out_parity_scratchpad(bits: Sequence[int]) -> Example:
     Without a scratchpad the answer depends on all bits, however many there are; with it each token depends on
     two: the partial parity before it and the next bit. Sparse, but not local: the bit is as far away as the
     prompt is long. Coupled IDs pair each step with its bit, which removes the distance. All of it is our
-    choice; the separator has ID 0, so that every ID of the response is the one before it plus 1.
+    choice.
 
         >>> example = lay_out_parity_scratchpad([1, 1, 0, 1])
         >>> example.text(SCRATCHPAD_VOCABULARY)
@@ -219,15 +227,8 @@ def lay_out_parity_scratchpad(bits: Sequence[int]) -> Example:
         ((0,), (1, 5), (2, 6), (3, 7))
     """
     size = len(bits)
-    ids = np.arange(1, size + 1)
-    tokens = [*bits, SCRATCHPAD_VOCABULARY.index("="), *(np.cumsum(bits) % 2)]
-    return Example(
-        token_ids_S=np.array(tokens, dtype=np.int64),
-        num_prompt_tokens=size + 1,
-        dependencies=((0,), *((step, size + step) for step in range(1, size))),
-        coupled_ids_S=np.concatenate([ids, [0], ids]),
-        content_decides_id_T=(False,) * size,
-    )
+    dependencies = ((0,), *((step, size + step) for step in range(1, size)))
+    return _place_by_place(bits, (np.cumsum(bits) % 2).tolist(), SCRATCHPAD_VOCABULARY, dependencies)
 
 
 def _draw_parity_scratchpad(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -375,39 +376,16 @@ def uniform_places(size: int, sparsity: int, generator: np.random.Generator) -> 
     return np.sort(generator.choice(size, sparsity, replace=False))
 
 
-@dataclass(frozen=True)
-class LocalPlaces:
-    """k places within a block of `local_length` positions; the block begins anywhere it fits."""
-
-    local_length: int
-
-    def __call__(self, size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw the block, then the places in it."""
-        num_places = min(self.local_length, size)
-        first = generator.integers(0, size - num_places, endpoint=True)
-        return first + uniform_places(num_places, sparsity, generator)
+def local_places(
+    size: int, sparsity: int, generator: np.random.Generator, *, local_length: int = DEFAULT_LOCAL_LENGTH
+) -> np.ndarray:
+    """Draw k places within a block of `local_length` positions; the block begins anywhere it fits."""
+    num_places = min(local_length, size)
+    first = generator.integers(0, size - num_places, endpoint=True)
+    return first + uniform_places(num_places, sparsity, generator)
 
 
 def lay_out_planted(noise_and_signals: Sequence[int], planted: Sequence[int]) -> Example:
-    """The example of these token IDs, of which those at the places `planted` decide the answer, by parity.
-
-    >>> example = lay_out_planted([2, 7, 0, 9, 1, 2], planted=[2, 4])
-    >>> example.text(PLANTED_VOCABULARY)
-    'a f 0 h 1 a = | 1'
-    >>> example.dependencies
-    ((2, 4),)
-    """
-    answer = sum(noise_and_signals[place] for place in planted) % 2
-    return Example(
-        token_ids_S=np.array([*noise_and_signals, PLANTED_VOCABULARY.index("="), answer], dtype=np.int64),
-        num_prompt_tokens=len(noise_and_signals) + 1,
-        dependencies=(tuple(planted),),
-        coupled_ids_S=None,
-    )
-
-
-@dataclass(frozen=True)
-class PlantedCorrelation:
     """`planted_correlation`: k tokens, planted anywhere among noise, decide the answer.
 
     From the sources (Definition 3.2, the k-sparse planted correlation): draw a set S* of k positions from a
@@ -419,17 +397,31 @@ class PlantedCorrelation:
     over the k-subsets of a block of L_local positions, itself drawn uniformly. Z is uniform over two signal
     tokens, "0" and "1", mu over eight noise tokens, so that what is planted can be told from noise; g* is
     parity. The task of this name has the local law with L_local = 16. The answer is asked for by "=".
+
+        >>> example = lay_out_planted([2, 7, 0, 9, 1, 2], planted=[2, 4])
+        >>> example.text(PLANTED_VOCABULARY)
+        'a f 0 h 1 a = | 1'
+        >>> example.dependencies
+        ((2, 4),)
     """
+    answer = sum(noise_and_signals[place] for place in planted) % 2
+    return Example(
+        token_ids_S=np.array([*noise_and_signals, PLANTED_VOCABULARY.index("="), answer], dtype=np.int64),
+        num_prompt_tokens=len(noise_and_signals) + 1,
+        dependencies=(tuple(planted),),
+        coupled_ids_S=None,
+    )
 
-    position_law: PositionLaw = LocalPlaces(DEFAULT_LOCAL_LENGTH)
 
-    def draw(self, size: int, sparsity: int, generator: np.random.Generator) -> Example:
-        """An example with `size` tokens before "=", `sparsity` = k of them planted."""
-        noise = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
-        tokens = generator.choice(len(noise), size, p=noise)
-        planted = self.position_law(size, sparsity, generator)
-        tokens[planted] = generator.integers(0, NUM_SIGNALS, sparsity)
-        return lay_out_planted(tokens.tolist(), planted.tolist())
+def draw_planted(
+    size: int, sparsity: int, generator: np.random.Generator, *, position_law: PositionLaw = local_places
+) -> Example:
+    """An example with `size` tokens before "=", `sparsity` = k of them planted."""
+    noise = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
+    tokens = generator.choice(len(noise), size, p=noise)
+    planted = position_law(size, sparsity, generator)
+    tokens[planted] = generator.integers(0, NUM_SIGNALS, sparsity)
+    return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
 # signs_1, signs_2, signs_4, each also local, signs_8_weak, signs_32_weak, signs_growing
@@ -561,7 +553,7 @@ TASKS: dict[str, Task] = {
         Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
         Task("sparse_parity", PARITY_VOCABULARY, _draw_sparse_parity, lambda size: size // 2),
         Task(
-            "planted_correlation", PLANTED_VOCABULARY, PlantedCorrelation().draw,
+            "planted_correlation", PLANTED_VOCABULARY, draw_planted,
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),
         ),
         *(

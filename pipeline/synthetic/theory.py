@@ -28,7 +28,7 @@ from torch import nn
 
 from pipeline.cli import InputError
 from pipeline.synthetic.planted_class import Condition, Lengths, PositionIds
-from pipeline.synthetic.tasks import PLANTED_VOCABULARY, PlantedCorrelation
+from pipeline.synthetic.tasks import PLANTED_VOCABULARY, draw_planted
 
 
 @lru_cache(maxsize=64)
@@ -143,8 +143,8 @@ def draw_sequences(
     generator: np.random.Generator,
 ) -> Sequences:  # fmt: skip
     """`num_sequences` of `size` tokens, k of them planted where the condition's law says."""
-    task = PlantedCorrelation(position_law=condition.law(lengths))
-    examples = [task.draw(size, sparsity, generator) for _ in range(num_sequences)]
+    law = condition.law(lengths)
+    examples = [draw_planted(size, sparsity, generator, position_law=law) for _ in range(num_sequences)]
     tokens_and_answers = np.stack([example.token_ids_S for example in examples])
     return Sequences(
         token_ids_BS=torch.from_numpy(tokens_and_answers[:, :size]),

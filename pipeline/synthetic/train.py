@@ -1,9 +1,5 @@
 """The training of a model of a synthetic task on one device, and the run that it leaves.
 
-Random numbers have a stream a purpose, so that no test example is drawn as in training. Lists of numbers
-alone do not keep streams apart: to NumPy zeros at a list's end do not count, and [0, 20, 0] is [0, 20]. A
-spawn key does, which NumPy sets behind the list, at a place of its own.
-
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T, D width.
 """
 
@@ -25,56 +21,20 @@ from pipeline.results.files import read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
-from pipeline.synthetic.config import TaskConfig, example_position_ids, read_task_config
+from pipeline.synthetic.config import TaskConfig, read_task_config
 from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
 from pipeline.training.loop import StopRequest, TrainingLoop
 
-TEST_STREAM = 1
-"""The spawn key of test examples; training draws have none. Results tell it among their settings."""
-_OF_MEASURING = 0  # in place of a step; steps are counted from 1
-
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
-    """The source of a step's examples, which seed and step alone decide: nothing else is needed to resume."""
-    return np.random.default_rng([seed, step])
+    """The source of a step's examples, which seed and step alone decide: nothing else is needed to resume.
 
-
-def of_measuring_in_training(seed: int) -> np.random.Generator:
-    """The source of the examples that a training run measures itself by, the same each time."""
-    return np.random.default_rng([seed, _OF_MEASURING])
-
-
-def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
-    """The source of the test examples of a size, and of a k where the task has one."""
-    numbers = [test_seed, size, sparsity or 0]
-    return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(TEST_STREAM,)))
-
-
-def response_losses(
-    model: TaskModel,
-    token_ids_BS: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    num_prompt_tokens: int,
-    *,
-    with_position_ids: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Mean cross-entropy of the response's tokens and of its position IDs, nats; their sum is PPC's loss.
-
-    Tokens and IDs are given (teacher forcing); the token at place p is predicted, ID and all, from p - 1.
-
-    Args:
-        with_position_ids: the second loss is wanted; None without.
+    Steps are counted from 1; of step 0 are the examples that a run measures itself by, the same each time.
     """
-    hidden_BSD, _ = model(token_ids_BS[:, :-1], position_ids_BS[:, :-1])
-    hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
-    token_loss = _mean_loss(model.token_logits(hidden_BTD), token_ids_BS[:, num_prompt_tokens:])
-    if not with_position_ids:
-        return token_loss, None
-    position_logits = model.position_logits(hidden_BTD)
-    return token_loss, _mean_loss(position_logits, position_ids_BS[:, num_prompt_tokens:])
+    return np.random.default_rng([seed, step])
 
 
 def _mean_loss(logits_BTC: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
@@ -270,8 +230,7 @@ class TaskTrainer(TrainingLoop):
         """
         self._model.eval()
         config = self._config
-        generator = of_measuring_in_training(config.seed)
-        sizes = config.sizes
+        generator, sizes = of_training_step(config.seed, 0), config.sizes
         num_examples = -(-config.eval_num_examples // len(sizes))
         is_right, excess = [], []
         for size in sizes:
@@ -292,7 +251,12 @@ class TaskTrainer(TrainingLoop):
         return f"loss {metrics['loss']:.3f} nats{in_words}"
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
-        token_loss, position_id_loss = self._accumulate_gradients(step)
+        parts, totals = self._parts_of(step), torch.zeros(2, device=self._device)
+        for part in parts:
+            losses = self._losses(*part)
+            (losses.sum() / len(parts)).backward()
+            totals += losses.detach() / len(parts)
+        token_loss, position_id_loss = totals.tolist()
         max_norm = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
@@ -304,35 +268,30 @@ class TaskTrainer(TrainingLoop):
             metrics["position_id_loss"] = position_id_loss
         return metrics, self._stop_request.signal_name is not None
 
-    def _accumulate_gradients(self, step: int) -> tuple[float, float]:
-        """Backward over the step's examples; their mean losses of tokens and position IDs, nats."""
-        parts = self._parts_of(step)
-        totals = torch.zeros(2, device=self._device)
-        for batch, position_ids_BS in parts:
-            token_loss, position_id_loss = response_losses(
-                self._model,
-                torch.from_numpy(batch.token_ids_BS).to(self._device),
-                torch.from_numpy(position_ids_BS).to(self._device),
-                batch.num_prompt_tokens,
-                with_position_ids=self._config.positions == "predicted",
-            )
-            if position_id_loss is None:
-                position_id_loss = torch.zeros_like(token_loss)
-            ((token_loss + position_id_loss) / len(parts)).backward()
-            totals += torch.stack((token_loss, position_id_loss)).detach() / len(parts)
-        token_loss_nats, position_id_loss_nats = totals.tolist()
-        return token_loss_nats, position_id_loss_nats
+    def _losses(self, batch: ExampleBatch, position_ids: np.ndarray) -> torch.Tensor:
+        """Mean cross-entropy of the response's tokens and of its position IDs, nats; PPC's loss is their sum.
+
+        Tokens and IDs are given (teacher forcing); the token at place p is predicted, ID and all, from p - 1.
+        The second is 0 where IDs are not predicted.
+        """
+        num_prompt_tokens = batch.num_prompt_tokens
+        token_ids_BS, position_ids_BS = (
+            torch.from_numpy(ids).to(self._device) for ids in (batch.token_ids_BS, position_ids)
+        )
+        hidden_BSD, _ = self._model(token_ids_BS[:, :-1], position_ids_BS[:, :-1])
+        hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
+        of_tokens = _mean_loss(self._model.token_logits(hidden_BTD), token_ids_BS[:, num_prompt_tokens:])
+        if self._config.positions != "predicted":
+            return torch.stack((of_tokens, torch.zeros_like(of_tokens)))
+        position_logits = self._model.position_logits(hidden_BTD)
+        return torch.stack((of_tokens, _mean_loss(position_logits, position_ids_BS[:, num_prompt_tokens:])))
 
     def _draw(self, step: int) -> list[Part]:
         config, generator = self._config, of_training_step(self._config.seed, step)
         num_examples, parts = config.batch_size // config.sizes_per_step, []
         for _ in range(config.sizes_per_step):
             batch = config.draw(int(generator.choice(config.sizes)), num_examples, generator)
-            position_ids_BS = example_position_ids(
-                config.positions, batch.token_ids_BS.shape, batch.coupled_ids_BS, config.num_position_ids,
-                generator, config.spread_of_coupled_ids,
-            )  # fmt: skip
-            parts.append((batch, position_ids_BS))
+            parts.append((batch, config.position_ids(batch, generator)))
         return parts
 
     def _save(self) -> None:

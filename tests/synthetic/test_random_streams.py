@@ -6,11 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipeline.synthetic.train import of_measuring_in_training, of_test_examples, of_training_step
-
-
-def test_a_list_alone_does_not_tell_streams_apart() -> None:
-    assert np.random.default_rng([0, 20, 0]).random() == np.random.default_rng([0, 20]).random()
+from pipeline.synthetic.evaluation import of_test_examples
+from pipeline.synthetic.train import of_training_step
 
 
 def states(streams: Iterable[np.random.Generator]) -> set[str]:
@@ -21,7 +18,6 @@ def states(streams: Iterable[np.random.Generator]) -> set[str]:
 def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
     numbers = (1, 2, 20)
     tests = states(of_test_examples(seed, *cell) for seed, *cell in product(seeds, numbers, (None, *numbers)))
-    training = states(of_training_step(seed, step) for seed, step in product(seeds, numbers))
-    measuring = states(of_measuring_in_training(seed) for seed in seeds)
-    assert (len(tests), len(training), len(measuring)) == (12 * len(seeds), 3 * len(seeds), len(seeds))
-    assert len(tests | training | measuring) == 16 * len(seeds)
+    training = states(of_training_step(seed, step) for seed, step in product(seeds, (0, *numbers)))
+    assert (len(tests), len(training)) == (12 * len(seeds), 4 * len(seeds))
+    assert len(tests | training) == 16 * len(seeds)

@@ -4,14 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.synthetic.planted_class import CONDITIONS, Lengths, PlacesAcrossHalves
-from pipeline.synthetic.tasks import LocalPlaces, PositionLaw, uniform_places
+from pipeline.synthetic.planted_class import CONDITIONS, Lengths, places_across_halves
+from pipeline.synthetic.tasks import PositionLaw, local_places, uniform_places
 from pipeline.synthetic.theory import (
     VOCABULARY_SIZE,
     SparseFunctionalAttention,
@@ -115,11 +116,11 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
     ("law", "size", "probabilities"),
     [
         # Blocks 012 and 123, a half each; three pairs in each, a third each. 1 2 is in both.
-        (LocalPlaces(3), 4, {(0, 1): 1, (0, 2): 1, (1, 2): 2, (1, 3): 1, (2, 3): 1}),
+        (partial(local_places, local_length=3), 4, {(0, 1): 1, (0, 2): 1, (1, 2): 2, (1, 3): 1, (2, 3): 1}),
         (uniform_places, 4, {(0, 1): 1, (0, 2): 1, (0, 3): 1, (1, 2): 1, (1, 3): 1, (2, 3): 1}),
         # Halves 012 and 345; blocks of two places begin at 0 or 1; four pairs in each. 1 4 is in both.
         (
-            PlacesAcrossHalves(2),
+            partial(places_across_halves, local_length=2),
             6,
             {(0, 3): 1, (0, 4): 1, (1, 3): 1, (1, 4): 2, (1, 5): 1, (2, 4): 1, (2, 5): 1},
         ),
@@ -141,7 +142,7 @@ def test_places_across_halves_are_far_apart_but_near_in_coupled_ids() -> None:
     generator, ids = np.random.default_rng(0), np.array(CONDITIONS["halves_coupled"].position_ids(64))
     assert ids[[0, 31, 32, 63]].tolist() == [0, 31, 0, 31]
     for _ in range(200):
-        places = PlacesAcrossHalves(4)(64, 3, generator)
+        places = places_across_halves(64, 3, generator, local_length=4)
         assert places.tolist() == sorted(set(places.tolist())) and (places < 32).sum() == 2
         assert np.ptp(ids[places]) < 4 and np.ptp(places) > 32 - 4
 
